@@ -103,7 +103,9 @@ def pack(folder: Path) -> int:
             return files[name].read_bytes() if name in files else _member(archive, name)
 
         replace(archive, _zipped({*files, *before}, read))
-        _sync(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
         verify(folder)
     for file in files.values():
         file.unlink()
@@ -188,14 +190,6 @@ def _opened(archive: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(archive)
     except (OSError, zipfile.BadZipFile) as error:
         raise BrokenArchive(f"cannot read {archive}: {one_line(error)}") from None
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -63,6 +63,15 @@ class JournalFull(HarnessError):
     """A record could not be written; the file is as it was before."""
 
 
+@contextlib.contextmanager
+def explained(what: str, note: str = "", error: type[HarnessError] = UsageError) -> Iterator[None]:
+    """Raises an error of one line in place of an OSError: `what`, the system's reason, and the note."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"{what}: {reason.strerror}{note}") from None
+
+
 @dataclass
 class JsonLines(Generic[Kind]):
     """A file of JSON records, one in each line. A last line that a kill cut off is no record."""
@@ -76,17 +85,13 @@ class JsonLines(Generic[Kind]):
 
     def append(self, *lines: str) -> None:
         """Appends all of the lines or none; they are on the disk when this returns. Raises JournalFull."""
-        try:
+        with explained(f"cannot write to {self.path}", error=JournalFull):
             append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
-        except OSError as error:
-            raise JournalFull(f"cannot write to {self.path}: {error.strerror}") from None
 
     def records(self) -> Iterator[Kind]:
         """The records in their order. Raises UsageError, which names the line, where one cannot be read."""
-        try:
+        with explained(f"cannot read {self.path}"):
             data = self.read(self.path)
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         for number, line in enumerate(data[: whole_lines(data)].splitlines(), 1):
             try:
                 yield self.parse(line)
@@ -101,9 +106,8 @@ def read_toml(path: Path) -> JsonObject:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        with explained(f"cannot read {path}"):
+            return tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:  # invalid TOML, or bytes that are no UTF-8
         raise UsageError(f"cannot read {path}: {error}") from None
 
@@ -133,23 +137,19 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
         path = Path(target)
         if target == "-" or path.is_fifo():
             continue
-        try:
+        with explained(f"cannot write {target}"):
             is_new = not path.exists()
             path.open("a").close()
             if is_new:
                 path.unlink()
-        except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror}") from None
 
 
 def require_writable_folder(folder: Path, note: str = "") -> None:
     """Makes the folder if there is none. Raises UsageError, whose message ends with the note, if nothing can
     be written in it."""
-    try:
+    with explained(f"cannot write to {folder}", note):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}{note}") from None
 
 
 def write(target: str, text: str, note: str = "") -> None:
@@ -158,7 +158,5 @@ def write(target: str, text: str, note: str = "") -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    try:
+    with explained(f"cannot write {target}", note):
         Path(target).write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}{note}") from None

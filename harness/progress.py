@@ -78,15 +78,11 @@ class Progress:
 
     def _draw(self) -> None:
         """Draws the line. The text of the case is cut if the line is wider than the terminal."""
-        if not self.what:
-            return
-        end = f"  {self.stage}{self.made}; {self._left()}" if self.stage else f"  {self._left()}"
-        room = max(len("[1/2] ..."), self._columns() - len(end) - 1)
-        cut = self.what if len(self.what) <= room else self.what[: room - 3] + "..."
-        self.clear()
-        print(cut + end, end="", file=self.file, flush=True)
-
-    def _columns(self) -> int:
         from rich.console import Console
 
-        return Console(file=self.file).width
+        if self.what:
+            end = f"  {self.stage}{self.made}; {self._left()}" if self.stage else f"  {self._left()}"
+            room = max(len("[1/2] ..."), Console(file=self.file).width - len(end) - 1)
+            cut = self.what if len(self.what) <= room else self.what[: room - 3] + "..."
+            self.clear()
+            print(cut + end, end="", file=self.file, flush=True)

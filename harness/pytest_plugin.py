@@ -3,9 +3,9 @@
     def test_mine(kernel_benchmark):
         kernel_benchmark("mla_decode", my_kernel, case="batch=16 ctx=4096 heads=16")
 
-The kernel is checked against the op's reference, timed in turns as `run` times it, by the device's own timer,
-and checked again; a wrong one fails its test. What pytest-benchmark saves, compares and plots are seconds per
-call on the device: the clock that it reads is one that each sample advances by so much.
+The kernel is checked against the op's reference, timed in samples by the device's own timer, as `run` times
+it, and checked again; a wrong kernel fails its test. What pytest-benchmark saves, compares and plots is
+seconds per call on the device: it reads a clock that each sample advances by that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 20
 
 
 class DeviceClock:
-    """Stands where samples have moved it to, in seconds."""
+    """A clock that only samples advance, in seconds."""
 
     now = 0.0
 
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives pytest-benchmark's fixture our clock, which it takes from a test's first marker."""
+    """Gives pytest-benchmark's fixture the device clock, which it takes from a test's first marker."""
     for item in items:
         if "kernel_benchmark" in getattr(item, "fixturenames", ()):
             own = item.get_closest_marker("benchmark")
@@ -60,10 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kernel_benchmark(
     benchmark: BenchmarkFixture, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., JsonObject]]:
-    """Call it with an op, a kernel and a case; it returns what the record would hold beside the times.
+    """A function of an op, a kernel and a case, which returns what a record would hold beside the times.
 
-    kernel: the name of one of the suite's implementations, which gets a process of its own; or a function of
-            (operands, out) that fills `out` or returns the output, measured in this one; or an Implementation
+    kernel: the name of one of the suite's implementations, which is measured in a process of its own; or an
+            Implementation, or a function of (operands, out) that fills `out` or returns the output, which are
+            measured in this process
     """
     from harness.errors import HarnessError
     from harness.machine.device import choose_device
@@ -73,13 +74,13 @@ def kernel_benchmark(
     options = request.config.option
     try:
         device = choose_device(options.kernel_device)
-    except HarnessError as error:  # pytest.fail would print this one, too
+    except HarnessError as error:  # pytest.fail would print this exception, too
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         benchmarks = KernelBenchmarks(device, options.kernel_cache, options.kernel_launch, Path(scratch))
 
         def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **case: str) -> JsonObject:
-            """case: `case`, `boundary`, `cache`, `launch`, as `run` takes them."""
+            """case: the options `case`, `boundary`, `cache` and `launch` of `run`"""
             __tracebackhide__ = True
             try:
                 measured = benchmarks.benchmark(op, kernel, **case)
@@ -94,7 +95,9 @@ def kernel_benchmark(
                     clock.now += measured.sample()
 
                 benchmark.pedantic(sample, rounds=rounds, iterations=1, warmup_rounds=1)
-                benchmark.has_error = True  # until the last check: pytest-benchmark keeps no such time
+                # Until the last check has passed: pytest-benchmark keeps no time of a benchmark with an
+                # error.
+                benchmark.has_error = True
                 measured.end()
                 _accept(measured)
                 benchmark.has_error = False

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.serving.published.documents import Configuration, PublishedDocument, documents
+from harness.serving.published_documents import Configuration, PublishedDocument, documents
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 

@@ -47,27 +47,25 @@ def cli() -> None:
 
 def main() -> int:
     """Runs the command and returns the exit code. A user's mistake is one line on stderr."""
+    code = USAGE
     try:
         cli(standalone_mode=False)
-    except HarnessError as error:
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
-    except (PluginError, StoredError) as error:
-        click.echo(f"error: {error}", err=True)
-        return USAGE
+        return 0
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        return STOPPED
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.ClickException as error:
         text = " ".join(error.format_message().split())  # Click lists choices over lines
-        click.echo(f"error: {text}", err=True)
-        return USAGE
+    except HarnessError as error:
+        text, code = str(error), error.exit_code
+    except (PluginError, StoredError) as error:
+        text = str(error)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        click.echo(f"error: cannot write: {error.strerror}", err=True)
-        return USAGE
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped", err=True)
-        return STOPPED
-    return 0
+        text = f"cannot write: {error.strerror}"
+    click.echo(f"error: {text}", err=True)
+    return code

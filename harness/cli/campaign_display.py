@@ -31,7 +31,7 @@ from harness.report.terminal import plain
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
-from harness.run.session import Outcome
+from harness.run.execute import Outcome
 from kernels.platform import Platform, named
 from shapes.case import Case
 

@@ -1,8 +1,10 @@
-"""`python -m harness check`: one implementation on one case, right or wrong, and where and how."""
+"""`python -m harness check`: whether one implementation is right on one case, and where and how it is
+wrong."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
 @gathered("harness.run.check:CheckRequest")
 @click.option("--op", required=True, help="The op.")
 @click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="The case, one.")
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.")
 @click.option("--boundary", help="What the call covers: core (default), with_quant, with_routing.")
 @target_device
 @click.option(
     "--cache",
     type=click.Choice(["serving", "cold", "warm"]),
-    help="Over which sets of operands calls rotate, as of a run (default: serving).",
+    help="Which sets of operands the calls rotate over, as in `run` (default: serving).",
 )
 @click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
-@click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the worker.")
+@click.option("--set", multiple=True, metavar="NAME=VALUE", help="An environment variable of the worker.")
 @click.option("--config", metavar='"NAME=V ..."', help="Configuration of a tunable implementation.")
 @click.option(
     "--save",
@@ -35,26 +37,22 @@ if TYPE_CHECKING:
     help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; and check.json, "
     "with those rows and the seeds of the operands.",
 )
-@click.option("--seed", type=int, help="Of operands (default: 0).")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads, as of a run.")
-@seconds_option("--prepare-timeout", "900s", "To prepare it.", show_default=True)
-@seconds_option("--call-timeout", "120s", "For one request.", show_default=True)
+@click.option("--seed", type=int, help="The seed of operands (default: 0).")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads, as in `run`.")
+@seconds_option(
+    "--prepare-timeout", "900s", "The most time to prepare the implementation.", show_default=True
+)
+@seconds_option("--call-timeout", "120s", "The most time for one request to the worker.", show_default=True)
 def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
     from harness.run.check import check as checked
 
-    def say(stage: str) -> None:
-        click.echo(stage, err=True)
-
     with interruptible(""):
-        found = checked(request, say)
-    click.echo(f"{found.case.key}: {found.name} is {_word(found.status)}")
+        found = checked(request, partial(click.echo, err=True))
+    word = "right" if found.status in ("ok", "checked") else found.status
+    click.echo(f"{found.case.key}: {found.name} is {word}")
     if found.reason:
         click.echo(found.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
     sys.exit(found.exit_code)
-
-
-def _word(status: str) -> str:
-    return "right" if status in ("ok", "checked") else status

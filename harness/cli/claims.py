@@ -16,13 +16,14 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     import json
     from dataclasses import asdict
 
+    from harness.catalogue.published import CLAIMS, read
     from harness.files import write
-    from harness.paths import RESULTS
+    from harness.paths import PUBLISHED, RESULTS
     from harness.report.comparison_table import claims_table
-    from harness.results.claims import examine, read, recorded_cells
+    from harness.results.claims import examine, recorded_cells
     from kernels.platform import detect
 
-    document, machine = read(), detect()
+    document, machine = read(PUBLISHED / CLAIMS), detect()
     cells = [cell for run in runs or [str(RESULTS)] for cell in recorded_cells(run)]
     tests = examine(document, machine, cells)
     if json_to:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-
-if TYPE_CHECKING:
-    from harness.run.request import Request
+from harness.run.request import Request
 
 
 @click.command()
@@ -30,25 +28,17 @@ def compare(
     """Show what became faster or slower between two recorded runs, or between two revisions of this
     repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
     if revisions and not runs:
-        with interruptible(RECORDED):
-            sys.exit(measure_revisions(request, revisions))
+        from harness.cli.run_display import RunDisplay
+        from harness.plan.settings import revision_settings
+        from harness.run.execute import run
+
+        # The kernels of each revision are a setting.
+        request = replace(request, settings=revision_settings(revisions))
+        with interruptible(RECORDED), RunDisplay(request) as display:
+            sys.exit(run(request, display))
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     sys.exit(compare_runs(runs[0], runs[1], force, markdown))
-
-
-def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
-    """A run in which the kernels of each revision are a setting. Returns the exit code. Raises UsageError for
-    a revision that git does not know."""
-    from dataclasses import replace
-
-    from harness.cli.run_display import RunDisplay
-    from harness.plan.revisions import settings
-    from harness.run.execute import run
-
-    request = replace(request, settings=settings(revisions))
-    with RunDisplay(request) as display:
-        return run(request, display)
 
 
 def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:

@@ -36,7 +36,7 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
     from harness.machine.device import choose_device
     from harness.machine.monitor import monitor_for
     from harness.report.doctor_text import doctor_text
-    from harness.run.device_lock import device_lock
+    from harness.run.device import device_lock
     from harness.workers.process import worker_pids
 
     platform = choose_device(device)

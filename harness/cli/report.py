@@ -45,6 +45,7 @@ def report(
         raise click.UsageError("--chart is for --svg and --png; a page has all")
     from harness.files import require_writable, require_writable_folder, write
     from harness.page.assemble import assemble, inputs
+    from harness.page.html import html, pictures
 
     known = inputs(runs)
     folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
@@ -53,14 +54,10 @@ def report(
     if not folders:
         require_writable(output, None)
     page = assemble(known, title)
+    for folder, is_png in folders:
+        click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:
-        from harness.page.html import pictures
-
-        for folder, is_png in folders:
-            click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
         return
-    from harness.page.html import html
-
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     write(output, html(page, f"{at}, from {', '.join(runs)}"))
     if output != "-":

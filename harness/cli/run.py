@@ -1,17 +1,15 @@
-"""`python -m harness run`: implementations of an op checked, timed and ranked."""
+"""`python -m harness run`: checks, times and ranks the implementations of an op. How a run goes on from
+here is told at the head of harness/run/execute.py."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-
-if TYPE_CHECKING:
-    from harness.run.request import Request
+from harness.run.request import Request
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Tables, notes and progress of a run, printed in the terminal: `run`, `toggle`, `compare`, `tune`."""
+"""What `run`, `toggle`, `compare` and `tune` print in the terminal: tables, notes and progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from typing_extensions import Self
 
+    from harness.run.execute import Outcome
     from harness.run.request import Request
-    from harness.run.session import Outcome
 
 
 class TerminalDisplay:
-    """Prints above the line of progress, which is gone when the context ends."""
+    """Prints text above the line of progress, which is removed when the context ends."""
 
     def __init__(self, quiet: bool, file: TextIO) -> None:
         self.progress = Progress(quiet)
@@ -39,7 +39,7 @@ class TerminalDisplay:
         self.progress.clear()
 
     def log(self, line: str) -> None:
-        """A line about what will be measured, before anything is."""
+        """Prints a line before anything is measured."""
         self.progress.note(line)
 
     def print(self, what: RenderableType) -> None:
@@ -49,33 +49,33 @@ class TerminalDisplay:
 
 
 class RunDisplay(TerminalDisplay):
-    """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout;
-    nothing is printed where the request is quiet."""
+    """A `harness.run.execute.Display`. Tables go to stdout, or to stderr where JSON or CSV goes to stdout.
+    Nothing is printed for a quiet request."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request.quiet, sys.stderr if "-" in (request.json, request.csv) else sys.stdout)
         self.published = figures() if request.published else []
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """The table of a finished case."""
-        settings = run.contrast == "settings"
+        """Prints the table of a finished case."""
         self.print("")
-        self.print(
-            setting_table.case_table(records, run) if settings else case_table.case_table(records, run)
-        )
+        if run.contrast == "settings":
+            self.print(setting_table.case_table(records, run))
+        else:
+            self.print(case_table.case_table(records, run))
         if (figures := case_table.published(self.published, case)) is not None:
             self.print(figures)
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """What the settings come to, what was measured, and what the budget did not reach."""
+        """Prints a conclusion on the settings, what was measured, and what the budget did not reach."""
         if run.contrast == "settings":
             self.print(setting_table.conclusion(outcome.records, run))
         self.print(end_text(outcome))
 
 
 class RaceTables(TerminalDisplay):
-    """A `harness.tune.race.RaceDisplay`: tables on stdout, progress and log on stderr."""
+    """A `harness.tune.race.RaceDisplay`. Tables go to stdout, progress and log to stderr."""
 
     def __init__(self) -> None:
         super().__init__(quiet=False, file=sys.stdout)
@@ -98,8 +98,8 @@ class RaceTables(TerminalDisplay):
 
 
 def end_text(outcome: Outcome) -> str:
-    """How many cases were measured and in what time, where that is recorded, what the budget did not reach,
-    and how far the devices lie apart where there are several."""
+    """The text at the end of a run: how many cases were measured in what time, where they are recorded,
+    what the budget did not reach, and how much several devices differ."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
     phases = Counter({"starting and ceilings": outcome.before_s})
@@ -119,5 +119,5 @@ def end_text(outcome: Outcome) -> str:
 
 
 def print_note(line: str) -> None:
-    """A note on stderr about what was asked for."""
+    """Prints a note about the request on stderr."""
     print(f"note: {line}", file=sys.stderr)

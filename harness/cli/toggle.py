@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-
-if TYPE_CHECKING:
-    from harness.run.request import Request
-    from kernels.platform import Platform
+from harness.run.request import Request
+from kernels.platform import Platform
 
 
 @click.command()
@@ -37,30 +36,20 @@ if TYPE_CHECKING:
 @click.option("--leave-one-out", is_flag=True, help="The recipe without each of its variables in turn.")
 @click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
 @measuring
-def toggle(
-    request: Request,
-    flag_texts: tuple[str, ...],
-    design: str,
-    recipe: str | None,
-    leave_one_out: bool,
-    force: bool,
-) -> None:
+def toggle(request: Request, **options: Any) -> None:  # click passes untyped values
     """Show what environment flags do to each implementation, and whether they changed which kernels ran.
     `list flags` says what each flag acts on."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.run.execute import run
 
-    request_of = toggle_request(request, flag_texts, design, recipe, leave_one_out, force)
-    with interruptible(RECORDED):
+    request_of = toggle_request(request, **options)
+    with interruptible(RECORDED), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 
-            with RunDisplay(request) as display:
-                sys.exit(run_on_cluster(request, request_of, display))
-        request = request_of(choose_device(request.device))
-        with RunDisplay(request) as display:
-            sys.exit(run(request, display))
+            sys.exit(run_on_cluster(request, request_of, display))
+        sys.exit(run(request_of(choose_device(request.device)), display))
 
 
 def toggle_request(
@@ -73,26 +62,17 @@ def toggle_request(
     **_: object,
 ) -> Callable[[Platform], Request]:
     """Returns a function that makes the request for a platform from the options of the command."""
-    from dataclasses import replace
-
     from harness.cli.run_display import print_note
     from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
 
     request = replace(request, margin=MARGIN)
+    toggled = ToggleRequest(
+        request.op, request.launch, flag_texts, request.set, design, recipe, leave_one_out, force
+    )
 
     def request_of(platform: Platform) -> Request:
         if request.resume:
             return request
-        toggled = ToggleRequest(
-            op=request.op,
-            launch=request.launch,
-            flags=flag_texts,
-            common=request.set,
-            design=design,
-            recipe=recipe,
-            leave_one_out=leave_one_out,
-            force=force,
-        )
         plan = plan_toggle(toggled, platform, print_note)
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])

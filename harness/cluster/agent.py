@@ -26,8 +26,8 @@ from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
+from harness.run.case import CaseMeasurer
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
-from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
 from harness.tune.race import racing, target_here
 from harness.workers.environment import worker_threads

@@ -22,11 +22,10 @@ from harness.results.effects import regressions
 from harness.results.journal import Journal
 from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
-from harness.run.execute import Display, exit_code
+from harness.run.execute import ENOUGH, Display, Outcome, exit_code, keep
 from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.run.session import ENOUGH, Outcome, keep
 from harness.tune.race import (
     Race,
     RaceDisplay,

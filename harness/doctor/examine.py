@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
@@ -23,9 +22,6 @@ from harness.workers.environment import provenance, worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, devices, lookalike, version
 
-if TYPE_CHECKING:
-    from harness.results.schema import Facts
-
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05
 SECONDS = 2.5
@@ -38,8 +34,11 @@ def examine(
     complaints: Sequence[str] = (),
     quick: bool = False,
     monitor: Monitor | None = None,
-) -> Facts:
-    """Returns the facts about this machine.
+) -> JsonObject:
+    """Returns the facts about this machine, in SI units, as `doctor --json` writes them: `machine`, without
+    what is not known; `devices`, a description of each; `libraries`, their versions; `ceilings` and
+    `instruments`, with `problem` alone where they could not be measured; `datasheet`; `conditions`;
+    `runs here`, `timed` or `checked only` by op and implementation; `what would improve it`.
 
     conditions: clocks and the like, as the driver gives them now
     complaints: what is wrong with them

@@ -5,88 +5,93 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+
 from harness import archive
 from harness.errors import UsageError, one_line
-from harness.page.case import measured_cases
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor, distinct
+from harness.page.case import MeasuredCase, measured_cases
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.machine import machine_section
-from harness.page.op_section import op_section
+from harness.page.ranking import ranking, roofline, rounds
 from harness.page.serving.ab import ab_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
-from harness.page.settings import moved_section
+from harness.page.settings import moved_section, setting_charts, settings_over_cases
+from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
+from harness.report.case_table import headline
 from harness.report.compile_table import HEADERS, compile_lines
+from harness.report.notes import case_notes
+from harness.report.rows import grouped
+from harness.report.setting_table import conclusion_lines
 from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders
 from harness.results.schema import Run
 from harness.serving.ab.record import PLAN as AB
-from harness.serving.ledger.ledger import NAME as LEDGER
-from harness.serving.ledger.ledger import known_rows
+from harness.serving.ledger import NAME as LEDGER
+from harness.serving.ledger import known_rows
 
 RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
 """Files that stand for the folder that they are in."""
 EXPERIMENT = "experiment.json"
 """A file of earlier releases: the ledger of its folder is shown, but not the runs of its predictions."""
+MOST_CASES = 40
+"""The number of cases with charts of their own: more would make a page slow to open."""
+MOST_ROUNDS = 4000
+"""The number of rounds that a chart draws one by one."""
 COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inputs:
     """Paths, each once."""
 
-    runs: list[Path] = field(default_factory=list)
+    runs: list[Path]
     """Folders with run.json that are not parts of an earlier release's experiment."""
-    abs: list[Path] = field(default_factory=list)
+    abs: list[Path]
     """Folders with ab.json."""
-    ledgers: list[Path] = field(default_factory=list)
+    ledgers: list[Path]
     """Files with the lines of a ledger."""
-    documents: list[Path] = field(default_factory=list)
+    documents: list[Path]
     """Files that a command wrote with --json."""
 
 
 def inputs(names: Iterable[str]) -> Inputs:
     """What the names stand for; a folder, or its archive, stands for all records below it. Raises UsageError
     where a name is no record."""
-    found = Inputs()
+    runs: list[Path] = []
+    abs: list[Path] = []
+    ledgers: list[Path] = []
+    documents: list[Path] = []
     for name in names:
         path = Path(name)
         path = path.parent if path.name in RECORDS else path
         if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
-            _add_folder(found, path)
+            experiments = {file.parent for file in archive.below(path, EXPERIMENT)}
+            files = [file for file in archive.below(path, "run.json") if not experiments & {*file.parents}]
+            records = (files, archive.below(path, AB), archive.below(path, LEDGER))
+            runs += [file.parent for file in files]
+            abs += [file.parent for file in records[1]]
+            ledgers += records[2]
+            if not any(records):
+                written = sorted(path.glob("*.json"))
+                documents += written
+                runs += [] if written else run_folders(path)
         elif path.is_file() and path.suffix == ".jsonl":
-            _add(found.ledgers, [path])
+            ledgers.append(path)
         elif archive.is_file(path) and path.suffix == ".json":
-            _add(found.documents, [path])
+            documents.append(path)
         elif path.is_file():
             raise UsageError(f"{path} is no record: name a run's folder, a ledger, a --json file")
         else:
-            _add(found.runs, run_folders(name))
-    return found
-
-
-def _add_folder(found: Inputs, folder: Path) -> None:
-    ledgers = archive.below(folder, LEDGER)
-    experiments = {file.parent for file in archive.below(folder, EXPERIMENT)}
-    runs = [file.parent for file in archive.below(folder, "run.json") if not experiments & {*file.parents}]
-    abs = [file.parent for file in archive.below(folder, AB)]
-    if not (ledgers or runs or abs):
-        documents = sorted(folder.glob("*.json"))
-        runs = [] if documents else run_folders(folder)
-        _add(found.documents, documents)
-    _add(found.abs, abs)
-    _add(found.ledgers, ledgers)
-    _add(found.runs, runs)
-
-
-def _add(known: list[Path], paths: Iterable[Path]) -> None:
-    known += [path for path in dict.fromkeys(paths) if path not in known]
+            runs += run_folders(name)
+    return Inputs(*(list(dict.fromkeys(paths)) for paths in (runs, abs, ledgers, documents)))
 
 
 def assemble(inputs: Inputs, title: str = "") -> Page:
@@ -94,13 +99,18 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
     runs = {folder: Journal(folder).run() for folder in inputs.runs}
     labels = _labels(runs)
     cases = {folder: measured_cases(folder, labels[folder]) for folder in runs}
-    ops = dict.fromkeys(run.op for run in runs.values())
+    by_op = grouped(runs, lambda folder: runs[folder].op)
     sections = []
-    for op in ops:
-        of_op = [case for folder, run in runs.items() if run.op == op for case in cases[folder]]
+    for op, folders in by_op.items():
+        of_op = [case for folder in folders for case in cases[folder]]
         empty = PageSection(anchor(op), op, "No case was finished.")
         sections.append(op_section(op, of_op) if of_op else empty)
-    sections += _moved(runs)
+    for folders in by_op.values():
+        if len(folders) == 2:
+            a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
+            comparison = compared(a, b)
+            if comparison.rows and not comparison.incompatible:
+                sections.append(moved_section(a, b, comparison))
     sections += [ab_section(folder) for folder in inputs.abs]
     sections += [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
     sections += [written_section(path) for path in inputs.documents]
@@ -111,8 +121,8 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
     devices = dict.fromkeys(_device(run) for run in runs.values())
-    names = [*ops, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
-    return Page(title or ", ".join(names) or "Recorded results", ", ".join(devices), distinct(sections))
+    names = [*by_op, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
+    return Page(title or ", ".join(names) or "Recorded results", ", ".join(devices), sections)
 
 
 def _device(run: Run) -> str:
@@ -125,28 +135,76 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
     labels = {}
     for folder, run in runs.items():
         same_op = [other for other in runs.values() if other.op == run.op]
+        labels[folder] = str(folder)
         if len(same_op) == 1:
             labels[folder] = ""
         elif [_device(other) for other in same_op].count(_device(run)) == 1:
             labels[folder] = _device(run)
         elif [other.id for other in same_op].count(run.id) == 1:
             labels[folder] = run.id
-        else:
-            labels[folder] = str(folder)
     return labels
 
 
-def _moved(runs: dict[Path, Run]) -> Sequence[PageSection]:
-    """A section for each op of which there are exactly two runs that can be compared."""
-    sections = []
-    for op in dict.fromkeys(run.op for run in runs.values()):
-        pair = [folder for folder, run in runs.items() if run.op == op]
-        if len(pair) == 2:
-            a, b = (read(str(folder)) for folder in sorted(pair, key=lambda folder: runs[folder].created))
-            comparison = compared(a, b)
-            if comparison.rows and not comparison.incompatible:
-                sections.append(moved_section(a, b, comparison))
-    return sections
+def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
+    """The section for the cases of one op in all runs of a page."""
+    ranked = [case for case in cases if case.run.contrast == "implementations"]
+    toggled = [case for case in cases if case.run.contrast == "settings"]
+    under_settings = grouped(toggled, lambda case: case.folder).values()
+    charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
+    charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
+    charts += [settings_over_cases(of_run) for of_run in under_settings]
+    heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
+    by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
+    left = len(by_key) - MOST_CASES
+    headlines = []
+    if ranked:
+        key = max(ranked, key=lambda case: case.planned.weight).planned.key
+        headlines.append(f"{key}: {_headline([case for case in ranked if case.planned.key == key])}.")
+    for of_run in under_settings:
+        records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
+        title, lines = conclusion_lines(records, of_run[0].run)
+        name = f"{of_run[0].label}: " if of_run[0].label else ""
+        headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+    return PageSection(
+        anchor(op),
+        op,
+        " ".join(headlines),
+        [chart for chart in charts if chart],
+        [("not shown", f"{left} cases of less weight have no charts of their own")] if left > 0 else [],
+        [_case_section(same) for same in by_key[:MOST_CASES]],
+    )
+
+
+def _headline(same: Sequence[MeasuredCase]) -> str:
+    """The fastest row of a case in each run."""
+    return "; ".join(
+        f"{case.label}: {headline(case)}" if case.label else str(headline(case)) for case in same
+    )
+
+
+def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
+    """The section for a case of one run, or of several."""
+    first = same[0]
+    charts: list[Chart | None] = []
+    if first.run.contrast == "settings":
+        for case in same:
+            charts += setting_charts(case)
+    else:
+        charts.append(ranking(same))
+    charts += [rounds(case, MOST_ROUNDS) for case in same]
+    planned = first.planned
+    share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
+    notes = [("place", planned.place + share)]
+    for case in same:
+        for label, text in case_notes(case, case.run):
+            notes.append((f"{label} · {case.label}" if case.label else label, text))
+    return PageSection(
+        anchor("case", first.run.contrast, first.planned.key),
+        first.planned.key,
+        _headline(same) if first.run.contrast == "implementations" else "",
+        [chart for chart in charts if chart],
+        notes,
+    )
 
 
 def written_section(path: Path) -> PageSection:
@@ -166,19 +224,14 @@ def written_section(path: Path) -> PageSection:
 
 def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
     """How much of a target's resources each configuration of a Triton kernel takes."""
-    import altair as alt
-
     try:
         rows = document["compiles"]
         values = [
-            {
+            {name: row[name] for name in ("target", "registers", "spills", "reason")}
+            | {
                 "kernel": f"{row['op']} {row['kernel']}",
-                "target": row["target"],
-                "registers": row["registers"],
-                "spills": row["spills"],
                 "config": str(row["config"]),
                 "verdict": "ok" if row["ok"] else "must not be shipped",
-                "reason": row["reason"],
             }
             for row in rows
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.page.document import anchor
 from harness.report.rows import CaseResult
-from harness.report.text import in_digits, ratio_text
+from harness.report.text import ratio_text, significant
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
@@ -37,12 +37,6 @@ class MeasuredCase(CaseResult):
     def row_anchor(self, cell: Cell) -> str:
         return anchor(self.label, cell.case, cell.name)
 
-    @property
-    def place(self) -> str:
-        """The place in the suite and the share of its weight."""
-        place = self.planned.place
-        return place if place == "ad hoc" else f"{place}, {100 * self.planned.weight:.1f} % of the suite"
-
 
 def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     """The finished cases of a run folder, in the order of measuring. Raises UsageError where it cannot be
@@ -55,21 +49,11 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     apart = spreads(calibrations)
     cases = []
     for key, records in journal.finished().items():
-        case = CaseResult.of(records)
-        if key in planned and case.cells:
-            cases.append(
-                MeasuredCase(
-                    cells=case.cells,
-                    verdicts=case.verdicts,
-                    done=case.done if several else case.done.nameless,
-                    folder=folder,
-                    run=run,
-                    label=label,
-                    planned=planned[key],
-                    calibrations=calibrations,
-                    spreads=apart,
-                )
-            )
+        of = CaseResult.of(records)
+        if key in planned and of.cells:
+            done = of.done if several else of.done.nameless
+            about = (folder, run, label, planned[key], calibrations, apart)
+            cases.append(MeasuredCase(of.cells, of.verdicts, done, *about))
     return cases
 
 
@@ -82,14 +66,15 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
 
 def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
     """What a chart and its table show of a ratio; empty texts and None without one."""
-    ratio = of.ratio if of else None
-    low, high = interval_ends(ratio, of.low, of.high) if of and ratio is not None else (None, None)
-    word = of.verdict if of else ""
-    return {"name": name, "ratio": ratio, "low": low, "high": high, "text": verdict_text(of), "verdict": word}
+    mark: dict[str, Any] = {"name": name, "ratio": None, "low": None, "high": None}
+    if of and of.ratio is not None:
+        low, high = interval_ends(of.ratio, of.low, of.high)
+        mark |= {"ratio": of.ratio, "low": low, "high": high}
+    return mark | {"text": verdict_text(of), "verdict": of.verdict if of else ""}
 
 
 def us_text(us: float | None) -> str:
-    return in_digits(us, 4)
+    return significant(us, 4)
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

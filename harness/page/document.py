@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    import altair
+import altair
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class TableValue:
     """What the column is sorted by, and what a download has; None: the text."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableRow:
     cells: Sequence[str | TableValue]
     anchor: str = ""
@@ -37,7 +36,7 @@ class Table:
     """Columns that are aligned to the right."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chart:
     """A picture and its numbers."""
 
@@ -53,9 +52,10 @@ class Chart:
     """How many of its marks have a tooltip."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PageSection:
     anchor: str
+    """Unique on the page."""
     title: str
     headline: str = ""
     """The result, in a sentence."""
@@ -64,20 +64,36 @@ class PageSection:
     """Labels and texts."""
     sections: Sequence[PageSection] = ()
 
+    def whole(self) -> Iterator[PageSection]:
+        """This section and all sections in it, in the order of the page."""
+        yield self
+        for section in self.sections:
+            yield from section.whole()
+
 
 @dataclass(frozen=True)
 class Page:
+    """Makes the anchors of its sections, charts and rows unique: equal ones are numbered."""
+
     title: str
     subtitle: str = ""
-    sections: Sequence[PageSection] = field(default_factory=list)
+    sections: Sequence[PageSection] = ()
+
+    def __post_init__(self) -> None:
+        taken: set[str] = set()
+        for section in (inner for outer in self.sections for inner in outer.whole()):
+            rows = [row for chart in section.charts if chart.table for row in chart.table.rows if row.anchor]
+            parts: list[PageSection | Chart | TableRow] = [section, *section.charts, *rows]
+            for part in parts:
+                number, name = 1, part.anchor
+                while part.anchor in taken:
+                    number += 1
+                    part.anchor = f"{name}-{number}"
+                taken.add(part.anchor)
 
     def charts(self) -> Iterator[Chart]:
         """All charts, in the order of the page."""
-        waiting = list(reversed(self.sections))
-        while waiting:
-            section = waiting.pop()
-            yield from section.charts
-            waiting += reversed(section.sections)
+        return (chart for outer in self.sections for section in outer.whole() for chart in section.charts)
 
 
 Number = tuple[str, "str | Callable[[Any], str]"]
@@ -91,7 +107,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
 
     def cell(row: Mapping[str, Any], column: str | Number) -> str | TableValue:
         if isinstance(column, str):
-            return str(row[column])
+            return "" if row[column] is None else str(row[column])
         key, text = column
         return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
 
@@ -106,33 +122,3 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
 def anchor(*parts: str) -> str:
     """A name in letters, digits and dashes: `mla-decode-batch-64-vllm-amx`."""
     return "-".join(filter(None, (re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts)))
-
-
-def distinct(sections: Sequence[PageSection], taken: set[str] | None = None) -> list[PageSection]:
-    """The sections with anchors that are unique on the page: equal ones are numbered."""
-    taken = set() if taken is None else taken
-
-    def own(name: str) -> str:
-        number, free = 1, name
-        while free in taken:
-            number += 1
-            free = f"{name}-{number}"
-        taken.add(free)
-        return free
-
-    def of_chart(chart: Chart) -> Chart:
-        name, table = own(chart.anchor), chart.table
-        if table is not None:
-            rows = [replace(row, anchor=own(row.anchor)) if row.anchor else row for row in table.rows]
-            table = replace(table, rows=rows)
-        return replace(chart, anchor=name, table=table)
-
-    return [
-        replace(
-            section,
-            anchor=own(section.anchor),
-            charts=[of_chart(chart) for chart in section.charts],
-            sections=distinct(section.sections, taken),
-        )
-        for section in sections
-    ]

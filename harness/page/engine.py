@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timezone
+from functools import partial
+
+import altair as alt
 
 from harness.engine import EngineView
 from harness.files import write
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
+from harness.page.document import Chart, Columns, Page, PageSection, anchor, table
 from harness.page.style import coded
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
+from harness.report.text import significant
 
 COLOURS = {
     "tuned": "#009E73",
@@ -20,13 +24,15 @@ COLOURS = {
 }
 """State of a shape -> its colour. People with any colour vision can tell these apart (Okabe and Ito)."""
 
-COLUMNS = {
-    "share": "share", "op": "op", "layer": "layer", "sizes": "sizes", "row": "runs",
-    "decided_in": "decided in", "state": "state", "table": "table", "entry_m": "as",
-    "entry_kernel": "kernel", "entry_us": "us", "entry_file": "entry in", "entry_line": "line",
-    "fallback": "falls back to", "defects": "defects",
+FOUR = partial(significant, digits=4)
+WHOLE = partial(significant, digits=9)
+COLUMNS: Columns = {
+    "share": ("share", FOUR), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
+    "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", WHOLE),
+    "kernel": "entry_kernel", "us": ("entry_us", FOUR), "entry in": "entry_file",
+    "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
-"""Name of a fact -> heading of its column in the table of shapes."""
+"""The table of shapes."""
 
 
 def write_page(view: EngineView, target: str) -> None:
@@ -34,13 +40,11 @@ def write_page(view: EngineView, target: str) -> None:
 
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     title = f"{view.release} on {view.device}"
-    page = Page(title, "; ".join(heading(view)), distinct([engine_section(view)]))
+    page = Page(title, "; ".join(heading(view)), [engine_section(view)])
     write(target, html(page, f"{at}, from files of {', '.join(view.libraries) or 'the engine'}"))
 
 
 def engine_section(view: EngineView) -> PageSection:
-    import altair as alt
-
     values = [
         {
             **flat(shape),
@@ -68,7 +72,6 @@ def engine_section(view: EngineView) -> PageSection:
         )
         .properties(width=520, height=alt.Step(22))
     )  # fmt: skip
-    rows = [TableRow([_cell(value[name]) for name in COLUMNS]) for value in values]
     chart = Chart(
         anchor("shapes", view.release),
         "Shapes by tokens",
@@ -76,14 +79,8 @@ def engine_section(view: EngineView) -> PageSection:
         "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
-        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us", "line"})),
+        table(values, COLUMNS),
         len(values),
     )
     said = [(label, note.replace("\n  ", "; ")) for label, lines in notes(view).items() for note in lines]
     return PageSection(anchor("engine", view.release), view.release, "; ".join(summary(view)), [chart], said)
-
-
-def _cell(value: str | float | None) -> str | TableValue:
-    if isinstance(value, float):
-        return TableValue(f"{value:.4g}", value)
-    return TableValue(str(value), value) if isinstance(value, int) else value or ""

@@ -15,13 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.errors import UsageError
-from harness.files import replace
-from harness.page.document import Chart, Page
+from harness.files import explained, replace
+from harness.page.document import Page
 from harness.page.style import TEMPLATES, specification
 from harness.paths import cache
 
-ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
-"""Letters that could end a <script>, or a line of JavaScript. JSON has them in strings only."""
 PIXELS = 2.0
 """The pixels of a PNG for each pixel of the chart."""
 
@@ -31,31 +29,16 @@ def html(page: Page, created: str) -> str:
 
     created: when and from what it was made, for its last line
     """
+    loader = FileSystemLoader(TEMPLATES)
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        created=created,
-        css=_literal("page.css"),
-        js=_literal("page.js"),
-        vega=Markup(bundle()),
-        data=data,
-    )
-
-
-def _literal(name: str) -> Markup:
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def data(chart: Chart) -> Markup:
-    """A chart's JSON, for a <script>."""
-    text = json.dumps(specification(chart), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(ESCAPES))
+    # `tojson` escapes what could end a <script>.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    css, js = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    vega = Markup(bundle())
+    template = environment.get_template("page.html.j2")
+    return template.render(page=page, created=created, css=css, js=js, vega=vega, specification=specification)
 
 
 def bundle() -> str:
@@ -76,28 +59,19 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
 
     patterns: of names, as in the shell; empty: all charts
     """
-    files = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for chart in page.charts():
-            asked = not patterns or any(fnmatchcase(chart.anchor, pattern) for pattern in patterns)
-            specified = specification(chart) if asked else {}
-            if not specified:
-                continue
+    charts = [chart for chart in page.charts() if chart.picture]
+    asked = [c for c in charts if not patterns or any(fnmatchcase(c.anchor, pattern) for pattern in patterns)]
+    if not asked:
+        known = ", ".join(chart.anchor for chart in charts) or "none"
+        raise UsageError(f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known}")
+    files = [folder / f"{chart.anchor}.{'png' if png else 'svg'}" for chart in asked]
+    with explained(f"cannot write {folder}"):
+        for chart, file in zip(asked, files, strict=True):
             # There is no page here to take the colour from.
-            drawn = json.dumps(specified).replace("currentColor", "#222222")
-            drawn = json.dumps(json.loads(drawn) | {"background": "white"})
-            file = folder / f"{chart.anchor}.{'png' if png else 'svg'}"
+            text = json.dumps(specification(chart) | {"background": "white"})
+            drawn = text.replace("currentColor", "#222222")
             if png:
-                file.write_bytes(vl_convert.vegalite_to_png(drawn, scale=PIXELS))
+                replace(file, vl_convert.vegalite_to_png(drawn, scale=PIXELS))
             else:
                 replace(file, vl_convert.vegalite_to_svg(drawn) + "\n")
-            files.append(file)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
-    if not files:
-        known = ", ".join(chart.anchor for chart in page.charts() if chart.picture)
-        raise UsageError(
-            f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known or 'none'}"
-        )
     return files

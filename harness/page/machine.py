@@ -6,19 +6,19 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any
+
+import altair as alt
 
 from harness.page.case import MeasuredCase, short_keys, us_text
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
 from harness.report.text import ratio_text, significant
-from harness.results.comparison import LAG, DeviceRatio
+from harness.results.comparison import LAG
 from harness.results.schema import Run
 from harness.statistics.paired import verdict
-
-if TYPE_CHECKING:
-    import altair
 
 ENDS = ("min", "median", "max")
 STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#8885"}
@@ -65,20 +65,18 @@ def _facts(run: Run) -> Chart:
     for name in ("read", "copy"):
         if limits.get(name):
             known.append(("ceilings", f"{name}, GB/s", significant(limits[name] / 1e9)))
-    rows = [{"of": of, "what": what, "value": value} for of, what, value in known]
+    names = ("of", "what", "value")
     return Chart(
         anchor("facts", run.id),
         "What it was measured on",
         "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
-        table=table(rows, {"of": "of", "what": "what", "value": "value"}),
+        table=table([dict(zip(names, fact, strict=True)) for fact in known], {name: name for name in names}),
     )
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     """Clocks, temperature, power and other processes' share of the CPU during the rounds of each case, with a
     plot for each quantity."""
-    import altair as alt
-
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
@@ -89,18 +87,14 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     ]
     if not values:
         return None
-    base = alt.Chart().encode(
-        x=alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
-    )
+    order = alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
+    base = alt.Chart().encode(x=order)
     low = alt.Y("min:Q", title=None, scale=alt.Scale(zero=False))
+    bars = base.mark_rule(strokeWidth=6, opacity=0.35, color=READ, aria=False).encode(y=low, y2="max:Q")
+    dots = base.mark_point(filled=True, size=50, opacity=1, color=READ)
     tooltip = ["what:N", "case:N", *(f"{end}:Q" for end in ENDS)]
     picture = (
-        alt.layer(
-            base.mark_rule(strokeWidth=6, opacity=0.35, color=READ, aria=False).encode(y=low, y2="max:Q"),
-            base.mark_point(filled=True, size=50, opacity=1, color=READ).encode(
-                y="median:Q", tooltip=tooltip
-            ),
-        )
+        alt.layer(bars, dots.encode(y="median:Q", tooltip=tooltip))
         .properties(width=WIDTH, height=70)
         .facet(data={"values": values}, row=alt.Row("what:N", sort=None, title=None), spacing=6)
         .resolve_scale(y="independent")
@@ -119,41 +113,38 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
 
 def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     """The rounds of each block, by what became of them; None where no round was disturbed."""
-    import altair as alt
-
     if not any(case.done.disturbed for case in cases):
         return None
     keys = short_keys(cases)
     values: list[dict[str, Any]] = []
     place = 0
     for case in cases:
-        reasons = {r.block: r.reason for r in case.done.disturbed}
-        for block, states in _blocks(case).items():
+        samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
+        rounds = {at: "quiet" for of in samples for at in of.by_round}
+        reasons = {}
+        for r in case.done.disturbed:
+            rounds[r.block, r.round] = "counted" if r.counted else "left out"
+            reasons[r.block] = r.reason
+        for block, group in groupby(sorted(rounds.items()), lambda of: of[0][0]):
             place += 1
-            for state, rounds in states.items():
-                reason = "" if state == "quiet" else reasons[block]
+            for state, count in Counter(state for _, state in group).items():
                 values.append(
                     {
                         "place": place,
                         "case": keys[case.planned.key],
                         "block": block,
                         "state": state,
-                        "rounds": rounds,
-                        "reason": reason,
+                        "rounds": count,
+                        "reason": "" if state == "quiet" else reasons[block],
                     }
                 )
-    x = alt.X(
-        "place:O",
-        title="blocks, in the order of measuring, case after case",
-        scale=alt.Scale(padding=0),
-        axis=alt.Axis(labels=False, ticks=False),
-    )
-    percent = alt.Axis(format="%")
+    blocks = "blocks, in the order of measuring, case after case"
+    bare, percent = alt.Axis(labels=False, ticks=False), alt.Axis(format="%")
     picture = (
         alt.Chart({"values": values})
         .mark_bar()
         .encode(
-            x=x,
+            x=alt.X("place:O", title=blocks, scale=alt.Scale(padding=0), axis=bare),
             y=alt.Y("rounds:Q", stack="normalize", title="share of the block's rounds", axis=percent),
             color=alt.Color("state:N", scale=coded(STATES), title=None),
             tooltip=["case:N", "block:Q", "state:N", "rounds:Q", "reason:N"],
@@ -176,17 +167,6 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     )
 
 
-def _blocks(case: MeasuredCase) -> dict[int, Counter[str]]:
-    """How many rounds of each block had which fate."""
-    samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
-    states = {place: "quiet" for of in samples for place in of.by_round}
-    states |= {(r.block, r.round): "counted" if r.counted else "left out" for r in case.done.disturbed}
-    blocks: dict[int, Counter[str]] = {}
-    for (block, _), state in sorted(states.items()):
-        blocks.setdefault(block, Counter())[state] += 1
-    return blocks
-
-
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     """What each device of a run took for the cases of calibration; None where one device measured the run, or
     nothing was calibrated."""
@@ -194,19 +174,35 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     if not calibrations:
         return None
     ratios = [ratio for spread in cases[0].spreads for ratio in spread.to_median]
-    by_place = {(ratio.device, ratio.case): ratio for ratio in ratios}
-    counts = Counter(case.done.device for case in cases)
-    rows = []
-    for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device)):
-        ratio = by_place.get((c.device, c.case))
-        rows.append(
-            c.model_dump()
-            | {
-                "cases": counts[c.device],
-                "ratio": ratio.comparison.ratio if ratio else None,
-                "text": _median_text(ratio) if ratio else "",
+    texts: dict[tuple[str, str], str] = {}
+    speeds = []
+    for ratio in ratios:
+        of = ratio.comparison
+        text = "the median" if of.low == of.high else ratio_text(of)
+        texts[ratio.device, ratio.case] = text
+        speeds.append(
+            {
+                "name": f"{ratio.device} at {ratio.case}",
+                "ratio": 1 / of.ratio,
+                "low": 1 / of.high,
+                "high": 1 / of.low,
+                "verdict": verdict(1 / of.high, 1 / of.low, noise=LAG),
+                "text": text,
             }
         )
+    tooltip = tips(name="device", text="time of the median", verdict="")
+    picture = forest(speeds, "speed over the median device's", noise_band(LAG), tooltip=tooltip)
+    measured = Counter(case.done.device for case in cases)
+    times = {(ratio.device, ratio.case): ratio.comparison.ratio for ratio in ratios}
+    rows = [
+        c.model_dump()
+        | {
+            "cases": measured[c.device],
+            "ratio": times.get((c.device, c.case)),
+            "text": texts.get((c.device, c.case), ""),
+        }
+        for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device))
+    ]
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
         "when": "when", "time, us": ("time_us", us_text), "from, us": ("low_us", us_text),
@@ -219,31 +215,7 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
         "The table has the times of each before all other cases (first) and after them (last), and how many "
         "cases it measured.",
-        _speeds(ratios) if ratios else None,
+        picture if speeds else None,
         table(rows, columns),
-        len(ratios),
+        len(speeds),
     )
-
-
-def _speeds(ratios: Sequence[DeviceRatio]) -> altair.TopLevelMixin:
-    rows = []
-    for ratio in ratios:
-        of = ratio.comparison
-        low, high = 1 / of.high, 1 / of.low
-        rows.append(
-            {
-                "name": f"{ratio.device} at {ratio.case}",
-                "ratio": 1 / of.ratio,
-                "low": low,
-                "high": high,
-                "verdict": verdict(low, high, noise=LAG),
-                "text": _median_text(ratio),
-            }
-        )
-    tooltip = tips(name="device", text="time of the median", verdict="")
-    return forest(rows, "speed over the median device's", noise_band(LAG), tooltip)
-
-
-def _median_text(ratio: DeviceRatio) -> str:
-    of = ratio.comparison
-    return "the median" if of.low == of.high else ratio_text(of)

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from harness.catalogue.devices import Ceilings, peaks
 from harness.page.case import MeasuredCase, interval_ends, us_text, verdict_text
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import coded, name_step, names, provider, provider_scale, tips
+from harness.page.style import coded, interval_dots, name_step, names, provider, provider_colour, tips
 from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
-from harness.results.schema import Cell, Samples
 from kernels.platform import Platform
-
-if TYPE_CHECKING:
-    import altair
 
 RANKING = (
     "Each line is an implementation: the dot is its time per call, the bar the interval; further left is "
@@ -43,9 +41,6 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     rows = [(case, row) for case in cases for row in case.rows]
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
     values = [_values(case, row) for case, row in rows]
-    timed = [value for value in values if value["time_us"] is not None]
-    failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
-    limits = {case.label: case.limit_us for case, row in rows if row.cell.time_us and case.limit_us}
     columns: Columns = {
         "implementation": "name", "status": "status", "time, us": ("time_us", us_text),
         "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
@@ -53,88 +48,74 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "note": "reason",
     }  # fmt: skip
+    place, numbers = anchor("ranking", cases[0].planned.key), table(values, columns)
+    timed = [value for value in values if value["time_us"] is not None]
+    if not timed:
+        return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
+    failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
+    limits = {case.label: case.limit_us for case, row in rows if row.cell.time_us and case.limit_us}
     return Chart(
-        anchor("ranking", cases[0].planned.key),
-        "Time of a call",
-        RANKING if timed else "Nothing has a time.",
-        _ranking_picture(timed, failed, limits) if timed else None,
-        table(values, columns),
-        marks=len(timed),
+        place, "Time of a call", RANKING, _ranking_picture(timed, failed, limits), numbers, len(timed)
     )
 
 
 def _values(case: MeasuredCase, row: Row) -> dict[str, Any]:
-    cell, baseline = row.cell, 1.0 if row.is_baseline else None
+    cell = row.cell
     name, time = case.row_name(cell), microseconds(cell.time_us)
-    return {key: getattr(cell, key) for key in SHOWN} | {
+    values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
         "provider": provider(cell.name),
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
         "ratio": verdict_text(row.verdict, row.is_baseline),
-        "speedup": row.verdict.ratio if row.verdict else baseline,
+        "speedup": 1.0 if row.is_baseline else None,
         "verdict": row.word,
         "share": significant(cell.percent_of_ceiling),
         "text_of_all": f"{name}: {time}",
         "anchor": case.row_anchor(cell),
     }
+    if row.verdict:
+        values["speedup"] = row.verdict.ratio
+    return values
 
 
 def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
-) -> altair.TopLevelMixin:
+) -> alt.TopLevelMixin:
     """limits: times at the measured limits of the machine, in microseconds, by label of the run"""
-    import altair as alt
-
-    size, name = unit(min(value["time_us"] for value in timed))
+    size, unit_name = unit(min(value["time_us"] for value in timed))
     marks = []
-    drawn = ("name", "provider", "time", "low", "high", "text", "ends", "ratio", "verdict", "share",
-             "text_of_all")  # fmt: skip
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        scaled = {"time": value["time_us"] / size, "low": low / size, "high": high / size}
-        marks.append({key: (value | scaled)[key] for key in drawn})
+        marks.append(value | {"time": value["time_us"] / size, "low": low / size, "high": high / size})
     y = alt.Y("name:N", sort=[value["name"] for value in (*timed, *failed)], title=None)
     scale = alt.Scale(type="log", nice=False, padding=24)
-    x = alt.X("time:Q", scale=scale, title=f"time per call, {name} (log scale)")
-    colour = alt.Color("provider:N", scale=provider_scale(mark["provider"] for mark in marks), legend=None)
-    base = alt.Chart({"values": marks}).encode(y=y, color=colour)
-    tooltip = tips(
-        name="implementation",
-        text="time",
-        ends="interval",
-        ratio="vs baseline",
-        verdict="",
-        share="% of limit",
-    )
-    layers: list[alt.Chart] = [
-        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
-        base.mark_point(filled=True, size=80, opacity=1).encode(
-            x=x, tooltip=tooltip, description="text_of_all:N"
+    colour = provider_colour((mark["provider"] for mark in marks), legend=None)
+    layers = interval_dots(
+        alt.Chart({"values": marks}).encode(y=y, color=colour),
+        x=alt.X("time:Q", scale=scale, title=f"time per call, {unit_name} (log scale)"),
+        tooltip=tips(
+            name="implementation", text="time", ends="interval", ratio="vs baseline", verdict="",
+            share="% of limit",
         ),
-    ]
+        description="text_of_all:N",
+    )  # fmt: skip
     if limits:
         lines = [
             {"limit": us / size, "what": f"limit of {label or 'this machine'}"}
             for label, us in limits.items()
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
-        layers += [
-            line.mark_rule(strokeDash=[5, 4], color="#888"),
-            line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10).encode(
-                y=alt.value(-3), text="what:N"
-            ),
-        ]
+        text = line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10)
+        layers.append(line.mark_rule(strokeDash=[5, 4], color="#888"))
+        layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
         words = [
             {"name": v["name"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
         ]
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
-        layers.append(
-            alt.Chart({"values": words})
-            .mark_text(align="right", fontWeight="bold")
-            .encode(y=y, x=alt.value(WIDTH - 4), text="status:N", color=red)
-        )
+        text = alt.Chart({"values": words}).mark_text(align="right", fontWeight="bold")
+        layers.append(text.encode(y=y, x=alt.value(WIDTH - 4), text="status:N", color=red))
     return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
 
 
@@ -147,7 +128,7 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
 
     most: ticks that are drawn; where there are more, quiet ones are left out evenly. The table has all.
     """
-    points = list(_points(case))
+    points = list(_ticks(case))
     if not points:
         return None
     choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
@@ -171,65 +152,47 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
         "implementation": "name", "block": ("block", str), "round": ("round", str),
         "time, us": ("us", us_text), "state": "state",
     }  # fmt: skip
-    return Chart(
-        anchor("rounds", case.label, case.planned.key),
-        "Rounds",
-        reading,
-        _rounds_picture(drawn, name, choices),
-        table(points, columns),
-        len(drawn),
-    )
+    place, picture = anchor("rounds", case.label, case.planned.key), _rounds_picture(drawn, name, choices)
+    return Chart(place, "Rounds", reading, picture, table(points, columns), len(drawn))
 
 
-def _points(case: MeasuredCase) -> Iterator[dict[str, Any]]:
+def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
+    """A tick for each row and round: first all rounds in the samples, then the disturbed ones left out."""
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
+    times: list[tuple[str, int, int, float, str, str]] = []
     for cell in case.timed:
-        yield from _strip(cell.name, cell.samples, counted)
-        for pair in case.verdicts:
-            if pair.about == "A/A" and pair.b == cell.name:
-                yield from _strip(cell.name + AGAIN, pair.samples, counted)
+        pairs = [v.samples for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
+        for name, samples in ((cell.name, cell.samples), *((cell.name + AGAIN, pair) for pair in pairs)):
+            for (block, number), seconds in samples.by_round.items():
+                state = "disturbed" if (block, number) in counted else "quiet"
+                times.append((name, block, number, seconds, state, state))
     for dropped in case.done.disturbed:
+        state = f"left out: {dropped.reason}"
         for name, seconds in dropped.seconds.items():
-            place = (dropped.block, dropped.round)
-            yield _tick(name, place, seconds, f"left out: {dropped.reason}", "left out")
-
-
-def _strip(name: str, samples: Samples, disturbed: set[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    for place, seconds in samples.by_round.items():
-        state = "disturbed" if place in disturbed else "quiet"
-        yield _tick(name, place, seconds, state, state)
-
-
-def _tick(name: str, place: tuple[int, int], seconds: float, state: str, kind: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "of": name.removesuffix(AGAIN),
-        "provider": provider(name),
-        "block": place[0],
-        "round": place[1],
-        "us": seconds * 1e6,
-        "state": state,
-        "kind": kind,
-    }
+            times.append((name, dropped.block, dropped.round, seconds, state, "left out"))
+    for name, block, number, seconds, state, kind in times:
+        yield {
+            "name": name,
+            "of": name.removesuffix(AGAIN),
+            "provider": provider(name),
+            "block": block,
+            "round": number,
+            "us": seconds * 1e6,
+            "state": state,
+            "kind": kind,
+        }
 
 
 def _rounds_picture(
     points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]]
-) -> altair.TopLevelMixin:
+) -> alt.TopLevelMixin:
     """choices: each a row and its baseline, which a reader may choose to see alone"""
-    import altair as alt
-
     order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
+    legend = alt.Legend(orient="top") if len(kinds) > 1 else None
     log = alt.Scale(type="log", nice=False, padding=12)
-    tooltip = [
-        alt.Tooltip("name:N", title="implementation"),
-        alt.Tooltip("block:Q"),
-        alt.Tooltip("round:Q"),
-        alt.Tooltip("time:Q", title=f"time, {unit_name}"),
-        alt.Tooltip("state:N"),
-    ]
+    step = alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
     picture = (
         alt.Chart({"values": list(points)})
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
@@ -237,26 +200,19 @@ def _rounds_picture(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
             y=names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
-            color=alt.Color(
-                "provider:N", scale=provider_scale(point["provider"] for point in points), legend=None
-            ),
-            shape=alt.Shape(
-                "kind:N",
-                scale=coded(kinds),
-                title=None,
-                legend=alt.Legend(orient="top") if len(kinds) > 1 else None,
-            ),
-            tooltip=tooltip,
+            color=provider_colour((point["provider"] for point in points), legend=None),
+            shape=alt.Shape("kind:N", scale=coded(kinds), title=None, legend=legend),
+            tooltip=[
+                *tips(name="implementation"), "block:Q", "round:Q",
+                alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
+            ],
         )
-        .properties(
-            width=640, height=alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
-        )
-    )
+        .properties(width=WIDTH, height=step)
+    )  # fmt: skip
     if not choices:
         return picture
-    select = alt.binding_select(
-        options=[None, *choices], labels=["all", *(name for name, _ in choices)], name="Row: "
-    )
+    labels = ["all", *(name for name, _ in choices)]
+    select = alt.binding_select(options=[None, *choices], labels=labels, name="Row: ")
     return picture.add_params(alt.param(name="row", value=None, bind=select)).transform_filter(
         "row === null || indexof(row, datum.of) >= 0"
     )
@@ -268,30 +224,34 @@ def _rounds_picture(
 def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
     """Every time of a run against the limits of its machine, by arithmetic intensity (Williams, Waterman and
     Patterson, Communications of the ACM 52(4), 2009). None where no time has both rates."""
-    import altair as alt
-
-    points = [_dot(cell) for case in cases for cell in case.timed if cell.tflops and cell.gbps]
+    points: list[dict[str, Any]] = [
+        {
+            "name": cell.name,
+            "provider": provider(cell.name),
+            "case": cell.case,
+            "intensity": cell.tflops * 1e3 / cell.gbps,
+            "tflops": cell.tflops,
+            "gbps": cell.gbps,
+            "text": microseconds(cell.time_us),
+        }
+        for case in cases
+        for cell in case.timed
+        if cell.tflops and cell.gbps
+    ]
     if not points:
         return None
-    roofs = _roofs(cases[0], [point["intensity"] for point in points])
     x = alt.X("intensity:Q", scale=alt.Scale(type="log"), title="arithmetic intensity, FLOP per byte")
     y = alt.Y("tflops:Q", scale=alt.Scale(type="log"), title="TFLOPS")
-    tooltip = [
-        *tips(name="implementation", case="", text="time"),
-        alt.Tooltip("tflops:Q", title="TFLOPS"),
-        alt.Tooltip("gbps:Q", title="GB/s"),
-    ]
-    colour = alt.Color("provider:N", scale=provider_scale(p["provider"] for p in points), title=None)
+    rates = [alt.Tooltip("tflops:Q", title="TFLOPS"), alt.Tooltip("gbps:Q", title="GB/s")]
     dots = alt.Chart({"values": points}).mark_point(filled=True, size=60, opacity=0.8)
+    colour = provider_colour((point["provider"] for point in points), title=None)
+    tooltip = [*tips(name="implementation", case="", text="time"), *rates]
     layers: list[alt.Chart] = [dots.encode(x=x, y=y, color=colour, tooltip=tooltip)]
-    if roofs:
+    if roofs := _roofs(cases[0], [point["intensity"] for point in points]):
         lines = alt.Chart({"values": roofs}).encode(x=x, y=y)
-        layers += [
-            lines.mark_line(color="#888", aria=False).encode(
-                detail="roof:N", strokeDash=alt.StrokeDash("kind:N", title=None)
-            ),
-            lines.mark_text(align="right", baseline="bottom", dy=-3).encode(text="end:N"),
-        ]
+        dash = alt.StrokeDash("kind:N", title=None)
+        layers.append(lines.mark_line(color="#888", aria=False).encode(detail="roof:N", strokeDash=dash))
+        layers.append(lines.mark_text(align="right", baseline="bottom", dy=-3).encode(text="end:N"))
     columns: Columns = {
         "case": "case", "implementation": "name", "FLOP per byte": ("intensity", significant),
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
@@ -306,19 +266,6 @@ def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
         table(points, columns),
         len(points),
     )
-
-
-def _dot(cell: Cell) -> dict[str, Any]:
-    assert cell.tflops and cell.gbps
-    return {
-        "name": cell.name,
-        "provider": provider(cell.name),
-        "case": cell.case,
-        "intensity": cell.tflops * 1e3 / cell.gbps,
-        "tflops": cell.tflops,
-        "gbps": cell.gbps,
-        "text": microseconds(cell.time_us),
-    }
 
 
 def _roofs(case: MeasuredCase, intensities: Sequence[float]) -> list[dict[str, Any]]:

@@ -3,27 +3,24 @@ slower between two runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
 
 from harness.page.case import MeasuredCase, ratio_mark, short_keys, us_text
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
-    Row,
     SettingComparison,
     effect_word,
     first_setting,
     flag_effects,
     setting_comparisons,
 )
-from harness.report.text import microseconds, ratio_text, significant, uncertain_ratio
+from harness.report.text import microseconds, ratio_text, short_ratio, significant
 from harness.results.comparison import Compared
 from harness.results.read import RecordedRun
-from harness.results.schema import Run
-
-if TYPE_CHECKING:
-    import altair
 
 RAN = {"the same": "circle", "other kernels": "diamond"}
 """Shapes of the dots, by what ran."""
@@ -31,10 +28,33 @@ RAN = {"the same": "circle", "other kernels": "diamond"}
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
     comparisons = setting_comparisons([*case.cells, *case.verdicts], case.run)
-    rows = [_values(case, each.name, row) for each in comparisons for row in each.others]
-    drawn = ("name", "ratio", "low", "high", "text", "verdict", "ran", "changed", "time")
-    points = [{key: row[key] for key in drawn} for row in rows if row["ratio"] is not None]
+    rows = [
+        ratio_mark(f"{comparison.name} · {row.cell.setting}", row.verdict)
+        | {
+            "ran": row.ran,
+            "changed": row.change,
+            "time": microseconds(row.cell.time_us),
+            "implementation": comparison.name,
+            "setting": row.cell.setting,
+            "status": row.cell.status,
+            "time_us": row.cell.time_us,
+            "anchor": case.row_anchor(row.cell),
+        }
+        for comparison in comparisons
+        for row in comparison.others
+    ]
+    points = [row for row in rows if row["ratio"] is not None]
     first = first_setting(case.run)
+    picture = forest(
+        points,
+        f"speedup over {first}",
+        alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
+        tooltip=tips(
+            name="implementation · setting", text="speedup", verdict="", time="", ran="what ran",
+            changed="change",
+        ),
+        shape=alt.Shape("ran:N", scale=coded(RAN), title="what ran"),
+    )  # fmt: skip
     columns: Columns = {
         "implementation": "implementation", "setting": "setting", "status": "status",
         "time, us": ("time_us", us_text), f"vs {first}": ("ratio", "text"), "verdict": "verdict",
@@ -45,57 +65,21 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         "What the settings do",
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
-        _picture(points, case.run) if points else None,
+        picture if points else None,
         table(rows, columns),
         len(points),
     )
-    effects = _effects(case, comparisons)
-    return [chart, effects] if effects else [chart]
-
-
-def _values(case: MeasuredCase, name: str, row: Row) -> dict[str, Any]:
-    cell = row.cell
-    return ratio_mark(f"{name} · {cell.setting}", row.verdict) | {
-        "ran": row.ran,
-        "changed": row.change,
-        "time": microseconds(cell.time_us),
-        "implementation": name,
-        "setting": cell.setting,
-        "status": cell.status,
-        "time_us": cell.time_us,
-        "anchor": case.row_anchor(cell),
-    }
-
-
-def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin:
-    import altair as alt
-
-    return forest(
-        points,
-        f"speedup over {first_setting(run)}",
-        alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
-        tips(
-            name="implementation · setting",
-            text="speedup",
-            verdict="",
-            time="",
-            ran="what ran",
-            changed="change",
-        ),
-        shape=alt.Shape("ran:N", scale=coded(RAN), title="what ran"),
-    )
+    return [chart, *_effects(case, comparisons)]
 
 
 def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     """Every setting of every implementation in every case of a run; None where the run has only one case."""
-    import altair as alt
-
     keys = short_keys(cases)
     values: list[dict[str, Any]] = [
         {
             "case": keys[case.planned.key],
             "name": f"{comparison.name} · {row.cell.setting}",
-            "text": uncertain_ratio(row.verdict.ratio, row.verdict.low, row.verdict.high)[0],
+            "text": short_ratio(row.verdict),
             "whole": ratio_text(row.verdict),
             "ratio": row.verdict.ratio,
             "verdict": row.verdict.verdict,
@@ -108,6 +92,10 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     if len(cases) < 2 or not values:
         return None
     label = f": {cases[0].label}" if cases[0].label else ""
+    columns: Columns = {
+        "case": "case", "implementation · setting": "name", "speedup": ("ratio", "whole"),
+        "verdict": "verdict",
+    }  # fmt: skip
     return Chart(
         anchor("settings-over-cases", cases[0].run.id),
         f"What the settings do in each case{label}",
@@ -119,62 +107,45 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
             alt.Y("case:N", sort=None, title=None),
             tips(name="implementation · setting", case="", whole="speedup", verdict=""),
         ),
-        table(
-            values,
-            {
-                "case": "case",
-                "implementation · setting": "name",
-                "speedup": ("ratio", "whole"),
-                "verdict": "verdict",
-            },
-        ),
+        table(values, columns),
         len(values),
     )
 
 
-def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Chart | None:
-    import altair as alt
-
-    values: list[dict[str, Any]] = []
-    for comparison in comparisons:
-        for effect in flag_effects(comparison, case.run):
-            of = effect.comparison
-            values.append(
-                {
-                    "name": comparison.name,
-                    "what": f"{effect.kind}: {effect.what}",
-                    "ratio": of.ratio,
-                    "verdict": of.verdict,
-                    "word": effect_word(effect),
-                    "text": uncertain_ratio(of.ratio, of.low, of.high)[0],
-                    "ends": f"{significant(of.low)} to {significant(of.high)}",
-                }
-            )
-    if not values:
-        return None
-    return Chart(
-        anchor("effects", case.label, case.planned.key),
-        "Effects of the flags, and of two together",
-        "A main effect is what a flag brings over all settings of the others; an interaction is the "
-        "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
-        grid(
-            values,
-            alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
-            alt.Y("what:N", sort=None, title=None),
-            tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
-        ),
-        table(
-            values,
-            {
-                "implementation": "name",
-                "effect": "what",
-                "speedup": ("ratio", "text"),
-                "interval": "ends",
-                "verdict": "word",
-            },
-        ),
-        len(values),
-    )
+def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
+    """A chart of the effects of flags, if there are any."""
+    values = [
+        {
+            "name": comparison.name,
+            "what": f"{effect.kind}: {effect.what}",
+            "ratio": effect.comparison.ratio,
+            "verdict": effect.comparison.verdict,
+            "word": effect_word(effect),
+            "text": short_ratio(effect.comparison),
+            "ends": f"{significant(effect.comparison.low)} to {significant(effect.comparison.high)}",
+        }
+        for comparison in comparisons
+        for effect in flag_effects(comparison, case.run)
+    ]
+    columns: Columns = {
+        "implementation": "name", "effect": "what", "speedup": ("ratio", "text"), "interval": "ends",
+        "verdict": "word",
+    }  # fmt: skip
+    if values:
+        yield Chart(
+            anchor("effects", case.label, case.planned.key),
+            "Effects of the flags, and of two together",
+            "A main effect is what a flag brings over all settings of the others; an interaction is the "
+            "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
+            grid(
+                values,
+                alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
+                alt.Y("what:N", sort=None, title=None),
+                tips(name="implementation", what="effect", text="speedup", ends="interval", word="verdict"),
+            ),
+            table(values, columns),
+            len(values),
+        )
 
 
 # Two runs
@@ -196,12 +167,11 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageS
         }
         for row in comparison.rows
     ]
-    drawn = ("name", "ratio", "low", "high", "text", "verdict", "drift")
     picture = forest(
-        [{key: row[key] for key in drawn} for row in rows],
+        rows,
         "time in A over time in B",
         noise_band(comparison.noise),
-        tips(name="row", text="B vs A", verdict="", drift=""),
+        tooltip=tips(name="row", text="B vs A", verdict="", drift=""),
     )
     columns: Columns = {
         "case": "case", "implementation": "implementation", "A, us": ("a_us", us_text),

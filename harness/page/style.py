@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from harness.page.document import Chart
-
-if TYPE_CHECKING:
-    import altair
 
 # The colours of Okabe and Ito without black, which colour-blind readers tell apart (jfly.uni-koeln.de/color),
 # and four of Paul Tol's (personal.sron.nl/~pault). A name or a shape says the same everywhere. No provider is
@@ -45,18 +44,17 @@ def provider(name: str) -> str:
     return name.partition(".")[0]
 
 
-def provider_scale(providers: Iterable[str]) -> altair.Scale:
-    """The colours of providers."""
-    import altair as alt
+def provider_colour(providers: Iterable[str], **settings: Any) -> alt.Color:
+    """The colours of providers.
 
-    domain = sorted(set(providers))
-    return alt.Scale(domain=domain, range=[PROVIDERS.get(p, OTHER) for p in domain])
+    settings: title and legend of the encoding
+    """
+    colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
+    return alt.Color("provider:N", scale=coded(colours), **settings)
 
 
-def names(order: Sequence[str]) -> altair.Y:
+def names(order: Sequence[str]) -> alt.Y:
     """An axis of rows in this order; a setting has a line for each of its variables."""
-    import altair as alt
-
     return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, ', ')"))
 
 
@@ -65,38 +63,37 @@ def name_step(order: Iterable[str], least: int) -> int:
     return max([least, *(LINE * len(name.split(", ")) + 4 for name in order)])
 
 
-def verdict_colour(opacity: float = 1.0) -> altair.Color:
+def verdict_colour(opacity: float = 1.0) -> alt.Color:
     """The colours of verdicts, with a legend of the same opacity as the marks."""
-    import altair as alt
-
     legend = alt.Legend(symbolOpacity=opacity)
     return alt.Color("verdict:N", scale=coded(VERDICTS), title=None, legend=legend)
 
 
-def coded(codes: Mapping[str, str]) -> altair.Scale:
+def coded(codes: Mapping[str, str]) -> alt.Scale:
     """A scale that gives each value its colour or shape."""
-    import altair as alt
-
     return alt.Scale(domain=list(codes), range=list(codes.values()))
 
 
-def tips(**titles: str) -> list[altair.Tooltip]:
+def tips(**titles: str) -> list[alt.Tooltip]:
     """Tooltips by the names of fields, with their titles; an empty title stands for the name."""
-    import altair as alt
-
     return [
         alt.Tooltip(f"{name}:N", title=title) if title else alt.Tooltip(f"{name}:N")
         for name, title in titles.items()
     ]
 
 
-def forest(
-    rows: Sequence[Mapping[str, Any]],
-    title: str,
-    behind: altair.Chart,
-    tooltip: Sequence[altair.Tooltip],
-    **dot: Any,
-) -> altair.TopLevelMixin:
+def interval_dots(base: alt.Chart, **dot: Any) -> list[alt.Chart]:
+    """The layers of a bar from `low` to `high`, and of a dot on it for each row of the data.
+
+    dot: encodings of the dots, in addition to those of the base
+    """
+    return [
+        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
+        base.mark_point(filled=True, size=80, opacity=1).encode(**dot),
+    ]
+
+
+def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **dot: Any) -> alt.TopLevelMixin:
     """Ratios below each other, each a dot with its interval on a log axis, coloured by verdict.
 
     rows:   each with name, ratio, low, high and verdict
@@ -104,33 +101,24 @@ def forest(
     behind: drawn below the dots
     dot:    more encodings of the dots
     """
-    import altair as alt
-
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(y=names(order), color=verdict_colour())
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
-    return alt.layer(
-        behind,
-        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
-        base.mark_point(filled=True, size=80, opacity=1).encode(x=ratio, tooltip=tooltip, **dot),
-    ).properties(width=520, height=alt.Step(name_step(order, 24)))
+    picture = alt.layer(behind, *interval_dots(base, x=ratio, **dot))
+    return picture.properties(width=520, height=alt.Step(name_step(order, 24)))
 
 
-def noise_band(noise: float) -> altair.Chart:
+def noise_band(noise: float) -> alt.Chart:
     """A grey band of ratios around 1."""
-    import altair as alt
-
     values = [{"from": 1 / (1 + noise), "to": 1 + noise}]
     return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
 
 
 def grid(
-    values: Sequence[Mapping[str, Any]], x: altair.X, y: altair.Y, tooltip: Sequence[altair.Tooltip]
-) -> altair.TopLevelMixin:
+    values: Sequence[Mapping[str, Any]], x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
+) -> alt.TopLevelMixin:
     """A field for each value, coloured by its verdict, with its text in it."""
-    import altair as alt
-
     base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
     return alt.layer(
         base.mark_rect(opacity=0.45, stroke="#8886").encode(color=verdict_colour(0.45), tooltip=tooltip),
@@ -141,25 +129,14 @@ def grid(
 def specification(chart: Chart) -> dict[str, Any]:
     """A chart's picture as Vega-Lite's JSON, with all of its data, the common config, and a description for
     people who cannot see it. Empty where it has no picture."""
-    import altair
-
     if chart.picture is None:
         return {}
-    with altair.data_transformers.enable("default", max_rows=None):
+    with alt.data_transformers.enable("default", max_rows=None):
         picture = chart.picture.to_dict()
-    words = {"description": f"{chart.title}. {chart.reading}"}
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
-    return words | picture | {"config": merged(theme, picture.get("config", {}))}
-
-
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Both configs, level by level; where both have a value, that of `own`."""
-    return {
-        **base,
-        **{
-            name: merged(base[name], value)
-            if isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
-            else value
-            for name, value in own.items()
-        },
+    own = picture.get("config", {})
+    config = theme | {
+        name: theme.get(name, {}) | settings if isinstance(settings, dict) else settings
+        for name, settings in own.items()
     }
+    return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": config}

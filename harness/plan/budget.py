@@ -1,4 +1,4 @@
-"""The time budget: parsed, and shared among cases."""
+"""The time budget: read from text, and shared among cases."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from harness.errors import UsageError
 from harness.timing.rounds import Policy
 from shapes.case import Case
 
-# Times the least that the device's ceilings allow: what good kernels take, about.
 TYPICAL = 4.0
+"""A good kernel takes about this many times the least time that the device's ceilings allow."""
 
 
 def well_measured_first(
     cases: Sequence[Case], least_s: Callable[[Case], float], entries: int, case_s: float
 ) -> list[Case]:
-    """Among cases of equal weight those first whose opening blocks fit the time that a case is given: the
-    first table says most. Else as they are.
+    """The cases in the order in which they are measured: among cases of equal weight, those come first whose
+    opening blocks fit into the time of a case, because the first table is read most.
 
-    least_s: seconds that a call takes at least; entries: that have samples in each round
+    least_s: the seconds that a call of a case takes at least
+    entries: how many entries are sampled in each round
+    case_s:  seconds for a case
     """
     policy = Policy()
     calls = 2 * entries * policy.opening * policy.first_rounds
@@ -32,15 +34,16 @@ def well_measured_first(
 
 
 def allowance(remaining_s: float, queue: Sequence[Case], min_s: float) -> tuple[float, int]:
-    """Seconds of the remaining budget for the first case of the queue, and how many cases it reaches:
-    as many as get `min_s` each, one at any rate, and among those by weight."""
+    """The seconds of the remaining budget for the first case of the queue, and how many cases the budget
+    reaches: as many as get `min_s` each, but at least one. They share it by weight."""
     reached = queue[: max(1, int(remaining_s // min_s))]
     share = remaining_s * queue[0].weight / (sum(case.weight for case in reached) or 1.0)
     return max(1e-3, min(remaining_s, max(min_s, share))), len(reached)
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """`2/4`, the second of four parts; all of one where nothing is said."""
+    """The two numbers of a text such as `2/4`, the second of four parts; (1, 1) for None. Raises
+    UsageError."""
     match = re.fullmatch(r"(\d+)/(\d+)", text if text is not None else "1/1")
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--shard {text}: write 1/4 for the first of four parts")
@@ -48,7 +51,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """`60`, `60s`, `5m`, `1h` -> seconds; `option` is named in the error."""
+    """The seconds of a text such as `60`, `60s`, `5m` or `1h`. Raises UsageError, which names the option."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
     try:

@@ -1,4 +1,5 @@
-"""Entries: implementations under a setting, a launch mode and a configuration."""
+"""Entries: implementations under a setting, in a launch mode, with a configuration. An entry is what is
+timed."""
 
 from __future__ import annotations
 
@@ -15,34 +16,26 @@ Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error",
 
 @dataclass(frozen=True)
 class ConfigSearch:
-    """How the configurations of a race were found.
-
-    baseline:     what the others are compared with: what would be used without the race
-    origin:     where that comes from
-    considered: how many there are
-    pruned:     how many of them were left out, by reason
-    raced:      how many were not
-    tables:     of an engine's kernel, its files with what it takes at present by M (kernels.engine_tuning)
-    """
+    """How the configurations of a race were found."""
 
     baseline: dict[str, Any]
-    origin: str
-    considered: int
-    pruned: dict[str, int]
-    raced: int
+    """The configuration that would be used without the race; the others are compared with it."""
+    origin: str  # where that configuration comes from
+    considered: int  # how many configurations there are
+    pruned: dict[str, int]  # how many of them were left out, by reason
+    raced: int  # how many of them were timed
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """The files of an engine's kernel, with the configurations that it takes at present by M
+    (kernels.engine_tuning)."""
 
 
 @dataclass(frozen=True)
 class ConfigsOfCase:
-    """Under which configurations an implementation enters a case; None: the one that it chooses itself.
-
-    configs: the baseline's first
-    search:  how they were found, for the record
-    """
+    """The configurations with which an implementation enters a case."""
 
     configs: Sequence[dict[str, Any] | None] = (None,)
-    search: ConfigSearch | None = None
+    """The baseline's first; None: the implementation chooses one itself."""
+    search: ConfigSearch | None = None  # how they were found, for the record
 
 
 ConfigsOf = Callable[[Implementation, Case], ConfigsOfCase]
@@ -55,8 +48,8 @@ def own_choice(implementation: Implementation, case: Case) -> ConfigsOfCase:
 def entry_name(
     impl: str, setting: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
 ) -> str:
-    """What verdicts call a cell: the implementation, with what is not the rule: a setting that sets
-    something, an eager launch on a GPU, a configuration that it was told to use."""
+    """The name of an entry in verdicts: the implementation, and what differs from the default: a setting
+    other than the plain one, an eager launch on a GPU, a configuration that it has to use."""
     special = [f"@ {setting}"] if setting != PLAIN else []
     special += ["eager"] if launch == "eager" and platform != "cpu" else []
     special += [text_of(config)] if config else []
@@ -65,48 +58,40 @@ def entry_name(
 
 @dataclass
 class Entry:
-    """An implementation under a setting and a launch mode.
+    """An implementation under a setting in a launch mode, and what is found out about it in a case."""
 
-    name:           unique in its case
-    config:         of a tunable implementation, that it is told to use; None: it chooses
-    status, reason: where it ended; None while nothing is against it
-    beaten:         by whom in the eliminations of a race, after which it got no more time
-    setup_s:        preparing, JIT and first call, at their longest
-    call_s:         one call, roughly: the last one that was checked
-    check:          the judge's last report
-    kernels:        what ran in a call (see workers/child/profile.py)
-    picked:         what its library says that it chose to run
-    source:         a hash of its code (see workers/child/source_hash.py)
-    ran:            what is known of that beside the kernels' names (see workers/child/fingerprint.py)
-    synchronises:   whether its calls wait for the device before they return
-    host_s:         of each turn on a GPU: the host's seconds to launch one call
-    pinned:         the CPU that each of its worker's threads is bound to, or why none is
-    """
-
-    name: str
+    name: str  # unique in its case
     impl: Implementation
     setting: Setting
-    launch: str
-    interpreted: bool = False
+    launch: str  # graph or eager
+    interpreted: bool = False  # whether it runs in an interpreter here: it is checked and not timed
     config: dict[str, Any] | None = None
-    status: Status | None = None
-    reason: str = ""
-    beaten: str = ""
+    """The configuration that a tunable implementation has to use; None: it chooses one itself."""
+    status: Status | None = None  # where it ended; None while nothing is known against it
+    reason: str = ""  # why it ended there
+    beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
     setup_s: float = 0.0
-    call_s: float = 0.0
-    check: dict[str, Any] = field(default_factory=dict)
+    """Seconds of preparing it, with JIT compilers and the first call, at their longest."""
+    call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
+    samples_s: float = 0.0  # seconds that its samples took
+    check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
     kernels: list[dict[str, Any]] = field(default_factory=list)
-    picked: str = ""
+    """What ran in a call (see workers/child/profile.py)."""
+    picked: str = ""  # what its library says of its choice
     ran: list[str] = field(default_factory=list)
-    source: str = ""
-    synchronises: bool = False
+    """What else identifies the code that ran (see workers/child/profile.py)."""
+    source: str = ""  # a hash of its code (see workers/child/source_hash.py)
+    synchronises: bool = False  # whether its calls wait for the device before they return
     host_s: list[float] = field(default_factory=list)
+    """On a GPU, the host's seconds to launch one call, of each sample."""
     pinned: list[int] | str = ""
+    """The CPU that each of its worker's threads is bound to, or why none is."""
 
     @property
     def alive(self) -> bool:
         return self.status is None and not self.beaten
 
     def fail(self, status: Status, reason: str) -> None:
+        """Writes down a failure, unless the entry has ended already."""
         if self.alive:
             self.status, self.reason = status, reason

@@ -1,40 +1,110 @@
-"""Memory of a case: which entries a device holds at once, in bytes."""
+"""Memory of a case, in bytes: how many sets of operands calls rotate over (`rotation`), and which entries a
+device holds at once (`Memory`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.plan.entry import Entry
 from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
 
-# A reference of more than this is sampled: about 10 s of products on two CPU cores.
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
+"""A reference that needs more flops than this is computed for a sample of the rows: about 10 s of products
+on two CPU cores."""
 
-# Of the memory that is free: of a CPU's, where the parent and its libraries need some, and of a GPU's.
 MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
+"""The share of the free memory that may be used. On a CPU the parent and its libraries need some."""
+
 GIB = 1 << 30
 MIB = 1 << 20
 
-# That a worker on a GPU calls on: the default one, and the one that graphs are captured on.
 WORKER_STREAMS = 2
+"""The streams that a worker on a GPU uses: the default one, and the one that graphs are captured on."""
 
-# Of the driver's own in each process that computes on a GPU, with the code of torch's and libraries' kernels
-# that it loaded: 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl).
 CONTEXT = 700 * MIB
+"""What the driver takes in each process that computes on a GPU, with the loaded code of torch's and
+libraries'
+kernels: 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl)."""
 
-# What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator.
 DRAWING = 256 * MIB
+"""What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator."""
+
+ROTATE_CACHES = 2
+"""Before calls come to the same set of operands again they touch this many times the last-level cache, or
+as many bytes as were measured to be enough."""
+
+MOST_COPIES = 64  # the most sets that calls rotate over
+
+UNKNOWN_LEVEL = 256 << 20
+"""The assumed size of an unknown last-level cache: that of the largest GPU of today."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The sets of operands that calls rotate over."""
+
+    mode: str
+    """serving: sets differ in the operands that a serving step streams; cold: in all; warm: there is one
+    set."""
+    copies: int  # the number of sets
+    bytes: int  # how many bytes calls touch before they come to the same set again
+    last_level: int  # bytes of the last-level cache
+    enough: bool  # whether calls read from memory what they have read before
+    why: str = ""  # why they do not
+
+
+def rotation(
+    op: Op,
+    sizes: Any,
+    mode: str,
+    last_level: int,
+    reach: int = 0,
+    fits: Callable[[int], bool] = lambda copies: True,
+) -> Rotation:
+    """How many sets of operands the calls of a case rotate over, so that what a serving step streams comes
+    from memory. It follows from the bytes that calls touch.
+
+    last_level: bytes; 0 if unknown
+    reach:      bytes whose repeated reading was measured to be as slow as memory; 0 if that was not measured
+    fits:       whether memory holds so many sets; one set is made in any case
+    """
+    level = last_level or UNKNOWN_LEVEL
+    past = min(reach or math.inf, ROTATE_CACHES * level)
+    others = int(op.work(sizes).bytes) - op.streamed_bytes(sizes)
+    rest = others if mode == "cold" else 0
+
+    def touched(copies: int) -> int:
+        return op.streamed_bytes(sizes, copies) + copies * rest
+
+    def enough(copies: int) -> bool:
+        between = touched(copies) if copies == 1 else touched(copies) - touched(1)
+        if mode == "serving":  # activations and output, of which there is one set, pass through the cache too
+            between += others
+        return between >= past
+
+    most = 1 if mode == "warm" or not touched(1) else MOST_COPIES
+    wanted = next(n for n in range(1, most + 1) if enough(n) or touched(n) == touched(most))
+    copies = next((n for n in range(wanted, 1, -1) if fits(n)), 1)
+    if enough(copies):
+        why = ""
+    elif mode == "warm":
+        why = "one set, over and over, as asked"
+    elif not touched(1):
+        why = "a serving step streams none of its operands"
+    elif copies < wanted:
+        why = f"memory holds {copies} of the {wanted} sets of operands that it takes"
+    else:
+        sets = f"{copies} sets of operands touch" if copies > 1 else "one set of operands touches"
+        why = f"{sets} {touched(copies) / 1e6:.3g} MB; the last level holds {level / 1e6:.3g} MB"
+    return Rotation(mode, copies, touched(copies), level, enough(copies), why)
 
 
 class Memory:
-    """Of one case on one device: bytes that groups of entries need, and may take, in a cache mode.
-
-    share:     of the machine's memory, which others may share that are measured meanwhile
-    judge:     what the judge holds while anything is measured; on a CPU its references are in it
-    computing: what it holds beside that while it computes a reference, and workers have one set of operands
-    """
+    """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
     def __init__(
         self,
@@ -46,14 +116,20 @@ class Memory:
         share: float = 1.0,
         boundary: str = "core",
     ) -> None:
+        """share: of the machine's free memory, where other devices are measured at the same time"""
         self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform)
         self.limit = float("inf")  # where no tool says what is free
         if free is not None:
-            self.limit = MEMORY_SHARE[platform.kind] * free * (share if on_cpu else 1)
+            self.limit = MEMORY_SHARE[platform.kind] * free
+            if on_cpu:
+                self.limit *= share
         self.blas = blas_workspace(platform)
         self.context = 0 if on_cpu else CONTEXT
+        # `judge`: what the judge holds while entries are measured, on a CPU with its references.
+        # `computing`: what it needs beside that while it computes a reference, when workers have one set of
+        # operands.
         if on_cpu:
             self.judge, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
         else:
@@ -61,13 +137,13 @@ class Memory:
             self.computing = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
     def needed(self, group: Sequence[Entry], copies: int) -> int:
-        """Of the device's memory, for the judge and the group's workers on so many sets of operands; those
-        that are interpreted have theirs after the others', and need one set."""
-        timed = [c for c in group if not c.interpreted]
-        # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
-        reruns = [c for c in timed if c.impl.name == self.baseline] or timed
-        twice = timed if any(c.setting.is_rerun for c in timed) else [*timed, *reruns[:1]]
-        checked = [c for c in group if c.interpreted]
+        """Bytes of the device's memory for the judge and the group's workers, on so many sets of operands.
+        The workers of interpreted entries run after the others', on one set."""
+        timed = [entry for entry in group if not entry.interpreted]
+        # The baseline, or else the first entry, counts twice: it is prepared twice, as the A/A pair.
+        reruns = [entry for entry in timed if entry.impl.name == self.baseline] or timed
+        twice = timed if any(entry.setting.is_rerun for entry in timed) else [*timed, *reruns[:1]]
+        checked = [entry for entry in group if entry.interpreted]
         return self.judge + max(
             self._workers(twice, copies),
             self._workers(twice, 1) + self.computing,
@@ -76,8 +152,8 @@ class Memory:
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
         workers: dict[tuple[str, str], list[Entry]] = {}
-        for c in entries:
-            workers.setdefault((c.setting.name, c.impl.runtime), []).append(c)
+        for entry in entries:
+            workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary)
             + WORKER_STREAMS * self.blas
@@ -89,20 +165,21 @@ class Memory:
         return self.needed(group, copies) <= self.limit
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that stand in every group: the baseline under the first setting, if it is there, and that
-        setting again."""
-        baselines = [c for c in entries if c.impl.name == self.baseline]
-        return [c for i, c in enumerate(baselines) if i == 0 or c.setting.is_rerun]
+        """The entries that are in every group: the baseline under the first setting, if it is there, and
+        its rerun where settings are compared."""
+        baselines = [entry for entry in entries if entry.impl.name == self.baseline]
+        return [entry for i, entry in enumerate(baselines) if i == 0 or entry.setting.is_rerun]
 
     def holds(self, entries: Sequence[Entry], copies: int) -> bool:
         """Whether every entry that fits beside the baseline on one set also fits on `copies` sets."""
         baselines = self.baselines(entries)
-        every = [[*baselines, c] for c in entries if c not in baselines] or [baselines]
+        every = [[*baselines, entry] for entry in entries if entry not in baselines] or [baselines]
         return all(self.fits(group, copies) for group in every if self.fits(group, 1))
 
     def groups(self, entries: Sequence[Entry], copies: int) -> tuple[list[list[Entry]], list[Entry]]:
-        """Groups of entries that fit in memory beside each other, each with the baseline; who does not
-        fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
+        """Groups of entries that fit into memory together, each with the baseline, and the entries that do
+        not fit at all. An entry that does not fit beside the baseline is alone in its group, with a time
+        and no ratio."""
         baselines = self.baselines(entries)
         groups: list[list[Entry]] = [list(baselines)]
         too_large, alone = [], []
@@ -119,8 +196,8 @@ class Memory:
                 too_large.append(entry)
         if baselines and not self.fits(baselines, copies):
             too_large += baselines
-            groups = [[c for c in g if c not in baselines] for g in groups]
-        too_large = [c for c in too_large if not c.setting.is_rerun]
+            groups = [[entry for entry in g if entry not in baselines] for g in groups]
+        too_large = [entry for entry in too_large if not entry.setting.is_rerun]
         for entry in too_large:
             need = self.needed([entry], copies)
             entry.fail(
@@ -137,15 +214,15 @@ def memory_needed(
     mode: str = "serving",
     boundary: str = "core",
 ) -> int:
-    """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers;
-    each entry's layout of stationary operands, unless it is shared, workspace and outputs, two of them
-    kept to compare others with; and its scratch. A graph has its own, and outputs of its own where a library
-    allocates them, beside those of the calls before it was captured."""
+    """Bytes of one worker: the sets that calls rotate over, the first one twice while it moves to fresh
+    buffers; each entry's own layout of stationary operands, its workspace, its outputs, of which two are
+    kept to compare others with, and its scratch. A graph has its own scratch, and its own outputs where a
+    library allocates them, beside those of the calls before it was captured."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
-    impls = [c.impl for c in entries]
+    impls = [entry.impl for entry in entries]
     kept = (copies + 1 if op.turns else 2) * output
     per_entry = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
     composed = sum(i.native(boundary) != boundary for i in impls)
@@ -155,9 +232,9 @@ def memory_needed(
     per_entry += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
     before = max(
         (
-            c.impl.scratch(sizes) + (copies * output if c.impl.allocates else 0)
-            for c in entries
-            if c.launch == "graph"
+            entry.impl.scratch(sizes) + (copies * output if entry.impl.allocates else 0)
+            for entry in entries
+            if entry.launch == "graph"
         ),
         default=0,
     )
@@ -165,7 +242,7 @@ def memory_needed(
 
 
 def blas_workspace(platform: Platform) -> int:
-    """Bytes that torch keeps for matrix products for each stream that it was called on, beside all else:
+    """Bytes that torch keeps for matrix products for each stream that they ran on, beside all else:
     32 MiB for cuBLAS, which cuBLASLt shares; 128 MiB for hipBLAS on gfx942 and gfx950, 32 MiB on others,
     and 76 MiB for hipBLASLt (PyTorch in 2026, aten/src/ATen/cuda/CublasHandlePool.cpp:
     parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize). Before Hopper, and on Blackwell under older
@@ -179,8 +256,8 @@ def blas_workspace(platform: Platform) -> int:
 
 
 def kept_references(op: Op, sizes: Any, kind: str) -> int:
-    """Bytes of the references that the judge keeps, in the host's memory: up to 16 bytes for each element
-    of the output's rows that it computes, four references in each of up to two boundaries."""
+    """Bytes of the references that the judge keeps in the host's memory: four references in each of up to two
+    boundaries, at up to 16 bytes for each element of the rows that are computed."""
     references = 4 * len(op.boundaries[:2])
     elements = op.output_bytes(sizes) / 2
     sampled = min(1.0, MAX_FLOPS[kind] / op.work(sizes).flops, MOST_ELEMENTS / elements)

@@ -1,4 +1,5 @@
-"""Selection of ops, cases, implementations and launch modes from what a command names."""
+"""The ops, cases, implementations and launch modes that a command names. Each function raises UsageError
+for what it does not know."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def choose_op(name: str) -> Op:
 def choose_cases(
     op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None, arch: str = ""
 ) -> list[Case]:
-    """The cases of a suite or of `--case` texts in each boundary, canonical, heaviest first, among equals in
-    suite order; sizes that they leave open are the architecture's."""
+    """The cases of a suite or of `--case` texts in each boundary, the heaviest first, among equals in the
+    order of the suite. Sizes that they leave open are the architecture's defaults."""
     if boundary is not None and boundary not in op.boundaries:
         raise UsageError(
             f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
@@ -55,7 +56,8 @@ def _suite(name: str) -> Any:
 
 
 KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page")
-"""Sizes by which a row chooses what it runs, and does not run: at ragged sizes they are those of the case."""
+"""Sizes by which a row decides what it runs and whether it can run: ragged cases take them from the timed
+case."""
 
 
 def kept_sizes(case: Case) -> dict[str, Size]:
@@ -63,8 +65,8 @@ def kept_sizes(case: Case) -> dict[str, Size]:
 
 
 def ragged_cases(op: Op, case: Case, arch: str) -> list[Case]:
-    """The small cases of uneven sizes at which each timed implementation is checked too, of the dtypes,
-    heads, pages and boundary of the timed case."""
+    """The small cases of uneven sizes at which each timed implementation is checked too. They have the
+    dtypes, heads, pages and boundary of the timed case."""
     made = [
         op.case({**op.defaults(arch), **each.sizes, **kept_sizes(case)}, boundary=case.boundary)
         for each in ragged(op.name)
@@ -87,8 +89,26 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
     return [selected[name] for name in sorted(selected)]
 
 
+def choose_implementation(op: str, name: str) -> Implementation:
+    """The implementation of that name."""
+    known = {i.name: i for i in kernels.implementations(op)}
+    if name not in known:
+        raise UsageError(f"no implementation of {op} is called {name!r}; there are: {', '.join(known)}")
+    return known[name]
+
+
+def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
+    """The case of a `--case` text that names one; the boundary is the op's first by default. purpose: what
+    it is for, in words"""
+    cases = choose_cases(op, None, [text], boundary or op.boundaries[0], arch)
+    if len(cases) > 1:
+        raise UsageError(f"{text!r} names {len(cases)} cases; a {purpose} is of one")
+    return cases[0]
+
+
 def choose_baseline(op: Op, platform: Platform, named: str | None, selected: list[Implementation]) -> str:
-    """The named baseline, or the op's best torch implementation here; it joins the selected ones."""
+    """The named baseline, or the op's best torch implementation on this platform. It is added to
+    `selected`."""
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
     if baseline not in known:
@@ -99,7 +119,7 @@ def choose_baseline(op: Op, platform: Platform, named: str | None, selected: lis
 
 
 def launches(platform: Platform, wanted: str | None) -> list[str]:
-    """Launch modes to measure; a CPU has no graphs."""
+    """The launch modes to measure; a CPU has no graphs."""
     if platform.kind == "cpu":
         if wanted in ("graph", "both"):
             raise UsageError(f"--launch {wanted} needs a GPU; this is a CPU, whose calls are eager")

@@ -1,30 +1,37 @@
-"""Settings: environment variables or a source tree under which cells run, one setting per combination of
-flags."""
+"""Settings, under which entries run: environment variables, one setting for each combination of flags; or the
+kernels/ of a revision of this repository, under this checkout's harness."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
+import subprocess
+import tarfile
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.errors import UsageError
+from harness.paths import ROOT, cache
 
-UNSET = "unset"
-MOST_SETTINGS = 32
+PLAIN = "plain"  # the name of the setting that sets nothing
+UNSET = "unset"  # stands for a variable that is not set, where values are given as text
+MOST_SETTINGS = 32  # the most settings that one run compares
 
 
 @dataclass(frozen=True)
 class ToggledFlag:
-    """An environment variable and the values it takes; None: not set."""
+    """An environment variable and the values that it takes; None: not set."""
 
     name: str
     values: tuple[str | None, ...]
 
 
 def parse_flags(texts: Iterable[str]) -> list[ToggledFlag]:
-    """`NAME=a,b` each: a comma of a value is written `\\,`, no value as `NAME=`, no variable as `NAME=unset`.
-    Raises UsageError."""
+    """The flags of texts such as `NAME=a,b`. A comma inside a value is written `\\,`, an empty value
+    `NAME=`, and a variable that is not set `NAME=unset`. Raises UsageError."""
     flags: dict[str, ToggledFlag] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
@@ -45,7 +52,7 @@ def parse_flags(texts: Iterable[str]) -> list[ToggledFlag]:
 
 
 def factorial(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Setting]:
-    """The plain setting, then one for each combination; `common` is set in all of them."""
+    """The plain setting, then one for each combination of values; `common` is set in all of them."""
     combinations = itertools.product(*(flag.values for flag in flags))
     names = [flag.name for flag in flags]
     settings = [dict(zip(names, values, strict=True)) for values in combinations]
@@ -58,19 +65,20 @@ def one_at_a_time(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -
 
 
 def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
-    """The whole recipe, which the others are compared with, it without each of its variables, and the plain
-    setting: there none of them is set."""
+    """The whole recipe, which the others are compared with; the recipe without each one of its variables;
+    and a setting in which none of them is set."""
     bare = dict.fromkeys(recipe)
     return _settings(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
 
 
 def whole(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
-    """The plain setting, where none of its variables is set, and the whole recipe."""
+    """A setting in which none of the recipe's variables is set, and the whole recipe."""
     return _settings(common, [dict.fromkeys(recipe), recipe])
 
 
 def _settings(common: dict[str, str | None], variables: Iterable[dict[str, str | None]]) -> list[Setting]:
-    """The first of them a second time at the end, for the noise. Raises UsageError for too many."""
+    """Settings of these variables, each once, and at the end the rerun of the first one, which gives the
+    noise. Raises UsageError for too many."""
     settings = list(
         {setting.name: setting for setting in (Setting(common | each) for each in variables)}.values()
     )
@@ -83,37 +91,33 @@ def _settings(common: dict[str, str | None], variables: Iterable[dict[str, str |
     return [*settings, Setting(settings[0].variables, is_rerun=True)]
 
 
-PLAIN = "plain"
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What cells run under: a set of environment variables, none in the plain setting, or a source tree.
-
-    variables: None takes one away
-    is_rerun:   the first setting a second time, in workers of its own: what differs between the two is noise
-    tree:      whose kernels/ it runs; None: this one
-    revision:  what the tree is called
-    """
+    """What entries run under: environment variables, none in the plain setting, or another source tree."""
 
     variables: dict[str, str | None] = field(default_factory=dict)
+    """Environment variables; None: the variable is not set."""
     is_rerun: bool = False
+    """Whether this is the first setting a second time, in workers of its own: the difference is noise."""
     tree: str | None = None
-    revision: str = ""
+    """The folder of the source tree that provides kernels/; None: this checkout."""
+    revision: str = ""  # the name of that tree
 
     @property
     def name(self) -> str:
         words = [self.revision] if self.revision else []
         words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
-        return (", ".join(words) or PLAIN) + " (again)" * self.is_rerun
+        name = ", ".join(words) or PLAIN
+        return f"{name} (again)" if self.is_rerun else name
 
 
 def value_text(value: str | None) -> str:
-    """Of a variable: `unset` for None, two quotes for the empty one."""
+    """The value of a variable as text: `unset` for None, two quotes for the empty string."""
     return UNSET if value is None else value or "''"
 
 
 def parse_setting(settings: Iterable[str]) -> Setting:
+    """The setting of texts such as `NAME=VALUE`. Raises UsageError."""
     variables: dict[str, str | None] = {}
     for text in settings:
         name, equals, value = text.partition("=")
@@ -131,3 +135,56 @@ def parse_threads(text: str | None) -> int | None:
     if not (text.isdecimal() and int(text)):
         raise UsageError(f"cannot read OMP_NUM_THREADS={text!r}; write a number of threads")
     return int(text)
+
+
+BESIDE = ("harness", "shapes")
+"""What a revision's folder takes of this checkout: one harness measures all revisions, on the same cases."""
+
+
+def revision_settings(names: tuple[str, str]) -> list[Setting]:
+    """A setting for each of two revisions, and the first one's rerun. Raises UsageError for a revision that
+    git does not know."""
+    commits = [_commit(name) for name in names]
+    pair = [
+        revision_setting(f"{name} ({commit[:9]})", commit)
+        for name, commit in zip(names, commits, strict=True)
+    ]
+    if pair[0].tree == pair[1].tree:
+        raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
+    return [*pair, Setting(is_rerun=True, tree=pair[0].tree, revision=pair[0].revision)]
+
+
+def revision_setting(name: str, commit: str) -> Setting:
+    return Setting(tree=str(tree(commit)), revision=name)
+
+
+def tree(commit: str) -> Path:
+    """The folder that holds a commit's kernels/ beside this checkout's other packages."""
+    folder = cache() / "revisions" / commit
+    if not (folder / "kernels").is_dir():
+        packed = _git("archive", "--format=tar", commit, "kernels")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as fresh,
+            tarfile.open(fileobj=io.BytesIO(packed)) as files,
+        ):
+            files.extractall(fresh, filter="data")
+            (Path(fresh) / "kernels").replace(folder / "kernels")
+    for name in BESIDE:
+        link = folder / name
+        if not link.is_symlink() or link.resolve() != ROOT / name:
+            link.unlink(missing_ok=True)
+            link.symlink_to(ROOT / name)
+    return folder
+
+
+def _commit(name: str) -> str:
+    return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+
+
+def _git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise UsageError(f"git {' '.join(words[:2])}: {lines[-1].removeprefix('fatal: ')}")
+    return done.stdout

@@ -1,4 +1,5 @@
-"""Toggled flags: the settings they make, which can act here, which implementations an engine's flag means."""
+"""Toggled flags: the settings that they make, which of them can have an effect here, and which
+implementations an engine's flag chooses between."""
 
 from __future__ import annotations
 
@@ -13,35 +14,30 @@ from harness.plan.settings import Setting, ToggledFlag, value_text
 from kernels.platform import Platform
 
 MARGIN = 0.02
-"""A change of less is `same`: nobody changes what runs in production for it, few machines resolve less."""
+"""A smaller change counts as `same`: it is not worth changing production for, and few machines resolve
+less."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ToggleRequest:
-    """The command line of `toggle`, unread, but what it has in common with `run`.
-
-    flags:   `NAME=value[,value...]` each, or none with a recipe
-    common:   `NAME=value` each, set in all settings
-    design:   `factorial` or `one-at-a-time`
-    force:    sets what cannot show anything here, or nobody knows, too
-    """
+    """The options of `toggle` that `run` does not have, and the op and launch mode, not yet interpreted."""
 
     op: str | None
     launch: str | None
-    flags: Sequence[str]
-    common: Sequence[str]
-    design: str
+    flags: Sequence[str]  # texts such as `NAME=value,value`; none with a recipe
+    common: Sequence[str]  # texts such as `NAME=value`, set in all settings
+    design: str  # `factorial` or `one-at-a-time`
     recipe: str | None
     leave_one_out: bool
-    force: bool
+    force: bool  # whether flags are set too that can have no effect here, or that are unknown
 
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """Either settings of each implementation, with the flags' values, or implementations that stand for
-    them."""
+    """Either settings of each implementation, with the values of the flags, or the implementations that the
+    flags choose between."""
 
     settings: Sequence[Setting] = ()
     flags: dict[str, list[str | None]] = field(default_factory=dict)
@@ -49,7 +45,8 @@ class TogglePlan:
 
 
 def plan_toggle(request: ToggleRequest, platform: Platform, log: Log) -> TogglePlan:
-    """Raises UsageError for what cannot be understood, NothingRan where no flag can show anything."""
+    """The settings or implementations that a request asks for. Raises UsageError for what cannot be
+    understood, and NothingRan where no flag can have an effect."""
     if bool(request.flags) == bool(request.recipe):
         raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
     if request.leave_one_out and not request.recipe:
@@ -69,12 +66,16 @@ def _settings(toggled: Sequence[ToggledFlag], request: ToggleRequest) -> list[Se
     common = settings.parse_setting(request.common).variables
     if request.recipe:
         recipe = {flag.name: flag.values[0] for flag in toggled}
-        return (settings.leave_one_out if request.leave_one_out else settings.whole)(recipe, common)
-    return (settings.factorial if request.design == "factorial" else settings.one_at_a_time)(toggled, common)
+        if request.leave_one_out:
+            return settings.leave_one_out(recipe, common)
+        return settings.whole(recipe, common)
+    if request.design == "factorial":
+        return settings.factorial(toggled, common)
+    return settings.one_at_a_time(toggled, common)
 
 
 def _recipe_flags(name: str, log: Log) -> list[ToggledFlag]:
-    """Each variable as the recipe sets it, or not set."""
+    """The variables of a recipe, each with the recipe's value and not set."""
     recipe = recipes.find(name)
     if recipe.options:
         log(f"{name} also sets options of {recipe.engine}, which no kernel sees: {', '.join(recipe.options)}")
@@ -84,9 +85,9 @@ def _recipe_flags(name: str, log: Log) -> list[ToggledFlag]:
 def _effective(
     named: Sequence[ToggledFlag], op: str, platform: Platform, request: ToggleRequest, log: Log
 ) -> list[ToggledFlag]:
-    """Those that can show something here; of a recipe, those that act on kernels themselves and not on an
-    engine's choice. Raises UsageError for a misspelt name, NothingRan where none is left, or where one cannot
-    that was asked for by name."""
+    """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
+    choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
+    was named on the command line can have no effect."""
     recipe, force = request.recipe, request.force
     launch = "eager" if platform.kind == "cpu" else request.launch or "graph"
     reasons = {flag.name: _obstacle(flag, op, platform, launch, force, log) for flag in named}
@@ -112,7 +113,7 @@ def _chooses(flag: ToggledFlag) -> bool:
 
 
 def _obstacle(flag: ToggledFlag, op: str, platform: Platform, launch: str, force: bool, log: Log) -> str:
-    """Why a flag can show nothing here; empty if it can, or nothing is known of it."""
+    """Why a flag can have no effect here; empty if it can, or if nothing is known of it."""
     entry = flags.catalogue().get(flag.name)
     if entry is None:
         meant = flags.suggestions(flag.name)
@@ -130,8 +131,8 @@ def _obstacle(flag: ToggledFlag, op: str, platform: Platform, launch: str, force
 
 
 def _stand_ins(toggled: Sequence[ToggledFlag], op: str, log: Log) -> list[str]:
-    """The implementations that the values of engines' flags stand for; empty where no flag is one's. Raises
-    UsageError where others stand beside them."""
+    """The implementations that the values of engines' flags choose; empty where no flag makes an engine
+    choose. Raises UsageError where other flags are given with them."""
     choosing = [flag for flag in toggled if _chooses(flag)]
     if choosing and len(choosing) < len(toggled):
         raise UsageError(f"{choosing[0].name} chooses between implementations: toggle it without other flags")

@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
+from harness.report.fitting_table import Column, Columns, FittingTable, as_table
 from harness.report.notes import UNTIMED, case_notes, noted
 from harness.report.rows import CaseResult, Row
 from harness.report.text import (
@@ -26,12 +29,6 @@ from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from harness.report.fitting_table import FittingTable
-
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 """Styles of verdicts."""
 
@@ -39,8 +36,6 @@ STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case. With the run, notes hold
     commands that check its wrong rows alone."""
-    from rich.console import Group
-
     case = CaseResult.of(records)
     ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
     return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
@@ -48,8 +43,6 @@ def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableT
 
 def heading(cell: Cell) -> RenderableType:
     """The cell's case; below it the case's place in the suite, and what all rows have in common."""
-    from rich.text import Text
-
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
@@ -57,8 +50,6 @@ def heading(cell: Cell) -> RenderableType:
 
 def headline(case: CaseResult) -> Text:
     """Which row is fastest, and how sure that is."""
-    from rich.text import Text
-
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
@@ -89,41 +80,38 @@ def _against(verdict: Verdict) -> str:
 
 
 def _ranking(case: CaseResult) -> FittingTable:
-    from harness.report.fitting_table import Column, FittingTable
-
     rows = [row for row in case.rows if row.cell.time_us is not None]
-    time, times = time_column([interval(row.cell) for row in rows])
-    baseline = case.baselines[0] if case.baselines else "baseline"
     limits = [row.cell.percent_of_ceiling for row in rows]
-    columns: dict[Column, Sequence[str | Text]] = {
-        Column("implementation", wraps=True): [row.cell.name for row in rows],
-        Column(time): times,
-        Column("host", right=True, spare=3): [microseconds(row.cell.host_us) for row in rows],
-        Column(f"vs {baseline}"): ratios(rows),
-        Column("verdict"): [styled(row.word) for row in rows],
-        Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
-        Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
-        Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
-    }
-    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+    return as_table(
+        {Column("implementation", wraps=True): [row.cell.name for row in rows]}
+        | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
+        | {
+            Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
+            Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
+            Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
+        }
+    )
+
+
+def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
+    """The columns of times, of ratios to the baseline and of verdicts.
+
+    host: with a column of the times that the host needs to launch a call
+    """
+    header, times = time_column([interval(row.cell) for row in rows])
+    ratios = ratio_column([row.verdict for row in rows])
+    columns: Columns = {Column(header): times}
+    if host:
+        columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]
+    columns[Column(f"vs {baseline}")] = [
+        "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
+    ]
+    columns[Column("verdict")] = [Text(row.word, STYLES.get(row.word, "")) for row in rows]
+    return columns
 
 
 def interval(timed: Cell) -> Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
-
-
-def ratios(rows: Sequence[Row]) -> list[str]:
-    """A column of ratios; a row that others are compared with has `baseline` in it."""
-    verdicts = [row.verdict for row in rows]
-    column = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
-    return ["baseline" if row.is_baseline else cell for row, cell in zip(rows, column, strict=True)]
-
-
-def styled(verdict: str) -> Text:
-    """The verdict's word in its colour."""
-    from rich.text import Text
-
-    return Text(verdict, STYLES.get(verdict, ""))
 
 
 def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
@@ -141,28 +129,14 @@ def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
     """What others published of a case, as a table of its own; None if there is nothing."""
-    from rich.console import Group
-
-    from harness.report.fitting_table import Column, FittingTable
-
-    rows = [
-        (
-            f.implementation,
-            f.device,
-            microseconds(f.time_us),
-            significant(f.tflops or None),
-            f"{f.source}; {f.method}",
-        )
-        for f in figures
-        if f.of(case.op, case.sizes)
-    ]
+    rows = [figure for figure in figures if figure.of(case.op, case.sizes)]
     if not rows:
         return None
-    columns = [
-        Column("implementation"),
-        Column("device"),
-        Column("time", right=True),
-        Column("TFLOPS", right=True),
-        Column("source; how it was timed", wraps=True),
-    ]
-    return Group("published by others, neither measured here nor ranked:", FittingTable(columns, rows))
+    columns: Columns = {
+        Column("implementation"): [row.implementation for row in rows],
+        Column("device"): [row.device for row in rows],
+        Column("time", right=True): [microseconds(row.time_us) for row in rows],
+        Column("TFLOPS", right=True): [significant(row.tflops or None) for row in rows],
+        Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
+    }
+    return Group("published by others, neither measured here nor ranked:", as_table(columns))

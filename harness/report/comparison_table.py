@@ -1,18 +1,22 @@
-"""Tables of two compared runs, as text or markdown, and of headline claims held against recorded runs."""
+"""Tables of two compared runs, as text or markdown, and of headline claims compared with recorded runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+from rich.console import Group, RenderableType
+
+from harness.files import JsonObject
+from harness.report.fitting_table import Column, FittingTable
+from harness.report.rows import grouped
 from harness.report.text import interval, microseconds, ratio_text, table
-from harness.results.claims import Claims, Ratio, Test, matches
+from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 from kernels.platform import Platform
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+T = TypeVar("T")
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 CLAIMS_NOTE = """
@@ -23,53 +27,33 @@ can time:"""
 
 
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
-    from rich.console import Group
-
-    from harness.report.fitting_table import Column, FittingTable
-
     columns = [Column(header, right=header in "AB") for header in HEADERS[:-1]]
     columns.append(Column(HEADERS[-1], wraps=True, spare=1))
-    parts: list[RenderableType] = [*_head(a, b, comparison), ""]
-    for case, rows in _by_case(comparison.rows).items():
-        parts += [_title(case, rows), "", FittingTable(columns, [_cells(row) for row in rows]), ""]
-    return Group(*parts, *_foot(comparison))
+    return Group(*_parts(a, b, comparison, lambda rows: FittingTable(columns, rows)))
 
 
 def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
-    lines = [*_head(a, b, comparison), ""]
-    for case, rows in _by_case(comparison.rows).items():
-        lines += [_title(case, rows), "", table([_cells(row) for row in rows], HEADERS, style="github"), ""]
-    return "\n".join([*lines, *_foot(comparison)])
+    return "\n".join(_parts(a, b, comparison, lambda rows: table(rows, HEADERS, style="github")))
 
 
-def _head(a: RecordedRun, b: RecordedRun, comparison: Compared) -> list[str]:
-    forced = [f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible]
-    return [f"A: {_origin(a)}", f"B: {_origin(b)}", *forced, *comparison.notes]
-
-
-def _title(case: str, rows: Sequence[Row]) -> str:
-    return f"{case}  ({100 * rows[0].weight:.1f} % of the suite)"
-
-
-def _foot(comparison: Compared) -> list[str]:
-    lines = [f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"]
+def _parts(
+    a: RecordedRun, b: RecordedRun, comparison: Compared, as_table: Callable[[list[list[str]]], T]
+) -> Iterator[str | T]:
+    """The lines of the report, and a table for each case, which `as_table` makes of its cells."""
+    for name, run in (("A", a), ("B", b)):
+        yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
+    yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
+    yield from (*comparison.notes, "")
+    for case, rows in grouped(comparison.rows, lambda row: row.case).items():
+        yield from (f"{case}  ({100 * rows[0].weight:.1f} % of the suite)", "")
+        yield from (as_table([_cells(row) for row in rows]), "")
+    yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
-        lines += ["in one run only:", *(f"- {text}" for text in comparison.missing)]
+        yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))
     if speedups := means(comparison.rows):
-        lines += ["", "over all cases, weighted by their share of the serving step:"]
-        lines += [f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items()]
-    return [*lines, "", _conclusion(comparison)]
-
-
-def _by_case(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    return cases
-
-
-def _origin(recorded: RecordedRun) -> str:
-    return f"{recorded.folder} ({recorded.run.created}, commit {recorded.commit})"
+        yield from ("", "over all cases, weighted by their share of the serving step:")
+        yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
+    yield from ("", _conclusion(comparison))
 
 
 def _cells(row: Row) -> list[str]:
@@ -98,7 +82,7 @@ def _conclusion(comparison: Compared) -> str:
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
-def claims_table(claims: Claims, tests: Sequence[Test], platform: Platform) -> str:
+def claims_table(claims: JsonObject, tests: Sequence[Test], platform: Platform) -> str:
     """platform: this machine."""
     headers = ["claim", "against", f"on {claims['device']}", "verdict", f"any kernel on {platform.arch}"]
     rows = [[f"{t.op} {t.factor:g}x", t.against, _ratio(t.claimed), t.verdict, _ratio(t.here)] for t in tests]

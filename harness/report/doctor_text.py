@@ -9,13 +9,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
-from harness.report.text import duration, in_digits
+from harness.report.text import duration, significant
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from harness.files import JsonObject
-    from harness.results.schema import Facts
 
 LABEL = 20
 """The least width of the column of labels."""
@@ -25,7 +24,7 @@ Lines = list[tuple[str, str]]
 """(label, text) of each line; an empty label makes an item of a list."""
 
 
-def doctor_text(facts: Facts) -> str:
+def doctor_text(facts: JsonObject) -> str:
     """The facts of `harness.doctor.examine` as text. Empty parts are left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"], facts["ceilings"].get("reach", 0))),
@@ -93,7 +92,8 @@ def _ceilings(ceilings: JsonObject) -> Lines:
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
     products = [
-        (f"{dtype} product", f"{in_digits(rate / 1e12)} TFLOPS") for dtype, rate in ceilings["rates"].items()
+        (f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS")
+        for dtype, rate in ceilings["rates"].items()
     ]
     copied = f"{_bandwidth(ceilings['copy'])}, read plus written"
     return [
@@ -105,7 +105,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{in_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{in_digits(rate / 1e9)} GB/s"
+    return f"{significant(rate / 1e12)} TB/s" if rate >= 1e12 else f"{significant(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:

@@ -3,7 +3,7 @@ column is left out, and the table may be wider than the text around it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import Box
@@ -31,6 +31,14 @@ class Column:
     """Whether long cells are broken into lines."""
 
 
+Columns = dict[Column, Sequence[str | Text]]
+"""The cells of each column."""
+
+
+def as_table(columns: Columns) -> FittingTable:
+    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+
+
 @dataclass(frozen=True)
 class FittingTable:
     """A rich renderable. A row has one cell for each column. Columns whose cells are all empty are left
@@ -41,23 +49,14 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
+        widths = {i: self._least_width(i) for i in filled}
+        shown, width = list(filled), options.max_width
         if options.is_terminal:
-            shown, width = self._fitting(filled, options.max_width), options.max_width
+            spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: self.columns[i].spare)
+            while spare and _total(widths, shown) > width:
+                shown.remove(spare.pop())
         else:
-            shown, width = filled, max(options.max_width, self._width(filled))
-        yield from console.render(self._table(shown), options.update(max_width=width))
-        if missing := [self.columns[i].header for i in filled if i not in shown]:
-            yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
-
-    def _fitting(self, filled: Sequence[int], width: int) -> list[int]:
-        """The places of the columns that fit a width."""
-        shown = list(filled)
-        spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: -self.columns[i].spare)
-        while spare and self._width(shown) > width:
-            shown.remove(spare.pop(0))
-        return shown
-
-    def _table(self, shown: Sequence[int]) -> Table:
+            width = max(width, _total(widths, filled))
         table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
                       border_style="dim")  # fmt: skip
         for i in shown:
@@ -67,16 +66,15 @@ class FittingTable:
                 justify="right" if column.right else "left",
                 no_wrap=not column.wraps,
                 overflow="fold",
-                min_width=self._column_width(i),
+                min_width=widths[i],
             )
         for row in self.rows:
             table.add_row(*(row[i] for i in shown))
-        return table
+        yield from console.render(table, options.update(max_width=width))
+        if missing := [self.columns[i].header for i in filled if i not in shown]:
+            yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
 
-    def _width(self, shown: Sequence[int]) -> int:
-        return sum(map(self._column_width, shown)) + GAP * (len(shown) - 1)
-
-    def _column_width(self, i: int) -> int:
+    def _least_width(self, i: int) -> int:
         column = self.columns[i]
         cells = [column.header, *(str(row[i]) for row in self.rows)]
         longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
@@ -84,3 +82,7 @@ class FittingTable:
             return longest
         longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
         return max(longest_word, min(longest, LEAST))
+
+
+def _total(widths: Mapping[int, int], shown: Sequence[int]) -> int:
+    return sum(widths[i] for i in shown) + GAP * (len(shown) - 1)

@@ -7,19 +7,18 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from harness.report.rows import CaseResult, grouped
 from harness.report.text import ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
 from harness.statistics.paired import MAX_NOISE, noise_of
 from shapes.case import Case, text_of
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from harness.report.rows import CaseResult
 
 STOPPED = {
     "tight": "all intervals were tight",
@@ -59,9 +58,6 @@ Notes = list[tuple[str, str]]
 
 def noted(notes: Notes) -> RenderableType:
     """Labels in one column, and their texts in the next, broken into lines."""
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -86,21 +82,18 @@ def case_notes(case: CaseResult, run: Run | None) -> Notes:
 
 def untimed(cells: Iterable[Cell]) -> Notes:
     """Rows without a time, failures first: each reason once, with the rows that it holds for."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for cell in cells:
-        if cell.status != "ok":
-            # The heading says already which machine this is.
-            reason, _, _ = cell.reason.partition("; this is ")
-            names.setdefault((cell.status, reason), []).append(cell.name)
-    order = sorted(names, key=lambda key: list(UNTIMED).index(key[0]))
-    return [(status, _without_time(status, reason, names[status, reason])) for status, reason in order]
-
-
-def _without_time(status: str, reason: str, names: Sequence[str]) -> str:
-    if status == "unsupported":
-        count = f" ({len(names)})" if len(names) > 1 else ""
-        return f"{reason}{count}: {', '.join(names)}"
-    return ": ".join(filter(None, [", ".join(names), reason]))
+    # The heading says already which machine this is.
+    failed = [cell for cell in cells if cell.status != "ok"]
+    groups = grouped(failed, lambda cell: (cell.status, cell.reason.partition("; this is ")[0]))
+    notes: Notes = []
+    for (status, reason), group in sorted(groups.items(), key=lambda of: list(UNTIMED).index(of[0][0])):
+        names = ", ".join(cell.name for cell in group)
+        if status == "unsupported":
+            count = f" ({len(group)})" if len(group) > 1 else ""
+            notes.append((status, f"{reason}{count}: {names}"))
+        else:
+            notes.append((status, f"{names}: {reason}" if reason else names))
+    return notes
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
@@ -149,14 +142,12 @@ def _quoted(text: str) -> str:
 
 def _remarks(timed: Sequence[Cell]) -> Notes:
     """Remarks on times, each once with the rows that it holds for."""
-    names: dict[str, list[str]] = {}
-    for cell in timed:
-        for remark in filter(None, cell.reason.split("; ")):
-            names.setdefault(remark, []).append(cell.name)
+    remarks = [(remark, cell.name) for cell in timed for remark in cell.reason.split("; ") if remark]
     notes = []
-    for remark, rows in names.items():
-        whose = "all rows" if len(rows) == len(timed) > 1 else ", ".join(rows)
-        notes.append(("note", f"{whose}: {remark}"))
+    for remark, pairs in grouped(remarks, lambda pair: pair[0]).items():
+        everywhere = len(pairs) == len(timed) > 1
+        names = "all rows" if everywhere else ", ".join(name for _, name in pairs)
+        notes.append(("note", f"{names}: {remark}"))
     return notes
 
 
@@ -176,17 +167,13 @@ def _conclusions(case: CaseResult) -> Notes:
             notes.append(("noise", f"{what}: this machine was disturbed, or the budget too short"))
     if why := case.cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
-    if case.done.disturbed:
-        notes.append(("disturbed", _disturbed(case.done)))
+    if disturbed := case.done.disturbed:
+        dropped = sum(not r.counted for r in disturbed)
+        made = case.done.rounds + case.done.eliminations + dropped
+        fate = "left out and made again" if dropped else "counted all the same"
+        what = f"{len(disturbed)} of {made} rounds, {fate}; e.g. {disturbed[0].reason}"
+        notes.append(("disturbed", what))
     return notes
-
-
-def _disturbed(done: CaseDone) -> str:
-    """How many rounds were disturbed, what was done with them, and the reason of the first."""
-    dropped = sum(not r.counted for r in done.disturbed)
-    made = done.rounds + done.eliminations + dropped
-    fate = "left out and made again" if dropped else "counted all the same"
-    return f"{len(done.disturbed)} of {made} rounds, {fate}; e.g. {done.disturbed[0].reason}"
 
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
@@ -219,19 +206,14 @@ def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float]) -
 
 def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -> str:
     """How many cases the budget did not reach, and their share of each boundary's weight; empty if none."""
-    missing: dict[str, list[Case]] = {}
-    for case in cases:
-        missing.setdefault(case.boundary, []).append(case)
-    weights: dict[str, dict[str, float]] = {}
-    for cell in measured:
-        weights.setdefault(cell.boundary, {})[cell.case] = cell.weight
+    weights = {cell.case: (cell.boundary, cell.weight) for cell in measured}
     shares = []
-    for boundary, of_boundary in missing.items():
-        weight = sum(case.weight for case in of_boundary)
-        whole = weight + sum(weights.get(boundary, {}).values())
+    for boundary, missing in grouped(cases, lambda case: case.boundary).items():
+        weight = sum(case.weight for case in missing)
+        whole = weight + sum(of_case for of, of_case in weights.values() if of == boundary)
         share = f" ({100 * weight / whole:.0f} % of its weight)" if whole else ""
-        shares.append(f"{counted(len(of_boundary))} of {boundary}{share}")
-    return f"left out, the budget of {budget_s:g} s being spent: {', '.join(shares)}" if missing else ""
+        shares.append(f"{counted(len(missing))} of {boundary}{share}")
+    return f"left out, the budget of {budget_s:g} s being spent: {', '.join(shares)}" if shares else ""
 
 
 def counted(cases: int) -> str:
@@ -247,40 +229,34 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     reasons = [r.reason for case in disturbed for r in case.disturbed if r.counted]
     rounds = sum(case.rounds + case.eliminations for case in disturbed)
     # Reasons of a kind are equal except for their numbers.
-    kinds = Counter(NUMBER.sub("#", reason) for reason in reasons)
-    kind = kinds.most_common(1)[0][0]
-    typical = sorted(reason for reason in reasons if NUMBER.sub("#", reason) == kind)
+    kinds = grouped(sorted(reasons), lambda reason: NUMBER.sub("#", reason))
+    kind, typical = max(kinds.items(), key=lambda of: len(of[1]))
     what = typical[len(typical) // 2]
+    percents = Counter[str]()
+    for case in disturbed:
+        for conditions in case.conditions:
+            percents |= Counter(conditions.get("processes", {}))  # the larger of both
+    if percents:
+        what += f", most of it {', '.join(name for name, _ in percents.most_common(PROCESSES))}"
     help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
     return (
         f"not quiet: {len(reasons)} of {rounds} rounds count though something else used the machine, or "
-        f"slowed it ({what}{_processes(disturbed)}). For narrower intervals, {', or '.join(help)}"
+        f"slowed it ({what}). For narrower intervals, {', or '.join(help)}"
     )
-
-
-def _processes(cases: Iterable[CaseDone]) -> str:
-    """The processes that took the most CPU time."""
-    percents: dict[str, float] = {}
-    for case in cases:
-        for conditions in case.conditions:
-            for process, percent in conditions.get("processes", {}).items():
-                percents[process] = max(percent, percents.get(process, 0.0))
-    names = sorted(percents, key=percents.__getitem__, reverse=True)[:PROCESSES]
-    return f", most of it {', '.join(names)}" if names else ""
 
 
 def spread_lines(spreads: Iterable[Spread]) -> list[str]:
     """A line for each type of device, and one for each device that lags or drifted."""
-    return [line for spread in spreads for line in _spread_lines(spread)]
-
-
-def _spread_lines(spread: Spread) -> Iterator[str]:
-    yield f"{len(spread.devices)} devices of type {spread.type} {apart(spread)}"
-    for worst in _worst(spread.lagging):
-        yield f"{worst.device} lags: {ratio_text(worst.comparison)} the median device's time of {worst.case}"
-    for worst in _worst(spread.drifted):
-        times = ratio_text(worst.comparison)
-        yield f"{worst.device} drifted: {times} its first time of {worst.case} at the end"
+    lines = []
+    for spread in spreads:
+        lines.append(f"{len(spread.devices)} devices of type {spread.type} {apart(spread)}")
+        for at in _worst(spread.lagging):
+            times = ratio_text(at.comparison)
+            lines.append(f"{at.device} lags: {times} the median device's time of {at.case}")
+        for at in _worst(spread.drifted):
+            times = ratio_text(at.comparison)
+            lines.append(f"{at.device} drifted: {times} its first time of {at.case} at the end")
+    return lines
 
 
 def apart(spread: Spread) -> str:
@@ -292,9 +268,7 @@ def apart(spread: Spread) -> str:
     return f"were measured too noisily to tell apart: they may differ by up to {spread.most:.1%}"
 
 
-def _worst(ratios: Sequence[DeviceRatio]) -> list[DeviceRatio]:
+def _worst(ratios: Sequence[DeviceRatio]) -> Iterable[DeviceRatio]:
     """For each device the case in which it is furthest off."""
-    worst: dict[str, DeviceRatio] = {}
-    for ratio in sorted(ratios, key=lambda r: max(r.comparison.ratio, 1 / r.comparison.ratio)):
-        worst[ratio.device] = ratio
-    return list(worst.values())
+    by_size = sorted(ratios, key=lambda r: max(r.comparison.ratio, 1 / r.comparison.ratio))
+    return {ratio.device: ratio for ratio in by_size}.values()

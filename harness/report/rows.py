@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from harness.plan.entry import entry_name
 from harness.plan.settings import PLAIN
-from harness.results.effects import Effect, changes, effects, same_kernels
+from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import noise_of
 
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their key, in the order in which the keys come first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -110,32 +122,25 @@ def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComp
     records = list(records)
     verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
     noises = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in records:
-        if isinstance(cell, Cell) and cell.status != "unsupported":
-            groups.setdefault((cell.impl, cell.launch), []).append(cell)
+    cells = [cell for cell in records if isinstance(cell, Cell) and cell.status != "unsupported"]
     first = next(iter(run.settings))
     comparisons = []
-    for group in groups.values():
+    for group in grouped(cells, lambda cell: (cell.impl, cell.launch)).values():
         baseline = next((cell for cell in group if cell.setting == first), None)
         if baseline is None:
             continue
+        others = []
+        for cell in group:
+            verdict, ran, change = verdicts.get((cell.name, "baseline")), "", cell.reason
+            if cell.time_us is not None:
+                change = changes(baseline, cell)
+                ran = "other kernels" if change else "the same"
+            if cell is not baseline:
+                others.append(Row(cell, verdict, is_baseline=False, ran=ran, change=change))
         name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)
-        others = [
-            _setting_row(cell, baseline, verdicts.get((cell.name, "baseline")))
-            for cell in group
-            if cell is not baseline
-        ]
         first_row = Row(baseline, None, is_baseline=True)
         comparisons.append(SettingComparison(name, first_row, others, noises.get(baseline.name)))
     return comparisons
-
-
-def _setting_row(cell: Cell, baseline: Cell, verdict: Verdict | None) -> Row:
-    if cell.time_us is None:
-        return Row(cell, verdict, is_baseline=False, change=cell.reason)
-    ran = "the same" if same_kernels(baseline, cell) else "other kernels"
-    return Row(cell, verdict, is_baseline=False, ran=ran, change=changes(baseline, cell))
 
 
 def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:

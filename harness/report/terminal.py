@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -18,7 +18,9 @@ WIDEST = 120
 def show(what: RenderableType, file: TextIO) -> None:
     """Prints with the colours and the width of a terminal; plain text where the file is none."""
     if file.isatty():
-        _console(file, None, "auto").print(what, crop=False)
+        console = _console(file=file, color_system=None if os.environ.get("NO_COLOR") else "auto")
+        console.width = min(console.width, WIDEST)
+        console.print(what, crop=False)
     else:
         encoding = file.encoding or "utf-8"
         print(plain(what).encode(encoding, "replace").decode(encoding), file=file)
@@ -30,26 +32,13 @@ def plain(what: RenderableType, columns: int | None = None) -> str:
 
     columns: laid out as for a terminal of this width; None: as for a file
     """
-    file = io.StringIO()
-    console = _console(file, columns or WIDTH, None, terminal=columns is not None)
+    file, is_terminal = io.StringIO(), columns is not None
+    console = _console(file=file, color_system=None, force_terminal=is_terminal, width=columns or WIDTH)
     console.print(what, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _console(
-    file: TextIO, columns: int | None, colour: Literal["auto"] | None, terminal: bool | None = None
-) -> Console:
+def _console(**settings: Any) -> Console:
     from rich.console import Console
 
-    console = Console(
-        file=file,
-        width=columns,
-        color_system=None if os.environ.get("NO_COLOR") else colour,
-        force_terminal=terminal,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    console.width = min(console.width, WIDEST) if columns is None else columns
-    return console
+    return Console(highlight=False, markup=False, emoji=False, legacy_windows=False, **settings)

@@ -50,9 +50,14 @@ def ratio_text(of: Verdict | Comparison) -> str:
     return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()
 
 
-def ratio_column(ratios: Sequence[tuple[float | None, float | None, float | None] | None]) -> list[str]:
+def short_ratio(of: Verdict | Comparison) -> str:
+    """`1.94x`, in the digits that the interval supports."""
+    return uncertain_ratio(of.ratio, of.low, of.high)[0]
+
+
+def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
-    parts = [uncertain_ratio(*ratio) if ratio else ("", "") for ratio in ratios]
+    parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]
     numbers = aligned([number for number, _ in parts])
     return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
 
@@ -107,12 +112,7 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits; an empty text for None."""
-    return "" if value is None else f"{value:.{digits}g}"
-
-
-def in_digits(value: float | None, digits: int = 3) -> str:
-    """The value in so many digits, or in all digits before the point; an empty text for None."""
+    """The value in so many significant digits, or in all digits before the point; an empty text for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"

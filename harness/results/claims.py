@@ -1,24 +1,24 @@
-"""Headline claims for AITER, held against recorded runs.
+"""Headline claims for AITER, compared with recorded runs.
 
-A claim names no baseline, so each is held against three kinds of rival: naive torch, the best of torch, and
+A claim names no baseline, so each is compared with three kinds of rival: naive torch, the best of torch, and
 Triton.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
 
 import kernels
-from harness.catalogue import published
-from harness.paths import PUBLISHED
+from harness.files import JsonObject
+from harness.results.comparison import paired
+from harness.results.journal import Journal
+from harness.results.read import run_folders
+from harness.results.schema import Cell
 from kernels.platform import Platform
-
-if TYPE_CHECKING:
-    from harness.results.schema import Cell
 
 RIVALS = {
     "naive torch": ("torch.naive",),
@@ -26,32 +26,6 @@ RIVALS = {
     "Triton": ("triton.*", "vllm.triton*", "sglang.triton*"),
 }
 CONFIDENCE = 0.95
-
-
-class HeadlineClaim(TypedDict):
-    op: str
-    factor: float
-    """Up to so many times as fast."""
-    said: str
-    """The words of the claim."""
-
-
-class Claims(TypedDict):
-    """The file of claims."""
-
-    source: str
-    device: str
-    arch: str
-    kernels: list[str]
-    """Patterns of the implementations that the claims are about."""
-    unknown: str
-    """What the source leaves open."""
-    claims: list[HeadlineClaim]
-
-
-def read() -> Claims:
-    """Raises UsageError where the file cannot be read."""
-    return cast("Claims", published.read(PUBLISHED / published.CLAIMS))
 
 
 @dataclass(frozen=True)
@@ -86,30 +60,31 @@ class Test:
     verdict: str
 
 
-def examine(document: Claims, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
+def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
     """A test for each claim and kind of rival.
 
+    document: the file of claims; its `kernels` are patterns of the implementations that the claims are about
     cells: run folders and cells of any runs; each counts for the architecture that it was measured on
     """
     tests = []
     for claim in document["claims"]:
         op = claim["op"]
-        able = [i for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)]
-        ours = tuple(document["kernels"])
+        able = [
+            i.name for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)
+        ]
+        ours = document["kernels"]
         for against, rivals in RIVALS.items():
             there = ratios(op, document["arch"], cells, ours, rivals)
             elsewhere = ratios(op, here.arch, cells, ("*",), rivals)
-            best = max(there, key=lambda r: r.ratio, default=None)
-            names = tuple(i.name for i in able if matches(i.name, ours) or matches(i.name, rivals))
             tests.append(
                 Test(
                     op=op,
                     said=claim["said"],
                     factor=claim["factor"],
                     against=against,
-                    runs=names,
+                    runs=tuple(name for name in able if matches(name, (*ours, *rivals))),
                     cases=len(there),
-                    claimed=best,
+                    claimed=max(there, key=lambda r: r.ratio, default=None),
                     here=max(elsewhere, key=lambda r: r.ratio, default=None),
                     verdict=verdict(claim["factor"], there, document["device"]),
                 )
@@ -117,10 +92,9 @@ def examine(document: Claims, here: Platform, cells: Sequence[tuple[str, Cell]])
     return tests
 
 
-def verdict(factor: float, ratios: Iterable[Ratio], device: str) -> str:
+def verdict(factor: float, ratios: Sequence[Ratio], device: str) -> str:
     """A claim of "up to" a factor is supported if the interval of one case lies above it, and not supported
     if the intervals of all cases lie below it."""
-    ratios = list(ratios)
     if not ratios:
         return f"not measured on {device}"
     if any(r.low >= factor for r in ratios):
@@ -133,19 +107,18 @@ def ratios(
 ) -> list[Ratio]:
     """One ratio for each run and case that has both sides: the fastest of ours against the fastest rival. The
     confidence is shared among all of them, because the largest is looked for (Bonferroni)."""
-    from harness.results.comparison import paired
-
-    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
+    sides: dict[tuple[str, str, str, str], tuple[list[Cell], list[Cell]]] = {}
     for run, cell in cells:
         if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
-            groups.setdefault((run, cell.case, cell.launch, cell.cache), []).append(cell)
+            mine, others = sides.setdefault((run, cell.case, cell.launch, cell.cache), ([], []))
+            if matches(cell.impl, rivals):
+                others.append(cell)
+            elif matches(cell.impl, ours):
+                mine.append(cell)
     pairs = []
-    for (run, *_), present in groups.items():
-        b = min((c for c in present if matches(c.impl, rivals)), key=_time_us, default=None)
-        mine = (c for c in present if matches(c.impl, ours) and not matches(c.impl, rivals))
-        a = min(mine, key=_time_us, default=None)
-        if a is not None and b is not None:
-            pairs.append((run, a, b))
+    for (run, *_), (mine, others) in sides.items():
+        if mine and others:
+            pairs.append((run, min(mine, key=_time_us), min(others, key=_time_us)))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
     comparable = []
     for run, a, b in pairs:
@@ -156,8 +129,7 @@ def ratios(
 
 
 def _time_us(cell: Cell) -> float:
-    assert cell.time_us is not None
-    return cell.time_us
+    return cell.time_us or math.inf
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -166,10 +138,6 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def recorded_cells(run: str | Path) -> list[tuple[str, Cell]]:
     """All cells at a path or glob pattern, each with its run folder."""
-    from harness.results.journal import Journal
-    from harness.results.read import run_folders
-    from harness.results.schema import Cell
-
     return [
         (str(folder), record)
         for folder in run_folders(run)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -108,9 +108,11 @@ class Compared:
 
 def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> Compared:
     """Every cell that has a time in both; all verdicts together hold at the confidence (Bonferroni)."""
-    shared = [key for key in a.cells if key in b.cells and _timed(a.cells[key]) and _timed(b.cells[key])]
+    timed = [{k for k, c in run.cells.items() if c.status == "ok" and c.time_us} for run in (a, b)]
+    in_both = timed[0] & timed[1]
+    shared = [key for key in a.cells if key in in_both]
     share = 1 - (1 - confidence) / max(1, len(shared))
-    baselines = {case: _baseline(case, a, b) for case, _ in shared}
+    baselines = {case: _baseline(case, a, b, shared) for case, _ in shared}
     raw = [_row(a, b, key, baselines[key[0]], share) for key in shared]
     noise, source = _between_sessions(raw)
     moved = {
@@ -119,20 +121,24 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
         if case in b.devices and a.devices[case].identity != b.devices[case].identity
     }
     apart = {case: _apart(a, b, *devices) for case, devices in moved.items()}
-    rows = [
-        _judged(
-            replace(row, spread=apart[row.case][0] if row.case in apart else 0.0),
-            max(noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)),
-        )
-        for row in raw
-    ]
+    rows = []
+    for row in raw:
+        spread, _ = apart.get(row.case, (0.0, ""))
+        within = max(noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
+        ratio = row.comparison
+        # Absolute times of two sessions give no verdict.
+        word = verdict(ratio.low, ratio.high, noise=within) if row.baseline else "unclear"
+        rows.append(replace(row, spread=spread, comparison=replace(ratio, verdict=word)))
     missing = [
-        f"{name} at {case}: {_absence(a, b, (case, name))}"
-        for case, name in dict.fromkeys([*a.cells, *b.cells])
-        if (case, name) not in shared and any(_timed(run.cells.get((case, name))) for run in (a, b))
+        f"{key[1]} at {key[0]}: {_absence('B', b, key) if key in timed[0] else _absence('A', a, key)}"
+        for key in dict.fromkeys([*a.cells, *b.cells])
+        if key in timed[0] ^ timed[1]
     ]
     incompatible, notes = _differences(a, b, moved)
-    return Compared(rows, noise, source, incompatible, [*notes, *_added(apart.values())], missing)
+    for (added, how), count in Counter(apart.values()).items():
+        cases = f"{count} case" if count == 1 else f"{count} cases"
+        notes.append(f"the noise of {cases} has {added:.1%} more: {how}")
+    return Compared(rows, noise, source, incompatible, notes, missing)
 
 
 def _differences(
@@ -149,7 +155,7 @@ def _differences(
         forbid.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
-            forbid.append(f"{name} differs: {a.clocks[name]:.0f} and {b.clocks[name]:.0f}")
+            forbid.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
     notes = []
     for group in ("versions", "environment"):
         of_a, of_b = (run.run.provenance.get(group, {}) for run in (a, b))
@@ -186,39 +192,33 @@ def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -
     return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
 
 
-def _added(apart: Iterable[tuple[float, str]]) -> Iterator[str]:
-    for (spread, source), count in Counter(apart).items():
-        cases = f"{count} case" if count == 1 else f"{count} cases"
-        yield f"the noise of {cases} has {spread:.1%} more: {source}"
-
-
-def _timed(cell: Cell | None) -> bool:
-    return cell is not None and cell.status == "ok" and cell.time_us is not None
-
-
-def _absence(a: RecordedRun, b: RecordedRun, key: tuple[str, str]) -> str:
-    """Why a cell has no time in one of the runs."""
-    where, run = ("B", b) if _timed(a.cells.get(key)) else ("A", a)
+def _absence(where: str, run: RecordedRun, key: tuple[str, str]) -> str:
+    """Why a cell has no time in a run, which is called `where`."""
     cell = run.cells.get(key)
     return f"not in {where}" if cell is None else f"{cell.status} in {where}: {cell.reason}".rstrip(": ")
 
 
 def _changed(a: Cell, b: Cell) -> bool | None:
+    """See Row.changed."""
     if (a.version, a.picked) != (b.version, b.picked):
         return True
     return a.source != b.source if a.source and b.source else None
 
 
-def _baseline(case: str, a: RecordedRun, b: RecordedRun) -> str:
+def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[tuple[str, str]]) -> str:
     """The baseline of run A, or the first other row if the baseline changed: of rows that are not known to
-    have changed. Empty where there is none."""
-    names = [name for of, name in a.cells if of == case and (case, name) in b.cells]
-    names.sort(key=lambda name: (name != a.run.baseline, name))
-    for name in names:
-        before, after = a.cells[case, name], b.cells[case, name]
-        if _timed(before) and _timed(after) and before.setting == PLAIN and not _changed(before, after):
-            return name
-    return ""
+    have changed. Empty where there is none.
+
+    timed: the cells that have a time in both runs
+    """
+    names = [
+        name
+        for of, name in timed
+        if of == case
+        and a.cells[of, name].setting == PLAIN
+        and not _changed(a.cells[of, name], b.cells[of, name])
+    ]
+    return min(names, key=lambda name: (name != a.run.baseline, name), default="")
 
 
 def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], baseline: str, confidence: float) -> Row:
@@ -226,7 +226,10 @@ def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], baseline: str, co
     before, after = a.cells[key], b.cells[key]
     assert before.time_us and after.time_us
     changed = _changed(before, after)
-    moved = quotient(_time(before), _time(after))
+    moved = quotient(
+        measured(before.time_us, before.low_us, before.high_us),
+        measured(after.time_us, after.low_us, after.high_us),
+    )
     comparison = moved
     if baseline and name != baseline:
         then = paired(before.samples, a.cells[case, baseline].samples, confidence=confidence)
@@ -245,11 +248,6 @@ def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], baseline: str, co
     )
 
 
-def _time(cell: Cell) -> Comparison:
-    assert cell.time_us
-    return measured(cell.time_us, cell.low_us, cell.high_us)
-
-
 def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
     """The most that an unchanged row moved, against a baseline that did not change either."""
     moves = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.baseline]
@@ -257,13 +255,6 @@ def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
         return MIN_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
     noise = max(MIN_FLOOR, math.expm1(max(moves)))
     return noise, f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
-
-
-def _judged(row: Row, noise: float) -> Row:
-    """Absolute times of two sessions give no verdict."""
-    low, high = row.comparison.low, row.comparison.high
-    word = verdict(low, high, noise=noise + row.spread) if row.baseline else "unclear"
-    return replace(row, comparison=replace(row.comparison, verdict=word))
 
 
 def means(compared: Iterable[Row]) -> dict[str, float]:
@@ -335,62 +326,51 @@ def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
     return [found for type, made in types.items() if (found := _spread(type, made))]
 
 
-Times = Mapping[str, Comparison]
-"""The times of devices, by their names."""
-
-
 def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
-    passes = _passes(calibrations)
-    devices = list(dict.fromkeys(calibration.device for calibration in calibrations))
+    devices = list(dict.fromkeys(c.device for c in calibrations))
+    cases = list(dict.fromkeys(c.case for c in calibrations))
+    # A resumed run has several first times of a device, which are pooled.
+    repeated: dict[tuple[str, str, str], list[Comparison]] = {}
+    for c in calibrations:
+        time = measured(c.time_us, c.low_us, c.high_us)
+        repeated.setdefault((c.case, c.device, c.when), []).append(time)
+    times = {key: pooled(of) for key, of in repeated.items()}
+
+    def ratio(case: str, a: str, b: str) -> Comparison | None:
+        """The time of a over that of b; None where no pass has both."""
+        passes = [((case, a, when), (case, b, when)) for when in ("first", "last")]
+        ratios = [quotient(times[x], times[y]) for x, y in passes if x in times and y in times]
+        return pooled(ratios) if ratios else None
+
     pairs = {
-        (case, a, b): ratio
-        for case, of_case in passes.items()
+        (case, a, b): found
+        for case in cases
         for a, b in itertools.permutations(devices, 2)
-        if (ratio := _ratio(list(of_case.values()), a, b))
+        if (found := ratio(case, a, b))
     }
     if not pairs:
         return None
     each = 1 - (1 - CONFIDENCE) / (len(pairs) / 2)
     wider = students_t(math.inf, each) / students_t(math.inf, CONFIDENCE)
     pairs = {key: widened(ratio, wider) for key, ratio in pairs.items()}
-    to_median = []
-    for case, of_case in passes.items():
-        median = _median_device(list(of_case.values()))
-        ratios = {median: Comparison(1.0, 1.0, 1.0, "same")}
-        ratios |= {a: ratio for (of, a, b), ratio in pairs.items() if (of, b) == (case, median)}
-        to_median += [DeviceRatio(name, case, ratios[name]) for name in devices if name in ratios]
-    drifts = [
-        DeviceRatio(name, case, widened(quotient(of_case["last"][name], of_case["first"][name]), wider))
-        for case, of_case in passes.items()
-        for name in devices
-        if all(name in of_case.get(when, {}) for when in ("first", "last"))
-    ]
+    to_median, drifts = [], []
+    for case in cases:
+        by_time = sorted(
+            (pooled([time for key, time in times.items() if key[:2] == (case, device)]).ratio, device)
+            for device in devices
+            if any(key[:2] == (case, device) for key in times)
+        )
+        # The faster of the two in the middle of an even number.
+        _, median = by_time[(len(by_time) - 1) // 2]
+        for device in devices:
+            if device == median:
+                to_median.append(DeviceRatio(device, case, Comparison(1.0, 1.0, 1.0, "same")))
+            elif (case, device, median) in pairs:
+                to_median.append(DeviceRatio(device, case, pairs[case, device, median]))
+            first, last = (times.get((case, device, when)) for when in ("first", "last"))
+            if first and last:
+                drifts.append(DeviceRatio(device, case, widened(quotient(last, first), wider)))
     # Each ratio is among the pairs in both directions, so the largest one is at least 1.
-    ratio, low, high = (max(getattr(of, end) for of in pairs.values()) for end in ("ratio", "low", "high"))
-    widest = Comparison(ratio, max(1.0, low), high, "unclear")
+    largest, low, high = (max(getattr(of, end) for of in pairs.values()) for end in ("ratio", "low", "high"))
+    widest = Comparison(largest, max(1.0, low), high, "unclear")
     return Spread(type, devices, to_median, drifts, widest)
-
-
-def _passes(calibrations: Iterable[Calibration]) -> dict[str, dict[str, Times]]:
-    """Times by case and pass. A resumed run has several first times of a device, which are pooled."""
-    made: dict[str, dict[str, dict[str, list[Comparison]]]] = {}
-    for c in calibrations:
-        times = made.setdefault(c.case, {}).setdefault(c.when, {}).setdefault(c.device, [])
-        times.append(measured(c.time_us, c.low_us, c.high_us))
-    return {
-        case: {when: {name: pooled(of) for name, of in times.items()} for when, times in of_case.items()}
-        for case, of_case in made.items()
-    }
-
-
-def _ratio(passes: Sequence[Times], a: str, b: str) -> Comparison | None:
-    """The time of a over that of b; None where no pass has both."""
-    ratios = [quotient(times[a], times[b]) for times in passes if a in times and b in times]
-    return pooled(ratios) if ratios else None
-
-
-def _median_device(passes: Sequence[Times]) -> str:
-    """The name of the device with the median time; the faster of the two in the middle of an even number."""
-    names = dict.fromkeys(name for times in passes for name in times)
-    by_time = sorted(names, key=lambda name: pooled([t[name] for t in passes if name in t]).ratio)
-    return by_time[(len(by_time) - 1) // 2]

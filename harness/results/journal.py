@@ -36,13 +36,10 @@ class Journal:
         journal = Journal(folder)
         if (folder / "run.json").exists():
             raise UsageError(f"{folder} already holds a run; choose another --out, or --resume {folder}")
-        try:
+        with files.explained(f"cannot write results to {folder}", "; choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)
             journal.cells.touch()
             files.replace(folder / "run.json", run.model_dump_json(indent=1) + "\n")
-        except OSError as error:
-            reason = f"cannot write results to {folder}: {error.strerror}"
-            raise UsageError(f"{reason}; choose another --out") from None
         return journal
 
     def append(self, records: Iterable[Record]) -> None:
@@ -60,10 +57,8 @@ class Journal:
     def run(self) -> Run:
         """Raises UsageError where run.json cannot be read, or its schema is newer."""
         path = self.folder / "run.json"
-        try:
+        with files.explained(f"cannot read {path}"):
             text = archive.read_bytes(path)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from None
         try:
             version = json.loads(text).get("schema_version")
             if not isinstance(version, int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,46 +102,38 @@ def read(path: str) -> RecordedRun:
     if len(folders) > 1:
         raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
     journal = Journal(folders[0])
-    records = [record for case in journal.finished().values() for record in case]
     run, used = journal.run(), journal.devices()
-    return RecordedRun(
-        folder=folders[0],
-        run=run,
-        cells={(c.case, c.name): c for c in records if isinstance(c, Cell)},
-        noises=_noises(records),
-        clocks=_clocks(records),
-        devices=_devices(records, run, used),
-        identities={device.name: device.identity for device in used},
-        calibrations=journal.calibrations(),
-    )
-
-
-def _noises(records: Iterable[Record]) -> dict[str, float]:
-    noises: dict[str, float] = {}
-    for v in records:
-        if isinstance(v, Verdict) and v.about == "A/A":
-            noises[v.case] = max(noises.get(v.case, 0.0), noise_of(v.comparison))
-    return noises
-
-
-def _devices(records: Iterable[Record], run: Run, used: Iterable[DeviceUsed]) -> dict[str, DeviceUsed]:
     by_name = {device.name: device for device in used}
     machine = run.provenance.get("machine", {})
     if not by_name and (uuid := machine.get("uuid")):
         host = str(machine.get("host", ""))
         by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
-    done = [record for record in records if isinstance(record, CaseDone)]
-    return {record.case: by_name[record.device] for record in done if record.device in by_name}
-
-
-def _clocks(records: Iterable[Record]) -> dict[str, float]:
-    readings: dict[str, list[float]] = {}
-    for record in records:
-        for conditions in getattr(record, "conditions", []):
-            for name in CLOCKS:
-                if reading := conditions.get(name):
-                    readings.setdefault(name, []).append(reading["median"])
-    return {name: statistics.median(values) for name, values in readings.items()}
+    cells: dict[tuple[str, str], Cell] = {}
+    noises: dict[str, float] = {}
+    devices: dict[str, DeviceUsed] = {}
+    clocks: dict[str, list[float]] = {}
+    for record in (record for case in journal.finished().values() for record in case):
+        if isinstance(record, Cell):
+            cells[record.case, record.name] = record
+        elif isinstance(record, Verdict) and record.about == "A/A":
+            noises[record.case] = max(noises.get(record.case, 0.0), noise_of(record.comparison))
+        elif isinstance(record, CaseDone):
+            if record.device in by_name:
+                devices[record.case] = by_name[record.device]
+            for conditions in record.conditions:
+                for name in CLOCKS:
+                    if reading := conditions.get(name):
+                        clocks.setdefault(name, []).append(reading["median"])
+    return RecordedRun(
+        folder=folders[0],
+        run=run,
+        cells=cells,
+        noises=noises,
+        clocks={name: statistics.median(values) for name, values in clocks.items()},
+        devices=devices,
+        identities={device.name: device.identity for device in used},
+        calibrations=journal.calibrations(),
+    )
 
 
 def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from harness.files import JsonObject
 from harness.plan.entry import ConfigSearch, Status, entry_name
 from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
@@ -299,23 +298,3 @@ class Run(Record):
     def contrast(self) -> Literal["implementations", "settings"]:
         """Whether implementations are compared with each other, or the settings of each implementation."""
         return "settings" if self.flags or self.trees else "implementations"
-
-
-Facts = TypedDict(
-    "Facts",
-    {
-        "machine": JsonObject,
-        "devices": dict[str, str],
-        "libraries": dict[str, str],
-        "ceilings": JsonObject,
-        "datasheet": list[JsonObject],
-        "instruments": JsonObject,
-        "conditions": dict[str, str],
-        "runs here": dict[str, str],
-        "what would improve it": list[str],
-    },
-)
-"""The facts about a machine that `doctor --json` writes, in SI units. `machine` is without what is not known;
-`devices` has a description of each; `libraries` has versions; `ceilings` and `instruments` have `problem`
-alone where they could not be measured; `runs here` has `timed` or `checked only`, by op and
-implementation."""

@@ -1,5 +1,5 @@
-"""Ceilings of a device, the rates that it reaches at best: measured here for percentages, looked up in
-datasheets for what is impossible."""
+"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Datasheets
+give the rates that are impossible."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.op import DTYPES
 from kernels.platform import Platform, version
 
-# Where the kernel gives them on request, a CPU reads 2 to 7 % faster (seen on Zen 4, 256 MiB).
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Huge pages, where Linux gives them on request: with them a CPU reads 2 to 7 % faster (seen on Zen 4, 256
+MiB)."""
 
-# A chip may clock above what its data sheet supposes: an H100 at 1980 rather than 1830 MHz, 8 %.
 OVER_DATASHEET = 1.1
+"""A chip may clock higher than its datasheet assumes: an H100 at 1980 instead of 1830 MHz, 8 %."""
 
 
 def ceilings(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
-    """The stored ones of this device, driver, threads and torch; measured where there are none, or none of a
-    quiet machine. Raises WorkerFailure where they cannot be measured."""
+    """The stored ceilings of this device, driver, number of threads and torch. They are measured where none
+    are stored, or only disturbed ones. Raises WorkerFailure where they cannot be measured."""
     known = stored(platform, threads)
     return known if known and not known.disturbed else measured(platform, threads, monitor)
 
@@ -41,9 +42,9 @@ def stored(platform: Platform, threads: int) -> Ceilings | None:
 
 
 def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
-    """Measures them in a worker, and stores what is now known: the best so far, for a disturbance only ever
-    lowers them. Raises WorkerFailure, also where they are beyond the data sheet: nothing that such a timer
-    says can be trusted."""
+    """Measures the ceilings in a worker, and stores and returns the highest that are known: a disturbance
+    can only lower them. Raises WorkerFailure, also where they are beyond the datasheet: no time of such a
+    device can be trusted."""
     with meters(platform, threads, 1, HUGE_PAGES) as (meter,):
         monitor.begin()
         facts = meter.ask("measure", 300)
@@ -56,7 +57,7 @@ def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
 
 
 def impossible(found: Ceilings, peak: Ceilings | None) -> str:
-    """What was measured beyond the data sheet, or an empty string."""
+    """What was measured beyond the datasheet, in words; empty if nothing was."""
     if peak is None:
         return ""
     measured = {f"{dtype} products": (rate, peak.rates[dtype]) for dtype, rate in found.rates.items()}
@@ -70,7 +71,7 @@ def impossible(found: Ceilings, peak: Ceilings | None) -> str:
 
 
 def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
-    """Stores what is higher of these and of those known; gives that."""
+    """Stores and returns the higher rates of these and of the stored ones."""
     store, key = _store(), _key(platform, threads)
     known = _read(store)
     known[key] = new.or_better(known.get(key))
@@ -82,7 +83,8 @@ def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
 def meters(
     platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[list[WorkerProcess]]:
-    """Workers that are ready to measure this device (see meter.py); gone afterwards. Raises WorkerFailure."""
+    """So many workers that are ready to measure this device (see child/meter.py); they end with the
+    context. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
     workers: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -111,14 +113,15 @@ def _store() -> Path:
 
 
 def _key(platform: Platform, threads: int) -> str:
-    """Of a GPU its memory too, for a part of a device whose name does not say which."""
+    """The key of a device's ceilings. Of a GPU it has the memory too, because the name of a part of a
+    device may not say which part it is."""
     memory = [] if platform.kind == "cpu" else [platform.memory >> 30]
     device = (platform.name, platform.arch, platform.device, driver(platform))
     return json.dumps([*device, *memory, threads, version("torch")])
 
 
 def _read(store: Path) -> dict[str, Ceilings]:
-    """What is known; what another version stored in another form, or broke, is not."""
+    """The stored ceilings by key, without those that cannot be read or that have another version's form."""
     names = {field.name for field in fields(Ceilings)}
     try:
         entries = json.loads(store.read_text()).items()
@@ -129,6 +132,6 @@ def _read(store: Path) -> dict[str, Ceilings]:
 
 
 def _write(store: Path, known: Mapping[str, Ceilings]) -> None:
-    """Keeping it is a convenience: where it cannot be kept it is measured again."""
+    """Stores ceilings. Where they cannot be stored, they will be measured again."""
     with contextlib.suppress(OSError):
         files.replace(store, json.dumps({key: asdict(each) for key, each in known.items()}, indent=1))

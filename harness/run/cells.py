@@ -1,17 +1,19 @@
-"""Cells and verdicts of a case, made of its rounds: times with intervals, ratios with verdicts, gates."""
+"""The records of a case: cells with times, intervals and reasons, and verdicts with ratios, from its
+rounds."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import kernels
 from harness.catalogue.devices import Ceilings
 from harness.plan.entry import ConfigSearch, Entry
+from harness.plan.memory import Rotation
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples, Verdict
-from harness.run.case import Measured
 from harness.statistics.intervals import interval
 from harness.statistics.multiple import JointVerdict, joint_verdicts
 from harness.statistics.paired import MARGIN, compare
@@ -23,15 +25,31 @@ from kernels.platform import Platform
 from shapes.case import Case
 
 
+@dataclass
+class Measured:
+    """What one case gave for entries that were timed in the same rounds."""
+
+    case: Case
+    entries: list[Entry]
+    rotation: Rotation
+    rounds: Rounds = field(default_factory=Rounds)
+    baseline: Entry | None = None
+    rerun: Entry | None = None
+    """The baseline prepared a second time; both are None where nothing was timed."""
+    setup_s: float = 0.0  # seconds for everything but samples
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """These seconds by what they were spent on."""
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Yardsticks:
-    """What a time is held against: measured ceilings for percentages, datasheet peaks for the gate; and what
-    differences between times are: confidence in all verdicts together, margin below which there is none."""
+    """What times and their differences are held against."""
 
-    ceilings: Ceilings | None
-    peaks: Ceilings | None
-    confidence: float
-    margin: float = MARGIN
+    ceilings: Ceilings | None  # the measured ceilings, for percentages
+    peaks: Ceilings | None  # the datasheet's peaks: a time that beats them is impossible
+    confidence: float  # the confidence in all verdicts together
+    margin: float = MARGIN  # a smaller difference than this counts as none
 
 
 def build_records(
@@ -41,18 +59,18 @@ def build_records(
     yardsticks: Yardsticks,
     search: ConfigSearch | None = None,
 ) -> tuple[list[Record], CaseDone]:
-    """Of a case that was measured in parts: its cells and verdicts, and what ends it."""
+    """The cells and verdicts of a case that was measured in parts, and the record that it is finished."""
     cells: dict[str, Cell] = {}
     verdicts: list[Record] = []
     made: list[Rounds] = []
     blocks = 0
     for part in parts:
-        # A block and a round name one moment of the case: groups share none.
+        # a block's number names one moment of the case, so that parts share none.
         part = replace(part, rounds=part.rounds.numbered(blocks))
         blocks = max(blocks, part.rounds.next_block)
         made.append(part.rounds)
         more, compared = build_cells(part, platform, yardsticks)
-        # The baseline of every group but the first is there for the ratios only.
+        # In every part but the first the baseline is there for the ratios only.
         for entry, cell in zip(part.entries, more, strict=True):
             first = cells.setdefault(entry.name, cell)
             if first is not cell:
@@ -60,6 +78,10 @@ def build_records(
                 first.eliminations.add(cell.eliminations)
         verdicts += compared
     timed = [rounds for rounds, part in zip(made, parts, strict=True) if part.baseline is not None]
+    phases: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.phases.items():
+            phases[name] = phases.get(name, 0.0) + seconds
     done = CaseDone(
         case=case.key,
         measured_s=sum(rounds.spent_s for rounds in made),
@@ -70,18 +92,10 @@ def build_records(
         stopped=", ".join(dict.fromkeys(rounds.stopped for rounds in timed)),
         disturbed=[record for rounds in timed for record in _disturbed(rounds)],
         conditions=[part.conditions for part in parts if part.baseline is not None],
-        phases=_phases(parts),
+        phases=phases,
         entries=search,
     )
     return [*cells.values(), *verdicts], done
-
-
-def _phases(parts: Iterable[Measured]) -> dict[str, float]:
-    phases: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.phases.items():
-            phases[name] = phases.get(name, 0.0) + seconds
-    return phases
 
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
@@ -102,7 +116,7 @@ def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
 def build_cells(
     measured: Measured, platform: Platform, yardsticks: Yardsticks
 ) -> tuple[list[Cell], list[Verdict]]:
-    """The cells of a case, and the verdicts between those that may carry a time."""
+    """The cells of one part, and the verdicts between those that have a time."""
     op = kernels.OPS[measured.case.op]
     work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
     cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.entries]
@@ -145,12 +159,16 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
         rotation=asdict(rotation),
     )
     cell.eliminations = _samples(measured.rounds.eliminations, entry.name)
-    samples = cell.eliminations if entry.beaten else _samples(measured.rounds.rounds, entry.name)
-    if cell.status != "ok" or not samples.seconds:
-        if cell.status == "ok":
-            cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
+    samples = _samples(measured.rounds.rounds, entry.name)
+    if entry.beaten:  # its only samples are those of the eliminations
+        samples = cell.eliminations
+    if cell.status != "ok":
         return cell
-    cell.samples = Samples() if entry.beaten else samples
+    if not samples.seconds:
+        cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
+        return cell
+    if not entry.beaten:
+        cell.samples = samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
@@ -171,7 +189,7 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
 
 
 def _from_memory(measured: Measured, work: Work) -> float:
-    """Bytes that a call cannot find in a cache: `serving` keeps what is not streamed warm."""
+    """The bytes that a call has to read from memory: `serving` keeps what is not streamed in the cache."""
     op, rotation = kernels.OPS[measured.case.op], measured.rotation
     if not rotation.enough or rotation.mode == "warm":
         return 0.0
@@ -179,7 +197,7 @@ def _from_memory(measured: Measured, work: Work) -> float:
 
 
 def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
-    """Why it failed, with what is known of its library's defects where they may be why."""
+    """Why an entry failed, with the known defects of its library that may be the cause."""
     if entry.status not in ("wrong", "crashed", "timeout"):
         return entry.reason
     sizes = kernels.OPS[measured.case.op].sizes(measured.case.sizes)
@@ -188,27 +206,27 @@ def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
 
 
 def _note(entry: Entry, measured: Measured) -> str:
-    is_disturbed = any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds)
-    notes = {
-        entry.impl.composition(measured.case.boundary): True,
-        "disturbed": is_disturbed,
-        entry.picked: True,
-        "right when interpreted; not timed": entry.interpreted,
-        _few(entry.check.get("calls")): True,
-        "wrong on caches of more than 2^32 values, its time kept": entry.check.get("far") is False,
-        "waits for the device: its time holds the host's": entry.synchronises,
-    }
-    return "; ".join(note for note, holds in notes.items() if note and holds)
-
-
-def _few(calls: int | None) -> str:
-    """Where fewer outputs were compared with each other than tell of races."""
-    return f"only {calls} calls compared" if calls is not None and calls < LEAST_CALLS else ""
+    """What a reader should know of an entry that is right."""
+    notes = [entry.impl.composition(measured.case.boundary)]
+    if any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds):
+        notes.append("disturbed")
+    notes.append(entry.picked)
+    if entry.interpreted:
+        notes.append("right when interpreted; not timed")
+    calls = entry.check.get("calls")
+    if calls is not None and calls < LEAST_CALLS:  # too few to show a race
+        notes.append(f"only {calls} calls compared")
+    if entry.check.get("far") is False:
+        notes.append("wrong on caches of more than 2^32 values, its time kept")
+    if entry.synchronises:
+        notes.append("waits for the device: its time holds the host's")
+    return "; ".join(filter(None, notes))
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
-    """The A/A pair, each entry against the baseline, and the winner against the runner-up. There is no A/A
-    verdict of a baseline without a time: nobody could make it again from the record."""
+    """The verdicts on the A/A pair, on each entry against the baseline, and on the winner against the
+    runner-up. A baseline without a time has no A/A verdict, because it could not be computed again from the
+    record."""
     baseline, rerun, rounds = measured.baseline, measured.rerun, measured.rounds
     if baseline is None or rerun is None:
         return []
@@ -217,7 +235,7 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
         pair = (rounds.series(rerun.name), rounds.series(baseline.name))
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
         judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same)
-        # The rerun has no cell: its samples stand here.
+        # The rerun has no cell, so that its samples are kept here.
         verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]
     lasted = {*valid, baseline.name, rerun.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}

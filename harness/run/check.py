@@ -1,5 +1,5 @@
-"""A check of one implementation on one case, untimed: through the stages of a run, with a worker and a judge
-of its own; and the tensors that were compared."""
+"""A check of one implementation on one case, without timing: the checks of a run, and the tensors that were
+compared."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernels
-from harness.catalogue.devices import last_level
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.machine.device import choose_device
 from harness.plan import select
 from harness.plan.entry import Entry, entry_name
-from harness.plan.memory import Memory
-from harness.plan.rotation import Rotation, rotation
 from harness.plan.settings import parse_setting
-from harness.run.case import REFERENCE_S, SAMPLE_S, CaseRun, TimingRules
+from harness.run.case import rotation_of_one
+from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import OwnDevice, own_device
 from harness.workers.environment import worker_threads
-from harness.workers.judge import start_judge
-from harness.workers.process import WorkerFailure
+from harness.workers.process import WorkerFailure, start_judge
 from harness.workers.worker import Deadlines, Worker, attempt
 from kernels.op import Implementation
 from kernels.tuning import Tunable
@@ -32,10 +28,7 @@ from shapes.case import Case, parse
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The command line of `check`, unread.
-
-    save: a folder for the tensors
-    """
+    """The options of `check`, not yet interpreted."""
 
     op: str
     impl: str
@@ -46,7 +39,7 @@ class CheckRequest:
     launch: str | None = None
     set: Sequence[str] = ()
     config: str | None = None
-    save: str | None = None
+    save: str | None = None  # a folder for the tensors
     seed: int | None = None
     threads: int | None = None
     prepare_timeout: float = 900.0
@@ -55,14 +48,14 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class Checked:
-    """status, reason: as of a cell, `ok` or `checked` where it is right; saved: files that were written"""
+    """The result of a check."""
 
     name: str
     case: Case
-    status: str
+    status: str  # as of a cell: `ok` or `checked` where it is right
     reason: str
     check: dict[str, Any]
-    saved: Sequence[Path] = ()
+    saved: Sequence[Path] = ()  # the files that were written
 
     @property
     def exit_code(self) -> int:
@@ -72,13 +65,11 @@ class Checked:
 
 
 def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
-    """Raises UsageError for what cannot be understood, NothingRan for a device that another run has."""
+    """Checks an implementation; `say` is told each stage. Raises UsageError for what cannot be understood,
+    and NothingRan where another run has the device."""
     platform, op = choose_device(request.device), select.choose_op(request.op)
-    boundary = request.boundary or op.boundaries[0]
-    cases = select.choose_cases(op, None, [request.case], boundary, platform.arch)
-    if len(cases) > 1:
-        raise UsageError(f"{request.case!r} names {len(cases)} cases; a check is of one")
-    case, implementation = cases[0], _implementation(request)
+    case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
+    implementation = select.choose_implementation(op.name, request.impl)
     modes = select.launches(platform, request.launch)
     setting, config = parse_setting(request.set), _config(implementation, request.config)
     support = implementation.supports(case, platform)
@@ -105,17 +96,8 @@ def _folder(save: str | None) -> Path | None:
     return Path(save)
 
 
-def _implementation(request: CheckRequest) -> Implementation:
-    known = {i.name: i for i in kernels.implementations(request.op)}
-    if request.impl not in known:
-        raise UsageError(
-            f"no implementation of {request.op} is called {request.impl!r}; there are: {', '.join(known)}"
-        )
-    return known[request.impl]
-
-
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
-    """`block_m=16 stages=2`, as names of rows have it."""
+    """A configuration written as in the names of rows: `block_m=16 stages=2`. Raises UsageError."""
     if text is None:
         return None
     if not isinstance(implementation, Tunable):
@@ -125,10 +107,15 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
     truths = {"True": True, "False": False, "None": None}
-    return {
-        name: truths[value] if value in truths else int(value) if value.lstrip("-").isdecimal() else value
-        for name, value in words.items()
-    }
+    config: dict[str, Any] = {}
+    for name, value in words.items():
+        if value in truths:
+            config[name] = truths[value]
+        elif value.lstrip("-").isdecimal():
+            config[name] = int(value)
+        else:
+            config[name] = value
+    return config
 
 
 def _run(
@@ -139,50 +126,39 @@ def _run(
     folder: Path | None,
     say: Callable[[str], None],
 ) -> list[Path]:
-    """Writes down against the entry what is wrong with it."""
+    """Runs the checks, which write down against the entry what is wrong. Returns the saved files."""
     platform, threads = device.platform, worker_threads(request.threads)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
-        run = CaseRun(
+        log = Path(scratch) / "judge.log"
+        checks = CaseChecks(
             case=case,
             workers=[worker],
-            start_judge=lambda: start_judge(
-                platform, threads, deadlines.prepare, Path(scratch) / "judge.log"
-            ),
-            monitor=device.monitor,
-            scratch=Path(scratch),
+            start_judge=lambda: start_judge(platform, threads, deadlines.prepare, log),
             say=say,
-            rules=TimingRules(request.seed or 0),
+            seed=request.seed or 0,
         )
-        sets = _rotation(request, case, entry, device)
+        sets = rotation_of_one(entry, case, platform, request.cache or "serving")
         try:
-            run.begin(sets)
+            checks.before(sets)
             if entry.alive and not entry.interpreted:
-                # A sample whose time nobody reads: some are wrong from their third call on.
+                # The time of this sample is not used, but some kernels are wrong from their third call on.
                 attempt([entry], worker.fresh, sets)
                 attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
-            run.end(sets)
-            return _save(run, entry, folder) if folder else []
+            checks.after(sets)
+            return _save(checks, entry, folder) if folder else []
         except WorkerFailure as failure:
             entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
             return []
         finally:
-            run.close()
+            checks.close()
 
 
-def _rotation(request: CheckRequest, case: Case, entry: Entry, device: OwnDevice) -> Rotation:
-    """As a run's: an output on a further set of operands may be the one that is wrong."""
-    op, platform = kernels.OPS[case.op], device.platform
-    sizes, cache = op.sizes(case.sizes), request.cache or "serving"
-    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
-
-
-def _save(run: CaseRun, entry: Entry, folder: Path) -> list[Path]:
-    """The first wrong output, or the last one where all were right, what it was judged by, and of which
-    operands it is the answer."""
-    kept = run.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
+def _save(checks: CaseChecks, entry: Entry, folder: Path) -> list[Path]:
+    """Writes the first wrong output, or the last one if all were right, with what it was judged by and the
+    operands that it is the answer to."""
+    kept = checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
     if not kept:
         return []
     facts = {

@@ -1,41 +1,44 @@
-"""The device of a run: locked, watched, what else uses it, and what its records say of it."""
+"""The device of a run: its lock, its monitor, what else uses it, and what the run's record says of it."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
-from harness.files import JsonObject
+from harness.files import JsonObject, take_lock
 from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import torch_advice
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.run.ceilings import ceilings
-from harness.run.device_lock import device_lock
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform
 
+LOCKS = "KERNEL_BENCH_LOCKS"
+"""The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
+one place for all users of a machine, whatever their TMPDIR is."""
+
 
 @dataclass(frozen=True)
 class OwnDevice:
-    """A device that no other run uses meanwhile.
-
-    busy: what else used it at the start, a line each
-    """
+    """A device that no other run uses at the same time."""
 
     platform: Platform
     monitor: Monitor
-    busy: Sequence[str] = ()
+    busy: Sequence[str] = ()  # what else used it at the start, one line each
 
 
 @contextlib.contextmanager
 def own_device(platform: Platform) -> Iterator[OwnDevice]:
-    """Holds the device's lock. Raises NothingRan where another run has it, or where it cannot be measured."""
+    """Holds the device's lock. Raises NothingRan where another run holds it, or where the device cannot be
+    measured."""
     if reason := torch_advice(platform):
         raise NothingRan(reason)
     monitor = monitor_for(platform, worker_pids)
@@ -47,21 +50,20 @@ def own_device(platform: Platform) -> Iterator[OwnDevice]:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a run's record says of its device.
-
-    ceilings: None where they could not be measured, for the reason that `no_ceilings` gives
-    busy:     what else used it at the start, a line each
-    """
+    """What a run's record says of its device."""
 
     platform: Platform
     provenance: JsonObject
     ceilings: Ceilings | None
-    no_ceilings: str = ""
-    busy: Sequence[str] = ()
+    no_ceilings: str = ""  # why the ceilings could not be measured, where they could not
+    busy: Sequence[str] = ()  # what else used it at the start, one line each
 
 
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
-    """threads: of each worker, on a CPU. Measures the ceilings where none are stored, in half a minute."""
+    """The facts of a device. Where no ceilings are stored they are measured, which takes half a minute.
+
+    threads: of each worker, on a CPU
+    """
     known, reason = None, ""
     try:
         known = ceilings(device.platform, threads, device.monitor)
@@ -71,14 +73,55 @@ def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
 
 
 def device_type(platform: Platform) -> str:
-    """As a campaign's steps and a cluster call it: `H200`, `cpu`."""
+    """The type of a device as campaigns and clusters name it: `H200`, `cpu`."""
     return "cpu" if platform.kind == "cpu" else known_type(platform.name or platform.arch)
 
 
 def machine_name(platform: Platform) -> str:
-    """As a folder of results is called: `h200`; of a CPU its name and its cores, `epyc-9654-2core`."""
+    """The name of a machine in folders of results: `h200`; of a CPU its name and cores, `epyc-9654-2core`."""
     if platform.kind != "cpu":
         return re.sub(r"[^a-z0-9]+", "-", device_type(platform).lower()).strip("-")
     words = re.sub(r"\(.*?\)|@.*|processor|cpu|\d+-core", " ", platform.name.lower())
     slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or platform.arch
     return f"{slug}-{len(ALLOWED)}core"
+
+
+@contextlib.contextmanager
+def device_lock(platform: Platform) -> Iterator[None]:
+    """Lets one run at a time use a device, however it is numbered: two would measure each other. Of a CPU,
+    each core that this process may use is locked. Raises NothingRan where another process holds the
+    lock."""
+    if platform.kind == "cpu":
+        names = [f"cpu{cpu}" for cpu in sorted(ALLOWED)]
+    else:
+        # The older form of a slice's name has slashes.
+        names = [re.sub(r"[:/]", "-", platform.uuid or platform.device)]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_locked(name, platform.device))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(name: str, device: str) -> Iterator[None]:
+    path = Path(os.environ.get(LOCKS, "/tmp")) / f"deepseek-kernel-bench-{name}.lock"
+    try:
+        descriptor = _open(path)
+    except OSError as error:
+        raise NothingRan(f"cannot lock device {device}: {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "r+"):
+        if owner := take_lock(descriptor):
+            where = f"device {device} is being measured by process {owner}"
+            raise NothingRan(f"{where}; wait for it, or choose another --device")
+        yield
+
+
+def _open(path: Path) -> int:
+    """Opens a lock file, whichever user it belongs to. In a folder with a sticky bit Linux refuses to open
+    another user's file with O_CREAT (fs.protected_regular)."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.fchmod(descriptor, 0o666)  # whatever the umask is
+        return descriptor

@@ -1,31 +1,68 @@
-"""The way of a run: a plan on a device, measured, printed, exported; an exit code."""
+"""A run, from its request to its exit code. The files that it goes through, from the first to the first
+number:
+
+    cli/run.py               reads the options into a Request, and calls `run` here
+    run/execute.py           takes the device, makes or resumes the plan, measures and records case after case
+    run/case.py              one case: its entries are checked, timed in interleaved rounds, and checked again
+    workers/worker.py        the process of some entries: its requests; it is replaced where it dies
+    workers/child/bench.py   in that process: operands, prepared entries, one sample
+    workers/child/timers.py  how a sample is timed, on a CPU and on GPUs
+
+An *entry* is an implementation under a setting in a launch mode, a *worker* the process that calls it. The
+records of a case are made in run/cells.py and kept in the folder of the run (run/folder.py).
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from harness.errors import FAILED, NOTHING_RAN, OK
-from harness.files import require_writable
+from harness.files import JournalFull, require_writable
 from harness.machine.device import choose_device
 from harness.machine.provenance import surroundings
+from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
 from harness.results.journal import Journal
 from harness.results.read import write_outputs
-from harness.results.schema import CaseDone, Cell, Record, Run
+from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
+from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all
-from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.run.session import OnCase, Outcome, Session
 from harness.workers.process import WorkerProcess
 from shapes.case import Case
 
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
+
+ENOUGH = 0.9
+"""A case is begun if this share of the least that it is worth is left: other cases took a little more than
+their share."""
+
+OnCase = Callable[[Case, list[Record]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    records: list[Record]
+    """The records of all its cases, first of those that were finished before it was resumed."""
+    cases: int
+    left_out: list[Case]  # cases that the budget did not reach
+    before_s: float  # seconds from the beginning of the command to the first case
+    budget_s: float
+    folder: Path
+    calibrations: Sequence[Calibration] = ()
+    """The calibrations of its devices, where several measured it."""
 
 
 class Display(Protocol):
@@ -34,17 +71,17 @@ class Display(Protocol):
     progress: Progress
 
     def log(self, line: str) -> None:
-        """What is worth a line before anything is measured."""
+        """Shows a line before anything is measured."""
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """A case is finished."""
+        """Shows a finished case."""
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """The run is."""
+        """Shows the finished run."""
 
 
 def run(request: Request, display: Display) -> int:
-    """Returns the exit code; raises HarnessError."""
+    """Measures what a request asks for, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
     with own_device(choose_device(request.device)) as device:
@@ -54,7 +91,6 @@ def run(request: Request, display: Display) -> int:
             facts_of = functools.partial(device_facts, device)
             selection = select_all(request, device.platform)
             journal, plan = begin(request, device.platform, facts_of, selection, display.log)
-        record, finished = plan.record, finished_cases(journal, plan.retry)
         for line in device.busy:
             display.log(f"note: {line}")
         outcome = measure(
@@ -62,14 +98,16 @@ def run(request: Request, display: Display) -> int:
             device,
             journal,
             display.progress,
-            lambda case, records: display.case(record, case, records),
-            finished=finished,
+            functools.partial(display.case, plan.record),
+            finished=finished_cases(journal, plan.retry),
             began=began,
         )
-        display.end(record, outcome)
-        write_outputs(request.json, request.csv, record, outcome.records)
+        display.end(plan.record, outcome)
+        write_outputs(request.json, request.csv, plan.record, outcome.records)
     code = exit_code(outcome.records)
-    return FAILED if code == OK and record.trees and regressions(outcome.records) else code
+    if code == OK and plan.record.trees and regressions(outcome.records):
+        return FAILED
+    return code
 
 
 def measure(
@@ -83,26 +121,62 @@ def measure(
     judge: WorkerProcess | None = None,
     began: float | None = None,
 ) -> Outcome:
-    """Measures what is planned and not finished yet; `began`: the command, by time.perf_counter. Raises
-    JournalFull."""
+    """Measures the planned cases that are not finished yet, heaviest first, as far as the budget reaches;
+    each is recorded before the next one begins. Raises JournalFull.
+
+    on_case:  is given the records of each case that was measured
+    finished: the records of finished cases, by their key
+    judge:    a judge that runs already
+    began:    when the command began, by time.perf_counter; None: now
+    """
     now = time.perf_counter()
-    before_s = sum(r.measured_s for records in finished.values() for r in records if isinstance(r, CaseDone))
+    records = dict(finished)
+    spent_s = sum(measured_s(of) for of in records.values())
     measurer = CaseMeasurer(plan, device, progress, judge)
-    session = Session(measurer, journal, on_case, spent_s=before_s)
-    session.run([case_of(planned) for planned in plan.record.cases if planned.key not in finished])
-    cases = {**finished, **session.records}
+    queue = [case_of(planned) for planned in plan.record.cases if planned.key not in finished]
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        while queue:
+            remaining_s = plan.budget_s - spent_s
+            if spent_s and remaining_s < ENOUGH * plan.per_case_s:
+                break
+            share_s, reached = budget.allowance(remaining_s, queue, plan.per_case_s)
+            case = queue.pop(0)
+            progress.case(case, reached, share_s)
+            of_case = measurer.measure(case, share_s, remaining_s, Path(scratch))
+            spent_s += measured_s(of_case)
+            records[case.key] = of_case
+            try:
+                keep(journal, of_case)
+            finally:
+                on_case(case, of_case)
     return Outcome(
-        records=[record for records in cases.values() for record in records],
-        cases=len(cases),
-        left_out=session.left_out,
-        before_s=now - (now if began is None else began),
+        records=[record for of_case in records.values() for record in of_case],
+        cases=len(records),
+        left_out=queue,
+        before_s=0.0 if began is None else now - began,
         budget_s=plan.budget_s,
         folder=journal.folder,
     )
 
 
+def measured_s(records: Iterable[Record]) -> float:
+    """Seconds of measuring that the records tell of."""
+    return sum(record.measured_s for record in records if isinstance(record, CaseDone))
+
+
+def keep(journal: Journal, records: Sequence[Record]) -> None:
+    """Adds a finished case to the journal. Where the disk has no room, its lines go to stderr and
+    JournalFull is raised."""
+    try:
+        journal.append(records)
+    except JournalFull:
+        for record in records:
+            print(record.model_dump_json(), file=sys.stderr)
+        raise
+
+
 def exit_code(records: Iterable[Record]) -> int:
-    """0 all that could run is right; 1 something was wrong or broke; 3 nothing could run."""
+    """0: all that could run is right; 1: something was wrong or broke; 3: nothing could run."""
     statuses = {record.status for record in records if isinstance(record, Cell)}
     if statuses & BROKEN:
         return FAILED

@@ -1,4 +1,4 @@
-"""The folder of a run: begun with a new plan, or opened again to go on."""
+"""The folder of a run: created with a new plan (`begin`), or opened again to continue (`resume`)."""
 
 from __future__ import annotations
 
@@ -32,20 +32,16 @@ from shapes.suites import CASE_S, suites
 
 @dataclass(frozen=True)
 class Selection:
-    """What a new run measures.
+    """What a new run measures."""
 
-    suite:    its name in the record; `ad hoc` of cases that were written out
-    baseline: the implementation that the others are compared with
-    """
-
-    suite: str
+    suite: str  # the name of the suite; `ad hoc` for cases that were written out
     cases: Sequence[Case]
     implementations: Sequence[str]
-    baseline: str
+    baseline: str  # the implementation that the others are compared with
 
 
 def select_all(request: Request, platform: Platform) -> Selection:
-    """Raises UsageError for what cannot be understood."""
+    """What a request selects. Raises UsageError for what cannot be understood."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
     if request.suite and request.case:
@@ -55,7 +51,7 @@ def select_all(request: Request, platform: Platform) -> Selection:
     op = select.choose_op(request.op)
     cases = select.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
     implementations = select.choose_implementations(op, request.impl)
-    if request.settings:  # are compared with a setting of the same implementation
+    if request.settings:  # each implementation is compared with itself under another setting
         baseline = implementations[0].name
     else:
         baseline = select.choose_baseline(op, platform, request.baseline, implementations)
@@ -71,11 +67,12 @@ def begin(
     log: Callable[[str], None],
     race: RaceSettings | None = None,
 ) -> tuple[Journal, RunPlan]:
-    """Opens the folder of a new run. The default budget is 60 s, of a race what each of its cases is worth at
-    least. `log` is told in a line where there are no ceilings, and where a folder of one's own has no
-    configurations. Raises StoredError where it is no folder.
+    """Creates the folder of a new run. The default budget is 60 s; of a race, the least that its cases are
+    worth. Raises StoredError where KERNEL_BENCH_TUNED names something that is no folder.
 
-    facts_of: by the threads of each worker
+    facts_of: the facts of the device, given the threads of each worker
+    log:      is told in a line that there are no ceilings, or that a folder of the user's has no
+              configurations
     """
     suite, op = selection.suite, selection.cases[0].op
     settings = list(request.settings) or [parse_setting(request.set)]
@@ -133,7 +130,7 @@ def _has_choices(folder: Path) -> bool:
 
 
 def worth_s(request: Request, suite: str) -> float:
-    """Seconds of measuring that a case is worth at least."""
+    """The least seconds of measuring that a case is worth."""
     if request.per_case:
         return budget.parse_seconds(request.per_case, "--per-case")
     return suites()[suite].per_case_s if suite in suites() else CASE_S
@@ -169,8 +166,11 @@ def planned_case(case: Case) -> PlannedCase:
 
 
 def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:
-    """Opens a run again, or a race, as it was planned. Raises UsageError where it is another machine's, or
-    other libraries'. now: the provenance of what would be measured"""
+    """Opens a run again, or a race, as it was planned. Raises UsageError where it was measured on another
+    machine or with other libraries.
+
+    now: the provenance of what would be measured
+    """
     given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
     if given:
         raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
@@ -205,8 +205,9 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
 
 
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
-    """Records of each finished case by its key; retry: without those of cases that are to be made again."""
-    broken = {"crashed", "timeout", "error"} if retry else set()
+    """The records of each finished case by its key. retry: without cases that have a cell that broke, which
+    are measured again"""
+    broken: set[str] = {"crashed", "timeout", "error"} if retry else set()
     return {
         key: records
         for key, records in journal.finished().items()

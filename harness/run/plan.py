@@ -1,50 +1,46 @@
-"""The plan of a run: what its record says, with what a command may say anew when it goes on."""
+"""The plan of a run: what its record says, and what a command may choose anew when the run goes on."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import kernels
 from harness.catalogue.devices import Ceilings, peaks
-from harness.plan import budget, revisions
+from harness.plan import budget
 from harness.plan.entry import ConfigsOf, own_choice
-from harness.plan.settings import Setting
+from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
-from harness.run.case import MakeRounds, TimingRules
 from harness.run.cells import Yardsticks
 from harness.run.request import Request
 from harness.timing.interleaved import measure
-from harness.timing.rounds import Disturbed
+from harness.timing.rounds import Disturbed, Policy, Rounds, Sample
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case
 
+MakeRounds = Callable[[Mapping[str, Sample], Policy], Rounds]
+
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run measures, and how.
+    """What a run measures, and how."""
 
-    record:     as run.json has it
-    budget_s:   of measuring, seconds, for all cases
-    per_case_s: least of it that is worth a case
-    retry:      cases with cells that broke are measured again
-    """
-
-    record: Run
-    budget_s: float
-    per_case_s: float
+    record: Run  # the record of the run, as run.json holds it
+    budget_s: float  # seconds of measuring for all cases together
+    per_case_s: float  # the least seconds of it that are worth beginning a case for
     disturbed: Disturbed = "prefer"
-    retry: bool = False
+    retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice
+    configs_of: ConfigsOf = own_choice  # which configurations of an implementation enter a case
     make_rounds: MakeRounds = measure
+    """How entries are timed: `measure`, or `halving` in a race of many."""
 
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:
-        """Raises UsageError for a budget that cannot be read."""
+        """The plan of a recorded run under a request. Raises UsageError for a budget that cannot be read."""
         budget_s, per_case_s = record.budget_s, record.per_case_s
         if request.budget:
             budget_s = budget.parse_seconds(request.budget, "--budget")
@@ -69,27 +65,22 @@ class RunPlan:
 
     @functools.cached_property
     def settings(self) -> Sequence[Setting]:
-        """As planned; where they are compared, the first of them again at the end."""
+        """The recorded settings; where settings are compared, the first of them once more at the end."""
         trees = self.record.trees
         settings = [
-            revisions.setting(name, trees[name]) if name in trees else Setting(variables)
+            revision_setting(name, trees[name]) if name in trees else Setting(variables)
             for name, variables in self.record.settings.items()
         ]
-        return (
-            [*settings, replace(settings[0], is_rerun=True)]
-            if self.record.contrast == "settings"
-            else settings
-        )
+        if self.record.contrast == "settings":
+            settings.append(replace(settings[0], is_rerun=True))
+        return settings
 
     @property
     def threads(self) -> int:
         return self.record.threads
 
-    @property
-    def rules(self) -> TimingRules:
-        return TimingRules(self.record.seed, self.disturbed, self.record.margin, self.make_rounds)
-
     def yardsticks(self, platform: Platform) -> Yardsticks:
+        """What the times and differences of the run are held against."""
         record = self.record
         return Yardsticks(
             Ceilings.recorded(record.ceilings), peaks(platform), record.confidence, record.margin

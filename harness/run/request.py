@@ -1,4 +1,4 @@
-"""The request of a measuring command: its options, unread."""
+"""The request of a measuring command: its options as they were given."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from harness.timing.rounds import Disturbed
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, unread; of `toggle`, with the settings that it asks for; of
-    `compare --revisions`, with a tree in each setting.
-
-    cluster: the address of a Ray cluster; device is then a type of its devices
-    """
+    """The command line of `run`, not yet interpreted; of `toggle`, with the settings that it compares; of
+    `compare --revisions`, with a source tree in each setting."""
 
     op: str | None = None
     impl: str | None = None
@@ -26,6 +23,7 @@ class Request:
     baseline: str | None = None
     device: str | None = None
     cluster: str | None = None
+    """The address of a Ray cluster; `device` is then a type of its devices."""
     cache: str | None = None
     launch: str | None = None
     budget: str | None = None
@@ -48,6 +46,8 @@ class Request:
     call_timeout: float = 120.0
 
 
-# What decides a run's plan, and so cannot be said again when it is resumed.
-PLANNING = ("impl", "suite", "case", "boundary", "baseline", "cache", "launch", "set", "out", "seed",
-            "threads")  # fmt: skip
+PLANNING = (
+    *("impl", "suite", "case", "boundary", "baseline", "cache"),
+    *("launch", "set", "out", "seed", "threads"),
+)
+"""The options that decide a run's plan, and so cannot be given again when the run is resumed."""

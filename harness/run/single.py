@@ -1,9 +1,9 @@
-"""A benchmark of one kernel at one case, for whoever brings rounds of its own (pytest-benchmark): checked,
-timed by samples, checked again."""
+"""A benchmark of one kernel at one case, for tools that make their own rounds, such as pytest-benchmark: it
+is checked, timed sample by sample, and checked again. A kernel that only the calling process knows is
+measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +12,17 @@ from typing import Any
 import torch
 
 import kernels
-from harness.catalogue.devices import last_level
 from harness.errors import UsageError, one_line
 from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.plan import select, settings
 from harness.plan.entry import Entry
-from harness.plan.memory import Memory
-from harness.plan.rotation import rotation
-from harness.run.case import SAMPLE_S, CaseRun
+from harness.run.case import rotation_of_one
+from harness.run.checks import SAMPLE_S, CaseChecks
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
-from harness.workers.judge import start_judge
-from harness.workers.process import WorkerFailure, worker_pids
+from harness.workers.process import WorkerFailure, start_judge, worker_pids
 from harness.workers.worker import Deadlines, Worker
 from kernels.op import Implementation, Prepared, Support, Unsupported
 from kernels.platform import Platform
@@ -34,16 +31,12 @@ from shapes.case import Case
 
 @dataclass(frozen=True)
 class KernelBenchmarks:
-    """What the benchmarks of a test share: the device, and how it is used.
-
-    cache, launch: of a benchmark that does not say; no launch: the device's own
-    scratch:       folder of logs and outputs
-    """
+    """Makes benchmarks on one device."""
 
     platform: Platform
-    cache: str
-    launch: str | None
-    scratch: Path
+    cache: str  # the cache mode of a benchmark that names none
+    launch: str | None  # the launch mode of a benchmark that names none; None: the device's default
+    scratch: Path  # a folder for logs
 
     def benchmark(
         self,
@@ -55,36 +48,28 @@ class KernelBenchmarks:
         cache: str | None = None,
         launch: str | None = None,
     ) -> KernelBenchmark:
-        """kernel: an implementation's name, a function of (operands, out), or an Implementation. Raises
-        UsageError for what cannot be understood."""
-        boundaries = select.choose_op(op).boundaries
-        cases = select.choose_cases(
-            kernels.OPS[op], None, [case], boundary or boundaries[0], self.platform.arch
-        )
-        if len(cases) > 1:
-            raise UsageError(f"{case!r} names {len(cases)} cases; a benchmark is of one")
-        implementation, worker = self._worker(op, kernel, cases[0].boundary)
+        """A benchmark of a kernel. Raises UsageError for what cannot be understood.
+
+        kernel: an implementation's name, a function of (operands, out), or an Implementation
+        """
+        chosen = select.choose_one_case(select.choose_op(op), case, boundary, self.platform.arch, "benchmark")
+        implementation, worker = self._worker(op, kernel, chosen.boundary)
         (mode,) = select.launches(self.platform, launch or self.launch)
         entry = Entry(implementation.name, implementation, settings.Setting(), mode)
         worker.entries.append(entry)
-        support = implementation.supports(cases[0], self.platform)
+        support = implementation.supports(chosen, self.platform)
         if support.ok and implementation.interpreted(self.platform):
             support = Support(False, "it is interpreted here: checked by `run`, never timed")
         if not support.ok:
             entry.fail("unsupported", support.reason)
         monitor = monitor_for(self.platform, worker_pids)
-        return KernelBenchmark(cases[0], entry, worker, cache or self.cache, monitor)
+        return KernelBenchmark(chosen, entry, worker, cache or self.cache, monitor)
 
     def _worker(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Worker]:
         entries: list[Entry] = []
         common = (entries, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
         if isinstance(kernel, str):
-            known = {i.name: i for i in kernels.implementations(op)}
-            if kernel not in known:
-                raise UsageError(
-                    f"no implementation of {op} is called {kernel!r}; there are: {', '.join(known)}"
-                )
-            return known[kernel], Worker(*common)
+            return select.choose_implementation(op, kernel), Worker(*common)
         if isinstance(kernel, Implementation):
             guest = kernel
         elif callable(kernel):
@@ -96,24 +81,16 @@ class KernelBenchmarks:
 
 
 class KernelBenchmark:
-    """One kernel at one case.
-
-    status, reason: None, or where it ended, as of a cell
-    disturbed:      what disturbed the turns that something did; they are made again, until most are
-    made:           samples, the disturbed ones too
-    """
+    """One kernel at one case."""
 
     def __init__(self, case: Case, entry: Entry, worker: Worker, cache: str, monitor: Monitor) -> None:
         self.case, self.entry, self.worker, self.monitor = case, entry, worker, monitor
-        self.run: CaseRun | None = None
+        self.checks: CaseChecks | None = None
+        # What disturbed each disturbed sample. These are made again, unless most are disturbed.
         self.disturbed: list[str] = []
+        # The number of samples, with the disturbed ones.
         self.made = 0
-        op, platform = kernels.OPS[case.op], worker.platform
-        sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-        self.rotation = rotation(
-            op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies)
-        )
+        self.rotation = rotation_of_one(entry, case, worker.platform, cache)
 
     @property
     def name(self) -> str:
@@ -121,6 +98,7 @@ class KernelBenchmark:
 
     @property
     def status(self) -> str | None:
+        """Where it ended, as of a cell; None while nothing is known against it."""
         return self.entry.status
 
     @property
@@ -128,25 +106,24 @@ class KernelBenchmark:
         return self.entry.reason
 
     def begin(self) -> None:
-        """Checks it once, and prepares it; does nothing for what is refused."""
+        """Checks and prepares the kernel. Does nothing where it is not supported."""
         if not self.entry.alive:
             return
         worker, folder = self.worker, self.worker.log.parent
-        self.run = CaseRun(
+        self.checks = CaseChecks(
             case=self.case,
             workers=[worker],
             start_judge=lambda: start_judge(worker.platform, worker.threads, 900, folder / "judge.log"),
-            monitor=self.monitor,
-            scratch=folder,
             say=lambda _: None,
         )
-        self.run.begin(self.rotation)
+        self.checks.before(self.rotation)
         if self.entry.alive:
             worker.fresh(self.rotation)
             worker.prepare(self.entry)
 
     def sample(self) -> float:
-        """Seconds per call, of a turn that nothing disturbed; of any where most are disturbed."""
+        """Takes a sample that nothing disturbed, or any where most are disturbed. Returns seconds per
+        call."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.name}"):
@@ -159,11 +136,12 @@ class KernelBenchmark:
                 return seconds
 
     def end(self) -> None:
-        if self.run is not None:
-            self.run.end(self.rotation)
+        """Checks the kernel again."""
+        if self.checks is not None:
+            self.checks.after(self.rotation)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
-        """What stands beside the times: sizes, check, what ran, and rates at these seconds per call."""
+        """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
         op, platform = kernels.OPS[self.case.op], self.worker.platform
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
         facts: dict[str, Any] = {
@@ -189,15 +167,15 @@ class KernelBenchmark:
 
     def close(self) -> None:
         self.worker.stop()
-        if self.run is not None:
-            self.run.close()
+        if self.checks is not None:
+            self.checks.close()
 
 
 class _Here(Worker):
-    """A worker in this process, for a kernel that only this process knows."""
+    """A worker without a process of its own, for a kernel that only this process knows."""
 
     def start(self) -> None:
-        self.worker = _Local(Bench(*(c.impl for c in self.entries)))
+        self.worker = _Local(Bench(*(entry.impl for entry in self.entries)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())
@@ -206,13 +184,12 @@ class _Here(Worker):
 
 
 class _Local:
-    """A worker's answers without a worker."""
+    """Answers requests in this process."""
 
     alive: bool = True
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.pid = os.getpid()
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         try:
@@ -230,7 +207,7 @@ class _Local:
 
 
 class _Function(Implementation):
-    """A function of (operands, out) that fills `out` or returns the output."""
+    """An implementation made of a function of (operands, out) that fills `out` or returns the output."""
 
     name = "yours"
     requires = "nothing"

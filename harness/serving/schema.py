@@ -139,7 +139,7 @@ class ServingRun(StrictRecord):
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
     engine:      what answered, by what the server or the format itself says; empty: not said
     protocol:    what the client spoke (its `backend`): `vllm` and `openai` are OpenAI's, of all engines
-    configuration: name of the documented configuration that it ran (harness/serving/published/documents.py)
+    configuration: name of the documented configuration that it ran (harness/serving/published_documents.py)
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
     notes:       what was repaired or taken for granted in reading this row
     """

@@ -1,4 +1,5 @@
-"""Independent measurements of what is positive: half widths of intervals add in quadrature, in logs."""
+"""Independent measurements of positive quantities: the half widths of their intervals, in logarithms, add
+in quadrature."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from harness.statistics.paired import Comparison
 
 
 def measured(value: float, low: float | None, high: float | None) -> Comparison:
-    """One by itself, a time say, in any unit; None: that end is not known."""
+    """One measurement, for example of a time, in any unit. None: that end of the interval is unknown."""
     return Comparison(value, low or 0.0, high or math.inf, "unclear")
 
 
 def quotient(a: Comparison, b: Comparison) -> Comparison:
-    """a over b."""
+    """The quotient of two independent measurements, a / b."""
     ratio = a.ratio / b.ratio
     if not (_is_bounded(a) and _is_bounded(b)):
         return Comparison(ratio, 0.0, math.inf, "unclear")
@@ -23,8 +24,8 @@ def quotient(a: Comparison, b: Comparison) -> Comparison:
 
 
 def pooled(several: Sequence[Comparison]) -> Comparison:
-    """Of one quantity measured several times: the mean of logs, its interval as wide as theirs explain and as
-    they lie apart."""
+    """One quantity that was measured several times: the mean in logarithms. Its interval is as wide as
+    their intervals explain, or as they lie apart, whichever is wider."""
     logs = [math.log(one.ratio) for one in several]
     ratio = math.exp(statistics.fmean(logs))
     if not all(map(_is_bounded, several)):
@@ -34,7 +35,7 @@ def pooled(several: Sequence[Comparison]) -> Comparison:
 
 
 def widened(one: Comparison, by: float) -> Comparison:
-    """With an interval so many times as wide."""
+    """The same value with an interval that is `by` times as wide."""
     return _around(one.ratio, by * _half(one)) if _is_bounded(one) else one
 
 

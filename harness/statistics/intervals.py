@@ -1,8 +1,8 @@
 """Confidence intervals for time ratios from paired rounds.
 
-Rounds of a block share one preparation, so blocks are what is independent. A block's centre is its
-Hodges-Lehmann estimate; the blocks are pooled as a meta-analysis pools studies: random effects with
-Hartung and Knapp's interval.
+Rounds of a block share one preparation, so blocks are independent and rounds are not. The centre of a block
+is its Hodges-Lehmann estimate. Blocks are pooled as a meta-analysis pools studies: random effects with the
+interval of Hartung and Knapp.
 """
 
 from __future__ import annotations
@@ -14,30 +14,36 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-# Nothing is widening at before so many blocks are there: fewer leave Student's t too wide to be of use.
+
 MIN_BLOCKS = 6
-# With so many blocks, looking may have decided how many, which wants an interval so much wider
-# (results/statistics/README.md: without it 7 % false verdicts where preparations differ).
+"""The results are not looked at before there are so many blocks: with fewer Student's t is too wide to be
+of use."""
+
 LOOK_WIDENING = 1.2
+"""With MIN_BLOCKS or more, a look at the results may have decided the number of blocks, so that the
+interval has to be wider by this factor (results/statistics/README.md: without it 7 % of verdicts were false
+where preparations differ)."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its interval, and how many independent groups it rests on."""
+    """A mean with its interval."""
 
     mean: float
     low: float
     high: float
-    groups: int
+    groups: int  # how many independent groups it is computed from
 
 
 def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE) -> Interval:
-    """The mean over groups and its interval, from (group, value) pairs; one group: infinite.
+    """The mean over groups and its interval, from (group, value) pairs. With one group the interval is
+    infinite.
 
-    The wider of two: Student's over the groups, with Hartung and Knapp's error from how far they lie apart
-    (2001, Statistics in Medicine 20:3875), and the normal one that the values' scatter within groups
-    explains, so that groups that agree by luck end nothing (Roever, Knapp and Friede 2015, BMC Medical
-    Research Methodology 15:99). Groups of a single value are one sample: there is no within and between.
+    It is the wider of two intervals: Student's over the groups, with the error of Hartung and Knapp from
+    how far the groups lie apart (2001, Statistics in Medicine 20:3875), and the normal one that the scatter
+    within groups explains, so that groups that agree by chance do not end a measurement (Roever, Knapp and
+    Friede 2015, BMC Medical Research Methodology 15:99). Groups of a single value each are treated as one
+    sample.
     """
     grouped: dict[int, list[float]] = {}
     for group, value in values:
@@ -58,21 +64,21 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
 
 @dataclass(frozen=True)
 class Centre:
-    """Where values lie, its standard error, and how many they are."""
+    """The location of some values."""
 
     value: float
-    error: float
-    n: int
+    error: float  # its standard error
+    n: int  # the number of values
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def centre(values: tuple[float, ...]) -> Centre:
     """Hodges and Lehmann's estimate: the median of the averages of all pairs (Walsh averages).
 
-    It needs 5 % more rounds than the mean where noise is normal, far fewer where it has heavy tails or
-    two states (a median needs 57 % more). Its standard error is half the distance between the averages
-    one standard deviation of Wilcoxon's signed-rank statistic to either side of the middle
-    (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann 1963, ibid. 34:1507).
+    It needs 5 % more rounds than the mean where noise is normal (a median needs 57 % more), and far fewer
+    where noise has heavy tails or two states. Its standard error is half the distance between the two
+    averages that lie one standard deviation of Wilcoxon's signed-rank statistic to either side of the
+    middle (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann 1963, ibid. 34:1507).
     """
     n = len(values)
     averages = sorted((x + y) / 2 for i, x in enumerate(values) for y in values[i:])
@@ -82,7 +88,7 @@ def centre(values: tuple[float, ...]) -> Centre:
 
 
 def _at(ordered: Sequence[float], position: float) -> float:
-    """The value at a fractional position, the ends beyond the ends."""
+    """The value at a fractional position, interpolated; beyond the ends, the value at the end."""
     position = min(max(position, 0.0), len(ordered) - 1.0)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -90,17 +96,19 @@ def _at(ordered: Sequence[float], position: float) -> float:
 
 
 def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
-    """Random effects: the mean, each centre counting by 1 / (variance between + its own variance); its
-    error as these variances explain it; and as the centres show it, lying apart.
+    """Random effects. Returns the mean, in which each centre has the weight 1 / (variance between + its own
+    variance); the error of the mean that these variances explain; and the error that the distances of the
+    centres show.
 
-    Between is DerSimonian and Laird's estimate (1986, Controlled Clinical Trials 7:177).
+    The variance between is the estimate of DerSimonian and Laird (1986, Controlled Clinical Trials 7:177).
     """
     k = len(centres)
-    # The variance of one round, the same in all blocks; the median over rounds: a block may be disturbed.
+    # The variance of one round is taken to be the same in all blocks: the median over rounds, because a
+    # block may be disturbed.
     unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
     weights = [1.0] * k
     if unit > 0:
-        # A block more disturbed than the others counts by its own scatter.
+        # a block that is more disturbed than the others has the weight of its own scatter.
         plain = [1 / max(unit / c.n, c.error**2) for c in centres]
         effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
         between = max(0.0, _spread(centres, plain) - (k - 1)) / effective
@@ -119,13 +127,14 @@ def _mean(centres: Sequence[Centre], weights: Sequence[float]) -> float:
 
 
 def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
-    """The weighted sum of squares about the weighted mean: Cochran's Q."""
+    """Cochran's Q: the weighted sum of squares about the weighted mean."""
     mean = _mean(centres, weights)
     return sum(w * (c.value - mean) ** 2 for w, c in zip(weights, centres, strict=True))
 
 
 def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """Of Student's interval for the mean of independent values; infinite for fewer than two."""
+    """The half width of Student's interval for the mean of independent values; infinite for fewer than
+    two."""
     if len(values) < 2:
         return math.inf
     return students_t(len(values) - 1, confidence) * (statistics.stdev(values) / math.sqrt(len(values)))
@@ -133,7 +142,8 @@ def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @functools.cache
 def students_t(degrees: float, confidence: float) -> float:
-    """The two-sided quantile: how many standard errors an interval of that confidence reaches either way."""
+    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence
+    reaches to either side."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

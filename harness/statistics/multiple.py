@@ -1,4 +1,4 @@
-"""Multiple comparisons: the verdicts of a case, jointly right (Holm), and when a run may stop."""
+"""Multiple comparisons: the verdicts of a case, which hold together (Holm), and when measuring may stop."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, interval
 from harness.statistics.paired import MARGIN, Comparison, compare, noise_of
 
-# Of the error that verdicts at the end are allowed: what those before the end are.
 INTERIM_ERROR = 0.1
+"""The share of the allowed error of final verdicts that verdicts before the end may have."""
 
 Series = Mapping[str, Sequence[float]]
+"""Seconds of each round by entry; NaN where an entry has none."""
+
 About = Literal["baseline", "runner-up", "A/A"]
 
 
 @dataclass(frozen=True)
 class JointVerdict:
-    """compare(a, b, floor=noise, confidence=confidence), and what for."""
+    """The comparison of two entries, at a confidence at which it holds together with the others."""
 
     a: str
     b: str
-    about: About
+    about: About  # what it is for
     noise: float
     confidence: float
-    comparison: Comparison
+    comparison: Comparison  # the result of compare(a, b, floor=noise, confidence=confidence)
 
     @property
     def half_width(self) -> float:
@@ -44,15 +46,16 @@ def joint_verdicts(
     confidence: float = CONFIDENCE,
     margin: float = MARGIN,
 ) -> list[JointVerdict]:
-    """The verdicts on the wanted entries: `baseline` for each but the baseline, and one `runner-up`.
+    """The verdicts on the wanted entries: one about the `baseline` for each other entry, and one on the
+    winner against the `runner-up`.
 
-    series: seconds of each round, NaN where there are none, of those who lasted to the end
-    rerun:   the baseline prepared a second time: the pair gives the noise; without it the noise is 0
+    series: of the entries that lasted to the end
+    rerun:  the baseline prepared a second time: the pair gives the noise; without it the noise is 0
 
-    All of them hold together with the stated confidence by Holm's procedure (1979, Scandinavian Journal
-    of Statistics 6:65): what is clear at the confidence that all share equally leaves its share to the
-    others. That the winner was chosen after looking costs one share and no more (Gutmann and Maymin
-    1987, Annals of Statistics 15:456). Each verdict carries the confidence at which it was reached.
+    The verdicts hold together with the stated confidence by Holm's procedure (1979, Scandinavian Journal of
+    Statistics 6:65): a verdict that is clear at an equal share of the error leaves its share to the others.
+    That the winner was chosen after looking at the times costs one share only (Gutmann and Maymin 1987,
+    Annals of Statistics 15:456). Each verdict states the confidence at which it was reached.
     """
     noise = 0.0
     if rerun is not None and baseline is not None and rerun in series and baseline in series:
@@ -90,7 +93,8 @@ def _pairs(
 
 
 def log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:
-    logs = [(block, math.log(s)) for block, s in zip(blocks, seconds, strict=True) if s == s]
+    """The logarithm of an entry's time over all blocks."""
+    logs = [(block, math.log(s)) for block, s in zip(blocks, seconds, strict=True) if not math.isnan(s)]
     return interval(logs).mean
 
 
@@ -105,12 +109,12 @@ def stopping_reason(
     half_width: float,
     margin: float = MARGIN,
 ) -> str:
-    """Why no more rounds are needed, or nothing: all wanted intervals are `tight`, or what is not has a
-    `clear` verdict (nobody being left to compare is clear).
+    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: those
+    that are not tight have clear verdicts, or there is nothing to compare.
 
-    Looking may not inflate errors: before the end a verdict counts only if it is clear at a far higher
-    confidence, which leaves the end's its own (Haybittle 1971, British Journal of Radiology 44:793; Peto
-    and others 1976, British Journal of Cancer 34:585).
+    Repeated looks must not raise the share of errors: before the end a verdict counts only if it is clear
+    at a far higher confidence, so that the final verdicts keep theirs (Haybittle 1971, British Journal of
+    Radiology 44:793; Peto and others 1976, British Journal of Cancer 34:585).
     """
     judge = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
     at_the_end = judge(confidence=confidence)

@@ -1,4 +1,5 @@
-"""Paired comparison of two entries timed in the same rounds, and the noise of an A/A pair."""
+"""Paired comparison of two entries that were timed in the same rounds, and the noise that an A/A pair
+shows."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from typing import Literal
 
 from harness.statistics.intervals import CONFIDENCE, interval
 
-MARGIN = 0.005
-# An A/A pair that may be further apart measures the disturbance, not the machine: nothing is the same then.
+MARGIN = 0.005  # a smaller difference than this counts as none
+
 MAX_NOISE = 0.25
+"""An A/A pair that may differ by more than this shows a disturbance: then no two entries are called the
+same."""
 
 
 VerdictName = Literal["faster", "slower", "same", "unclear"]
@@ -19,7 +22,7 @@ VerdictName = Literal["faster", "slower", "same", "unclear"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """time(b) / time(a) with its interval; > 1 means that a is faster, and the verdict is a's."""
+    """The ratio time(b) / time(a) with its interval: above 1, a is faster. The verdict is about a."""
 
     ratio: float
     low: float
@@ -36,14 +39,15 @@ def compare(
     margin: float = MARGIN,
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Compares two entries timed in the same rounds; a and b are paired by position.
+    """Compares two entries by their times in the same rounds; a and b are paired by position. Pairs with a
+    missing, zero or negative time are left out. The interval is that of `interval` over log(b / a).
 
-    blocks: the block of each round; without blocks each round counts by itself. The interval is that
-    of `interval`, over log(b / a).
+    The verdict is `same` where the interval lies inside 1 +- max(floor, margin) and the noise is not above
+    MAX_NOISE; else `faster` or `slower` where it lies above 1 + floor or below 1 / (1 + floor); else
+    `unclear`.
 
-    same: the interval lies inside 1 +- max(noise, margin), and the noise is no disturbance; else faster or
-    slower if it lies beyond 1 + noise, or 1 / (1 + noise); else unclear. Pairs with a missing, zero or
-    negative time are left out.
+    blocks: the block of each round; None: each round is independent
+    floor:  the noise: no smaller difference has a verdict
     """
     if len(a) != len(b) or (blocks is not None and len(blocks) != len(a)):
         raise ValueError("a, b and blocks must have one entry per round")
@@ -75,9 +79,9 @@ def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) ->
 
 def noise_of(same_thing_twice: Comparison) -> float:
     """The noise that an A/A pair shows: how far its interval stays away from 1, which is what intervals
-    leave unexplained on this machine; mostly 0. Where the pair may be more than MAX_NOISE apart, all that it
-    may be: only what differs by more has a verdict. Infinite, which makes every verdict `unclear`, where the
-    pair says nothing."""
+    leave unexplained on this machine; mostly 0. Where the interval allows more than MAX_NOISE, the noise is
+    the farthest end of the interval, so that only larger differences have a verdict. Infinite where the
+    pair says nothing, which makes all verdicts `unclear`."""
     low, high = same_thing_twice.low, same_thing_twice.high
     if low <= 0:
         return math.inf

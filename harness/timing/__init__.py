@@ -1,4 +1,4 @@
-"""Rounds of interleaved samples. Knows nothing of devices."""
+"""Rounds of interleaved samples of entries, which are callables: it knows nothing of devices."""
 
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Round, Rounds

@@ -1,10 +1,10 @@
-"""Successive halving: the fastest of many entries, found in elimination rounds (eliminations), then measured.
+"""Successive halving: the fastest of many entries is found in elimination rounds and then measured.
 
-The winner of many is flattered by the noise that made it win. So eliminations only choose: the ratio and the
-verdict
-rest on rounds made after them, of the baseline, its rerun and the challenger alone, all prepared anew. Among
-32 entries that are all as fast as the baseline somebody always wins the eliminations, and is then called
-faster no more often than one that was named beforehand (tests/harness/timing/test_successive_halving.py).
+The winner among many is flattered by the noise that made it win. So eliminations only choose: the ratio and
+the verdict rest on rounds that are made after them, of the baseline, its rerun and the challenger alone,
+all prepared anew. Among 32 entries that are all as fast as the baseline one always wins the eliminations;
+it is then called faster no more often than an entry that was named beforehand
+(tests/harness/timing/test_successive_halving.py).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from harness.statistics.paired import Comparison, compare
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds, Sample
 
-SELECTING = 0.6  # of the budget, at most
-BLOCKS = 3  # of a heat: fewer leave Student's t too wide to drop anybody
-FIRST_ROUNDS = 2  # in each block of the first heat; in those of the next one twice as many
+SELECTING = 0.6  # the largest share of the budget that eliminations take
+BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
+FIRST_ROUNDS = 2  # rounds in each block of the first elimination; each later one has twice as many
 
 
 def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
-    """As `harness.timing.measure`, for the one question whether anybody is faster than the baseline.
+    """Like `harness.timing.measure`, for the single question whether any entry is faster than the baseline.
 
-    The eliminations share SELECTING of the budget. After each, those of the baseline's rivals go on whom the
-    rounds so
-    far do not tell from the best: all of them as far as budget and `policy.max_rounds` go, the better half at
-    any rate (successive halving: Karnin, Koren and Somekh 2013, ICML; Jamieson and Talwalkar 2016, AISTATS).
-    The one that is left is measured beside the baseline as any two entries are. Where it fails, the next
-    best takes its place; where the baseline fails, there is nothing to measure.
+    The eliminations share SELECTING of the budget. After each, those rivals of the baseline stay that the
+    rounds so far cannot tell from the best one: all of them as far as the budget and `policy.max_rounds`
+    allow, at most the better half otherwise (successive halving: Karnin, Koren and Somekh 2013, ICML;
+    Jamieson and Talwalkar 2016, AISTATS). The last one is measured beside the baseline like any two
+    entries. Where it fails, the next best takes its place; where the baseline fails, there is nothing to
+    measure.
 
-    What is returned has the eliminations in `eliminations`, and in `rounds` what came after them.
+    The result has the elimination rounds in `eliminations`, and in `rounds` those that came after them.
     """
     baseline = policy.baseline or next(iter(samples))
     rivals = [name for name in samples if name not in (baseline, policy.rerun)]
     measured, rounds = Rounds(), FIRST_ROUNDS
     beaten: dict[str, str] = {}
     while len(rivals) > 1:
-        heat = replace(
+        elimination = replace(
             policy,
             blocks=BLOCKS,
             first_rounds=rounds,
@@ -51,14 +51,17 @@ def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
             budget_s=_share(policy, measured, rivals),
             seed=policy.seed + measured.next_block,
         )
-        made = measure({name: samples[name] for name in (baseline, *rivals)}, heat)
+        made = measure({name: samples[name] for name in (baseline, *rivals)}, elimination)
         measured = measured.then(replace(made, eliminations=made.rounds, rounds=[]))
         if baseline in measured.dropped or measured.useless:
             return replace(measured, beaten=beaten, stopped="disturbed" if measured.useless else "no entries")
         rounds = min(2 * rounds, policy.max_rounds)
         sample_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.all))
-        room = _share(policy, measured, rivals) / (BLOCKS * rounds * sample_s) - 1 if sample_s else math.inf
-        rivals, out = _halved(measured, baseline, rivals, room if rounds > heat.max_rounds else 0)
+        room = 0.0
+        if rounds > elimination.max_rounds:
+            share_s = _share(policy, measured, rivals)
+            room = share_s / (BLOCKS * rounds * sample_s) - 1 if sample_s else math.inf
+        rivals, out = _halved(measured, baseline, rivals, room)
         beaten = out | beaten
     for challenger in [*rivals, *beaten] or [baseline]:
         beaten.pop(challenger, None)
@@ -73,16 +76,18 @@ def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
 
 
 def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
-    """Seconds of a heat of these rivals, if as many eliminations follow as halving takes."""
+    """Seconds for an elimination among these rivals, if as many follow as halving takes."""
     return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
 
 def _halved(
     measured: Rounds, baseline: str, rivals: Iterable[str], room: float
 ) -> tuple[list[str], dict[str, str]]:
-    """Who goes on, and by whom the others are beaten, both from the best. The next heat has room for so many
-    rivals, if that is more than half of them; once the baseline is clearly faster than the best of them,
-    which one that is no longer matters."""
+    """The rivals that stay, best first, and for each of the others the words for its defeat.
+
+    room: how many rivals the next elimination has time for; at least half of them stay. Once the baseline is
+    clearly faster than the best rival, one stays: which one no longer matters
+    """
     blocks = [r.block for r in measured.eliminations]
     series: Series = {
         name: [r.seconds.get(name, math.nan) for r in measured.eliminations] for name in (baseline, *rivals)

@@ -24,7 +24,7 @@ from harness.compile.launches import KernelLaunch, launches_of, narrowed
 from harness.compile.survey import able, violations
 from harness.errors import NothingRan, one_line
 from harness.plan.entry import ConfigSearch, ConfigsOfCase
-from harness.workers.child import TABLES
+from harness.workers.child import BENCH
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
 from kernels.op import Implementation
@@ -158,7 +158,7 @@ def ask_tables(
     deadline: seconds for one case
     """
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        worker = WorkerProcess(TABLES, implementation.environment(platform), Path(scratch) / "tables.log")
+        worker = WorkerProcess(BENCH, implementation.environment(platform), Path(scratch) / "tables.log")
         try:
             asked = {"op": implementation.op, "impl": implementation.name}
             return {

@@ -33,8 +33,7 @@ from harness.timing.successive_halving import halving
 from harness.tune.configs import RacedConfigs, ask_tables
 from harness.tune.store import Place, path, read, source, store, store_winner
 from harness.workers.environment import worker_threads
-from harness.workers.judge import start_judge
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES
 from kernels.platform import Platform

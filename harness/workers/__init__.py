@@ -1,1 +1,1 @@
-"""WorkerProcess processes: the parent's side. The child's side is in `child`."""
+"""Worker processes: the parent's side. The child's side is in `child`."""

@@ -1,4 +1,4 @@
-"""Environments of worker processes: threads, allocator, caches."""
+"""The environment of worker processes: threads, allocator, caches."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from kernels.platform import Platform
 
 
 def worker_threads(asked: int | None = None) -> int:
-    """Of each worker on a CPU: as asked, or OMP_NUM_THREADS, or the cores of a NUMA node."""
+    """The threads of each worker on a CPU: as asked for, or OMP_NUM_THREADS, or the cores of a NUMA node."""
     return asked or parse_threads(os.environ.get("OMP_NUM_THREADS")) or default_threads()
 
 
 def thread_environment(
     platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
-    """What makes a worker compute on so many threads, each bound to a physical core. They are not bound where
-    the user's environment or a setting's `variables` bind them, or where there are more than cores.
+    """The variables that make a worker compute on so many threads, each bound to a physical core. Threads
+    are not bound where the user's environment or a setting's `variables` bind them, or where there are more
+    of them than cores.
 
-    They spin for some milliseconds between parallel regions, as OpenMP does by default and engines have it:
-    told to sleep at once (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us for 10 (2 cores, libgomp).
+    Threads spin for some milliseconds between parallel regions, as OpenMP does by default and in engines.
+    With threads that sleep at once (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us instead of 10
+    us (2 cores, libgomp).
     """
     if platform.kind != "cpu":
         return {}
@@ -40,21 +42,22 @@ def thread_environment(
     return environment
 
 
-# Freed memory stays in the process, as under the caching allocators that engines run with. Faulting it in
-# anew at each call can be most of what an allocating call takes, and most of its noise.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Makes freed memory stay in the process, as under the caching allocators that engines use. Faulting it in
+anew at each call can take most of the time of an allocating call, and cause most of its noise."""
+
 DEFAULTS = {
-    # A worker that waits for its sample must not take a core from the one whose turn it is.
+    # a waiting worker must not take a core from the one that is being timed.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
-    # As the driver counts GPUs; CUDA's own order is the fastest first.
+    # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     **ALLOCATOR,
 }
 
 
 def provenance(platform: Platform, threads: int) -> JsonObject:
-    """Everything that identifies the surroundings of a measurement by workers, as plain values."""
+    """What identifies the surroundings of a measurement by workers, as plain values."""
     facts = surroundings(platform)
     return facts | {"machine": facts["machine"] | {"threads": threads}, "worker_defaults": DEFAULTS}
 
@@ -62,15 +65,16 @@ def provenance(platform: Platform, threads: int) -> JsonObject:
 def worker_environment(
     extra: Mapping[str, str | None], tree: str | None = None, plugins: Collection[str] = ()
 ) -> dict[str, str]:
-    """Our defaults, over them the user's environment with the project first on the path, then `extra`, where
-    None takes a variable away.
+    """The defaults, overridden by the user's environment with the project first on the path, and by
+    `extra`, where None removes a variable.
 
-    plugins: the files of implementations that this worker imports; folders, which bring ops, all do
+    tree:    the folder of the source tree that the worker runs; None: this one
+    plugins: the files of implementations that the worker imports; all workers import folders, which bring ops
     """
     environment = dict(os.environ)
     path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
-    # Workers run in the project's folder, the user perhaps elsewhere.
+    # Workers run in the project's folder, the user perhaps in another one.
     wanted = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
     environment[kernels.PLUGINS] = os.pathsep.join(wanted)
     whole = DEFAULTS | environment | home_environment() | dict(extra)
@@ -78,8 +82,8 @@ def worker_environment(
 
 
 def home_environment() -> dict[str, str]:
-    """A home where the user has none that can be written: libraries keep what they compile there. What is
-    installed in the user's own is found as before."""
+    """A home for a user whose own cannot be written: libraries keep there what they compile. Packages in
+    the user's own home are still found."""
     if writable(user_home()):
         return {}
     home = cache() / "home"
@@ -88,7 +92,7 @@ def home_environment() -> dict[str, str]:
 
 
 def cache_environment(setting: str) -> dict[str, str]:
-    """Compile caches of a setting's own: what one setting compiled must not serve another."""
+    """Compile caches for one setting: what one setting compiled must not serve another."""
     folder = setting
     if not re.fullmatch(r"\w{1,40}", setting):
         words = re.sub(r"[^A-Za-z0-9]+", "-", setting)[:40]

@@ -1,10 +1,10 @@
-"""A worker process, the parent's side: start it, ask it, kill it where it hangs."""
+"""A worker process as its parent sees it: started, asked, and killed where it hangs. The judge is one,
+too."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -16,46 +16,36 @@ from typing import Any
 
 from harness.paths import ROOT
 from harness.plan.entry import Status
-from harness.workers.child.blob import Unpickler, send
+from harness.workers.child import JUDGE
+from harness.workers.child.blob import receive, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
-_living: set[int] = set()
+_living: set[int] = set()  # process ids of the workers that this process has started and not ended
 
 
 def worker_pids() -> list[int]:
-    """The living workers of this process."""
+    """The process ids of the living workers of this process."""
     return sorted(_living)
 
 
 class WorkerFailure(Exception):
-    """A request that gave no answer. status: error, unsupported, crashed or timeout."""
+    """A request that gave no answer."""
 
     def __init__(self, status: Status, reason: str) -> None:
+        """status: error, unsupported, crashed or timeout"""
         super().__init__(reason)
         self.status = status
         self.reason = reason
 
     @property
     def fatal(self) -> bool:
-        """Whether the process is gone with it."""
+        """Whether the process has ended with it."""
         return self.status in ("crashed", "timeout")
 
 
-class _Plain(Unpickler):
-    """Reads plain values and blobs only: an answer cannot make this process run anything."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 class WorkerProcess:
-    """One child process, with its environment set before it starts; of the source tree in the folder `tree`,
-    if that is not this one, importing no other plug-ins than `plugins`.
-
-    serves: `module:Class` of the object that answers, whose public methods are the requests
-    facts:  what it said of itself and its device (see child/device.py)
-    """
+    """A child process that answers requests, with its environment set before it starts."""
 
     def __init__(
         self,
@@ -65,7 +55,12 @@ class WorkerProcess:
         tree: str | None = None,
         plugins: Collection[str] = (),
     ) -> None:
+        """serves:  `module:Class` of the object that answers; its public methods are the requests
+        tree:    the folder of the source tree that it runs; None: this one
+        plugins: the files of plug-ins that it imports
+        """
         self.log = log
+        # What the process tells of its device (see child/device.py).
         self.facts: dict[str, Any] = {}
         self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0
@@ -97,7 +92,7 @@ class WorkerProcess:
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
-        # What it says of an earlier request is not what this one died of.
+        # What it printed during an earlier request is no explanation for a crash in this one.
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:
@@ -107,19 +102,19 @@ class WorkerProcess:
         return self._answer(deadline, request)
 
     def pause(self) -> None:
-        """Stops the process, whatever threads it has, until it is asked again: nobody works beside a rival's
-        sample. A killed parent takes a stopped worker with it all the same."""
+        """Stops the process, with all its threads, until it is asked again, so that it takes no time from
+        another worker's sample. A stopped worker also ends when its parent is killed."""
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        pauses = number == signal.SIGSTOP
-        if self.paused != pauses and self.alive:
-            self.paused = pauses
+        stops = number == signal.SIGSTOP
+        if self.paused != stops and self.alive:
+            self.paused = stops
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
-        """Readies the device. Raises WorkerFailure."""
+        """Makes its device ready within `deadline` seconds. Raises WorkerFailure."""
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
         self.facts = self.ask("hello", deadline, threads=threads, **device)
 
@@ -128,12 +123,9 @@ class WorkerProcess:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = _Plain(self.connection.recv_bytes(), self.connection).load()
+            kind, value = receive(self.connection)
         except (EOFError, OSError):
             raise self._crashed(doing) from None
-        except pickle.UnpicklingError as error:
-            self.kill()
-            raise WorkerFailure("error", f"its answer to {doing} is no plain value: {error}") from None
         if kind == "crashed":
             self.kill()
         if kind not in ("ok", "ready"):
@@ -153,7 +145,7 @@ class WorkerProcess:
         return WorkerFailure("crashed", f"the worker {how} while in {doing}{self._last_words()}")
 
     def _last_words(self) -> str:
-        """The last line of its log before Python's own report of a fatal signal."""
+        """The last line that it printed before Python's own report of a fatal signal."""
         with self.log.open("rb") as log:
             log.seek(self.log_start)
             text = log.read().decode(errors="replace").split("Fatal Python error", 1)[0]
@@ -161,7 +153,7 @@ class WorkerProcess:
         return f"; its last words: {lines[-1][:120]}" if lines else ""
 
     def kill(self) -> None:
-        """Ends the process and whatever it started; nothing where that was done."""
+        """Ends the process and all processes that it started. Does nothing the second time."""
         if self.process.pid not in _living:
             return
         self.connection.close()
@@ -169,3 +161,20 @@ class WorkerProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         _living.discard(self.process.pid)
+
+
+def start_judge(platform: Platform, threads: int, deadline: float, log: Path) -> WorkerProcess:
+    """A process that computes references and compares outputs with them (see child/judge.py). Raises
+    WorkerFailure.
+
+    deadline: seconds to import torch and make the device ready
+    """
+    # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)
+    try:
+        judge.hello(platform, threads, deadline)
+    except WorkerFailure:
+        judge.kill()
+        raise
+    return judge

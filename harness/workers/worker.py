@@ -1,5 +1,5 @@
-"""Worker, the worker of several entries: one that dies costs the entry it was on, and is replaced for
-the others."""
+"""A worker: the process of several entries. If the process dies, that costs the entry that it was working
+on, and it is replaced for the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from harness.plan.entry import Entry
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.workers.child import BENCH
 from harness.workers.environment import cache_environment, thread_environment
 from harness.workers.process import WorkerFailure, WorkerProcess
@@ -22,17 +22,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds: preparing may build for minutes, a call may not."""
+    """Deadlines of requests in seconds: preparing may compile for minutes, a call may not."""
 
     prepare: float = 900.0
     call: float = 120.0
 
 
 class Answers(Protocol):
-    """What a worker asks: a `WorkerProcess`, or its like in this process."""
-
-    @property
-    def pid(self) -> int: ...
+    """What answers a worker's requests: a `WorkerProcess`, or its substitute in this process."""
 
     @property
     def alive(self) -> bool: ...
@@ -45,10 +42,10 @@ class Answers(Protocol):
 
 
 class Worker:
-    """One worker for the entries of a setting and a runtime.
+    """The process of the entries of one setting and runtime.
 
-    It remembers the stage it is in (operands, fresh buffers, loaded live ones, who is prepared), so
-    that a replacement can be brought to the same point.
+    It remembers the requests that lead to the present stage (operands, fresh buffers, loaded live ones,
+    prepared entries), so that a process that replaces a dead one can be brought to the same point.
     """
 
     def __init__(
@@ -65,9 +62,10 @@ class Worker:
 
     @property
     def living(self) -> list[Entry]:
-        return [c for c in self.entries if c.alive]
+        return [entry for entry in self.entries if entry.alive]
 
     def start(self) -> None:
+        """Starts a process in the setting's environment. Raises WorkerFailure."""
         setting, first = self.entries[0].setting, self.entries[0].impl
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
@@ -75,21 +73,17 @@ class Worker:
             | first.environment(self.platform)
             | setting.variables
         )
-        self.worker = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        self.worker = process
         self.prepared.clear()
-        device = {
-            "kind": self.platform.kind,
-            "device": self.platform.device,
-            "planned": self.platform.identity,
-        }
-        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
         try:
-            hello = self._raw("hello", self.deadlines.prepare, threads=threads, **device)
+            threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+            process.hello(self.platform, threads, self.deadlines.prepare)
         except WorkerFailure:
             self.stop()
             raise
         for entry in self.entries:
-            entry.pinned = hello["pinned"]
+            entry.pinned = process.facts["pinned"]
 
     def stop(self) -> None:
         if self.worker is not None:
@@ -97,7 +91,7 @@ class Worker:
             self.worker = None
 
     def pause(self) -> None:
-        """Until it is asked again its worker does nothing."""
+        """Stops the process until the next request."""
         if self.worker is not None:
             self.worker.pause()
 
@@ -106,55 +100,48 @@ class Worker:
         return self.worker.ask(request, deadline, **arguments)
 
     def ready(self) -> None:
-        """A living worker at the current stage; raises WorkerFailure if none can be had."""
+        """Makes sure that there is a living process at the present stage. Raises WorkerFailure."""
         if self.worker is None or not self.worker.alive:
             self.start()
             for step in self.restore:
                 step()
 
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
-        """New operands, and a second set of others; nobody is prepared on them yet. The last set's digest."""
-        self.restore = []
-        self.ready()
-        self.restore = [lambda: self._open(case, seeds, beside)]
-        return self._open(case, seeds, beside)
-
-    def _open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None) -> int:
-        self.prepared.clear()
-        sizes = dict(case.sizes)
-        return self._raw(
+        """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
+        digest of the last set."""
+        return self._stage(
+            [],
             "open",
-            self.deadlines.prepare,
             op=case.op,
-            sizes=sizes,
+            sizes=dict(case.sizes),
             boundary=case.boundary,
             seeds=seeds,
             beside=beside,
         )
 
     def fresh(self, rotation: Rotation) -> None:
-        """The same operands in fresh buffers; nobody is prepared on them yet."""
-
-        def step() -> None:
-            self.prepared.clear()
-            self._raw("fresh", self.deadlines.prepare, mode=rotation.mode, copies=rotation.copies)
-
-        self.ready()
-        step()
-        self.restore = [self.restore[0], step]
+        """Moves the operands to fresh buffers; no entry is prepared on them yet."""
+        self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
     def load(self, seeds: dict[str, Any], which: int = 0) -> None:
-        """New live operands for everyone prepared, on one of the sets."""
+        """Loads new live operands for all prepared entries, on one of the sets."""
+        self._stage(self.restore, "load", seeds=seeds, which=which)
 
-        def step() -> None:
-            self._raw("load", self.deadlines.prepare, seeds=seeds, which=which)
+    def _stage(self, before: list[Callable[[], Any]], request: str, **arguments: Any) -> Any:
+        """Makes a request that a replaced process has to be brought past, after the steps `before`."""
 
+        def step() -> Any:
+            if request != "load":
+                self.prepared.clear()
+            return self._raw(request, self.deadlines.prepare, **arguments)
+
+        self.restore = before
         self.ready()
-        step()
-        self.restore = [*self.restore, step]
+        self.restore = [*before, step]
+        return step()
 
     def prepare(self, entry: Entry) -> None:
-        """Prepares an entry on the current operands, unless it is."""
+        """Prepares an entry on the present operands, unless it is prepared already."""
         self.ready()
         if entry.name not in self.prepared:
             answer = self._raw(
@@ -173,17 +160,19 @@ class Worker:
             self.prepared.add(entry.name)
 
     def digest(self) -> int:
-        """Of the operands as they are now."""
+        """The digest of the operands as they are now."""
         self.ready()
         return self._raw("digest", self.deadlines.prepare)
 
     def start_profiler(self) -> None:
-        """So that a first profile takes no longer than others (see harness.workers.child.profile.start)."""
+        """Starts the profiler, so that the first profile takes no longer than others (see
+        child/profile.py)."""
         self.ready()
         self._raw("start_profiler", self.deadlines.call)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
-        """A request about a prepared entry, which is prepared first if its worker was replaced."""
+        """The answer to a request about an entry, which is prepared first where its process was replaced.
+        Raises WorkerFailure."""
         self.prepare(entry)
         deadline = self.deadlines.prepare if entry.interpreted else self.deadlines.call
         return self._raw(request, deadline, entry=entry.name, **arguments)
@@ -195,7 +184,8 @@ def attempt(
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
 ) -> Answer | None:
-    """Does something for entries; what goes wrong is written down against them, and None returned."""
+    """The action's result. Where it fails, the failure is written down against the entries, and None is
+    returned."""
     try:
         return action(*arguments, **keywords)
     except WorkerFailure as failure:

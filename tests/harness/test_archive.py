@@ -14,7 +14,7 @@ from harness import archive
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.results import read as read_module
-from harness.serving.ledger.ledger import read, rows
+from harness.serving.ledger import read, rows
 from tests.harness.results.test_journal import filled
 from tests.support.command_line import contents
 

@@ -159,8 +159,8 @@ def raising(name: str, error: Exception, in_prepare: bool = False) -> type[_Fail
     return row(name, runtime="faulty", given=given, run=run)
 
 
-SEGV = WorkerFailure("crashed", "the worker died of SIGSEGV while in turn")  # as its parent tells it
-HUNG = WorkerFailure("timeout", "no answer within 20 s while in turn")
+SEGV = WorkerFailure("crashed", "the worker died of SIGSEGV while in sample")  # as its parent tells it
+HUNG = WorkerFailure("timeout", "no answer within 20 s while in sample")
 RaisesInPrepare = raising("raises_in_prepare", RuntimeError("no such\nluck"), in_prepare=True)
 Unsupporting = raising("unsupported", Unsupported("this build has no such kernel"), in_prepare=True)
 RaisesInACall = raising("raises_in_a_call", RuntimeError("out of luck"))

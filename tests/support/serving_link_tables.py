@@ -4,7 +4,7 @@ import csv
 import itertools
 from pathlib import Path
 
-from harness.serving.link.times.tables import COMMON, FILES
+from harness.serving.link.kernel_times import COMMON, FILES
 
 US = {
     "fp8_block": 10.0, "bfloat16": 8.0, "moe": 100.0, "decode": 20.0, "prefill": 30.0, "bmm": 5.0,

@@ -18,7 +18,7 @@ import pytest
 import kernels
 from harness.cli import main
 from harness.errors import one_line
-from harness.run import case
+from harness.run import case, checks
 from harness.timing.rounds import Policy
 from harness.workers.process import WorkerFailure
 from kernels.op import Unsupported
@@ -71,10 +71,10 @@ def use_workers_here(patch: pytest.MonkeyPatch, sample_s: float = 0.002) -> None
     """Runs of this process start no other. Their samples are shorter, their rounds few, and calls rotate over
     few sets of operands, as for a small cache: nobody looks at the times. One call is profiled, not ten."""
     patch.setattr("harness.workers.worker.WorkerProcess", WorkerHere)
-    patch.setattr("harness.workers.judge.WorkerProcess", WorkerHere)
-    patch.setattr("harness.run.measurer.last_level", lambda *_: 1 << 18)
-    patch.setattr("harness.run.check.last_level", lambda *_: 1 << 18)
-    patch.setattr(case, "SAMPLE_S", sample_s)
+    patch.setattr("harness.workers.process.WorkerProcess", WorkerHere)
+    patch.setattr("harness.run.case.last_level", lambda *_: 1 << 18)
+    for module in (case, checks):
+        patch.setattr(module, "SAMPLE_S", sample_s)
     patch.setattr(case, "Policy", functools.partial(Policy, blocks=8, max_rounds=5))
     patch.setattr("harness.workers.child.profile.CALLS", 1)
 

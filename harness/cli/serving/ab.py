@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
-    from harness.serving.ledger.ledger import Prediction
+    from harness.serving.ledger import Prediction
 
 
 @click.command("ab")

@@ -23,8 +23,7 @@ def ledger(files: tuple[str, ...], json_to: str | None) -> None:
 def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
     """The rows of the ledgers named, or of all under results/."""
     from harness.files import require_writable, write
-    from harness.serving.ledger.ledger import known_rows
-    from harness.serving.ledger.report import as_json, as_text
+    from harness.serving.ledger import as_json, as_text, known_rows
 
     require_writable(json_to, None)
     rows = list(known_rows(files))
@@ -62,7 +61,7 @@ def observe(
     throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
     engine, model or load than the row's are refused; server flags that differ are listed."""
     from harness.files import require_writable
-    from harness.serving.ledger.ledger import observe as record
+    from harness.serving.ledger import observe as record
 
     require_writable(json_to, None)
     record(Path(ledger), row, before, after, **told)

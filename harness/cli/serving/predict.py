@@ -151,7 +151,7 @@ def _record(
 ) -> None:
     """Adds a row for each load, named after the system, the load and the changes. Raises UsageError where the
     ledger has one of that name."""
-    from harness.serving.ledger.ledger import ChangeEntry, PredictionEntry, append
+    from harness.serving.ledger import ChangeEntry, PredictionEntry, append
     from harness.serving.link.predictions import parse_change, setting_of
 
     entries: list[ChangeEntry | PredictionEntry] = []

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.files import JsonObject
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.colours import AFTER, BEFORE, PREDICTED, TARGET
-from harness.page.serving.marks import LABEL, cell, records
+from harness.page.serving.marks import AFTER, BEFORE, LABEL, PREDICTED, TARGET, cell, records
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
 

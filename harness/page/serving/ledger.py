@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.colours import OBSERVED, PREDICTED, VERDICT_COLOURS
-from harness.page.serving.marks import LABEL, WIDTH, cell, distinct, ranged, records
-from harness.serving.ledger.ledger import LedgerRow, unit_text
-from harness.serving.ledger.report import LedgerLine, explanations, ledger_lines
+from harness.page.serving.marks import (
+    LABEL,
+    OBSERVED,
+    PREDICTED,
+    VERDICT_COLOURS,
+    WIDTH,
+    cell,
+    distinct,
+    ranged,
+    records,
+)
+from harness.serving.ledger import LedgerLine, LedgerRow, explanations, ledger_lines, unit_text
 
 if TYPE_CHECKING:
     import altair

@@ -9,9 +9,18 @@ from pydantic import ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.colours import OBSERVED, PREDICTED, op_colours
-from harness.page.serving.marks import LABEL, WIDTH, cell, distinct, ranged, records
-from harness.serving.replay.schema import Replay, Timed
+from harness.page.serving.marks import (
+    LABEL,
+    OBSERVED,
+    PREDICTED,
+    WIDTH,
+    cell,
+    distinct,
+    op_colours,
+    ranged,
+    records,
+)
+from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from harness.errors import UsageError
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
 from harness.serving.ab.plan import Plan
-from harness.serving.ledger.ledger import KernelChange, Prediction
+from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link
 from harness.serving.link.predictions import predict

@@ -16,7 +16,7 @@ from typing import Any
 from harness.errors import UsageError, mistake
 from harness.files import JsonLines, JsonObject, replace, require_writable_folder, take_lock
 from harness.serving.ab.plan import Plan
-from harness.serving.ledger.ledger import Prediction
+from harness.serving.ledger import Prediction
 
 PLAN, JOURNAL = "ab.json", "journal.jsonl"
 

@@ -20,7 +20,7 @@ from harness.files import JsonObject
 from harness.report.text import table
 from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
 from harness.serving.ab.record import Record
-from harness.serving.ledger.ledger import Prediction
+from harness.serving.ledger import Prediction
 from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 

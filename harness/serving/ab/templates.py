@@ -10,7 +10,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.files import read_toml
 from harness.report.text import table
-from harness.serving.published.documents import configurations, script
+from harness.serving.published_documents import configurations, script
 
 MODEL = "/models/DeepSeek-R1-0528"
 

@@ -21,7 +21,7 @@ from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
 from harness.serving.compare.settings import beside, server_settings
 from harness.serving.integrity import examined
-from harness.serving.published.documents import FOLDER, documents
+from harness.serving.published_documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
 
 FROM_SETUP = ("image", "flags", "environment", "parallelism")

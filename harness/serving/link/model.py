@@ -14,11 +14,19 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
+from harness.serving.link.kernel_times import (
+    TABLES,
+    AssumedTables,
+    MeasuredTimes,
+    MissingTable,
+    Tables,
+    is_run,
+    of_engine,
+    read_measured_times,
+    read_tables,
+)
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, KernelSums, Load, kernel_sums
 from harness.serving.link.structure import Structure, structure
-from harness.serving.link.times.assumed_times import AssumedTables
-from harness.serving.link.times.measured_times import MeasuredTimes, is_run, read_measured_times
-from harness.serving.link.times.tables import TABLES, MissingTable, Tables, of_engine, read_tables
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel

@@ -12,11 +12,11 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.ledger import KernelChange, Prediction, Quantities, Unit
+from harness.serving.ledger import KernelChange, Prediction, Quantities, Unit
 from harness.serving.link.calibration import T90, Served
+from harness.serving.link.kernel_times import DEVIATION
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
-from harness.serving.link.times.assumed_times import DEVIATION
 from harness.serving.names import OP_CLASSES
 from harness.serving.schema import OfferedLoad
 from kernels import OPS

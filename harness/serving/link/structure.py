@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.errors import UsageError
-from harness.serving.link.times.assumed_times import AssumedTables
-from harness.serving.link.times.measured_times import MeasuredTimes
-from harness.serving.link.times.tables import MissingTable, Tables
+from harness.serving.link.kernel_times import AssumedTables, MeasuredTimes, MissingTable, Tables
 from harness.serving.names import engine_name
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, BF16, FP8, Linear, linears

@@ -16,8 +16,7 @@ from torch.nn.functional import linear, rms_norm, silu
 import kernels
 from harness.serving.replay.step import ReplayStep, StepPlace
 from harness.workers.child.device import ready_device
-from harness.workers.child.timers import timer_for
-from harness.workers.child.timers.base import Program
+from harness.workers.child.timers import Program, timer_for
 from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
 from kernels.op import Prepared, Unsupported

@@ -1,6 +1,6 @@
-"""What workers serve, each as `module:Class`, for the parent to name without importing it."""
+"""What worker processes serve, each as `module:Class`, so that the parent can name it without importing
+it."""
 
 BENCH = "harness.workers.child.bench:Bench"
 JUDGE = "harness.workers.child.judge:Judge"
 METER = "harness.workers.child.meter:Meter"
-TABLES = "harness.workers.child.tables:Tables"

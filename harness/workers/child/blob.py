@@ -1,5 +1,5 @@
-"""Messages between a worker and its parent. Large bytes in them go as an open file that has no name: nothing
-pickles or copies them on the way, and there is no path by which another worker could read them."""
+"""Messages between a worker and its parent. Large outputs in them travel as an open file without a name, so
+that they are neither pickled nor copied on the way."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-LARGE = 1 << 24
-"""Bytes from which an output is worth a file of its own."""
+LARGE = 1 << 24  # an output of this many bytes or more travels as a file of its own
 
 
 class Blob:
-    """Bytes in memory, for as long as a process has it."""
+    """Bytes in shared memory; they exist as long as a process holds the descriptor."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor, self.size = descriptor, size
@@ -39,7 +38,7 @@ class Blob:
         return blob
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """On the host; what is written to it nobody else sees."""
+        """The bytes as a tensor on the host. Writing to it does not change the blob."""
         import torch
 
         memory = mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
@@ -58,8 +57,8 @@ class _Pickler(pickle.Pickler):
         return value.size
 
 
-class Unpickler(pickle.Unpickler):
-    """Reads a message whose blobs follow it on the connection."""
+class _Unpickler(pickle.Unpickler):
+    """Reads a message; its blobs follow it on the connection."""
 
     def __init__(self, message: bytes, connection: Connection) -> None:
         super().__init__(io.BytesIO(message))
@@ -74,7 +73,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def send(connection: Connection, message: object) -> None:
-    """As `Connection.send`, which reads it where no blob is in it."""
+    """Sends a message. `Connection.recv` can read it if it holds no blob."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(message)
@@ -85,7 +84,8 @@ def send(connection: Connection, message: object) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    return Unpickler(connection.recv_bytes(), connection).load()
+    """Waits for a message and returns it. Raises EOFError where the other side has ended."""
+    return _Unpickler(connection.recv_bytes(), connection).load()
 
 
 def _socket(connection: Connection) -> socket.socket:

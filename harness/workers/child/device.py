@@ -1,4 +1,4 @@
-"""The device of a worker, readied for use."""
+"""The device of a worker made ready for use, and the memory of its process."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import ctypes
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from harness.machine.cpu_threads import MAIN_THREAD, pinned
+from kernels.platform import available_memory
 from kernels.triton_runtime import target_of
 
-# Of the same memory torch and the driver give figures that differ by a few percent.
 MEMORY_DIFFERS = 1.25
+"""Two figures for the same memory, from torch and from the driver, differ by less than this factor."""
+
+MOST_UNUSED = 0.5
+"""The share of the free memory that a heap may keep unused. What was freed is not always of use again: an
+aligned block does not fit where one of its own size was."""
 
 
 def ready_device(
     kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Makes torch compute on `device`, and on so many threads. Raises RuntimeError where this torch cannot
-    reach it, or reaches another than was planned for.
+    """Makes torch compute on `device`, with so many threads. Raises RuntimeError where this torch cannot
+    use the device, or uses another one than planned. Returns the version of torch, the number of threads,
+    `pinned`: the CPU that each thread is bound to, or why none is, and `target`: the fields of the
+    `kernels.tuning.Target` that configurations are chosen for.
 
-    planned: what the parent knows of it, see `Platform.identity`
-    pinned: the CPU that each thread is bound to, or why none is
-    target: what configurations are chosen for, the fields of `kernels.tuning.Target`
+    planned: what the parent knows of the device, see `Platform.identity`
     """
     load_openmp()
     MAIN_THREAD.release()
@@ -49,7 +55,7 @@ def ready_device(
 
 
 def empty_cache(kind: str) -> None:
-    """Gives the device memory that torch keeps for later back: other processes of the run wait for it."""
+    """Gives back the device memory that torch keeps for later use: other processes of the run need it."""
     if kind != "cpu":
         import torch
 
@@ -57,15 +63,15 @@ def empty_cache(kind: str) -> None:
 
 
 def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
-    """By what torch's device differs from the one that the parent locked, watches and plans memory for; empty
-    where nothing does, as far as both tell. CUDA numbers the fastest first unless it is told otherwise, and a
-    slice (MIG, CPX) is easily taken for the whole.
+    """How torch's device differs from the one that the parent locked, watches and plans memory for; empty
+    where the known properties agree. By default CUDA numbers the fastest device first, and a slice (MIG,
+    CPX) is easily taken for the whole device.
 
-    gpu: torch's properties, of which older releases have fewer
+    gpu: torch's device properties; older releases have fewer
     """
     arch = getattr(gpu, "gcnArchName", "").split(":")[0]
     on_amd = planned["arch"].startswith("gfx")
-    # The profile of a slice that is known by its UUID alone is torch's to tell.
+    # Of a slice that is known by its UUID alone, only torch tells the profile.
     name = re.sub(r" MIG-.*", "", planned["name"])
     seen = {
         "arch": arch if on_amd else f"sm_{gpu.major}{gpu.minor}",
@@ -76,7 +82,7 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     sizes = sorted((seen["memory"], planned["memory"]))
     differs = {
         "arch": seen["arch"] != planned["arch"],
-        # ROCm's own names are not of products.
+        # The names that ROCm gives are not product names.
         "name": not on_amd and not (seen["name"].startswith(name) or name.startswith(seen["name"])),
         "uuid": seen["uuid"]
         and planned["uuid"].startswith("GPU-")
@@ -101,7 +107,8 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
-    """In the driver's form; empty where torch does not tell it. HIP gives the 16 digits as characters."""
+    """The UUID in the driver's form; empty where torch does not tell it. HIP gives its 16 digits as
+    characters."""
     text = str(getattr(gpu, "uuid", "")).lower()
     if on_amd:
         text = bytes.fromhex(text.replace("-", "")).decode(errors="replace")
@@ -110,8 +117,9 @@ def _uuid(gpu: Any, on_amd: bool) -> str:
 
 
 def load_openmp() -> None:
-    """Loads what torch loads first, and with it OpenMP, which binds this thread. Importing the rest takes
-    seconds, on the CPU that all workers' main threads are bound to."""
+    """Loads the library that torch loads first, and with it OpenMP, which binds this thread to a CPU. All
+    workers' main threads are bound to the same one, so that the thread is released before the rest of
+    torch, which takes seconds, is imported."""
     spec = importlib.util.find_spec("torch")
     if spec and spec.origin:
         with contextlib.suppress(OSError):
@@ -121,5 +129,46 @@ def load_openmp() -> None:
 def _pinned(threads: int) -> list[int] | str:
     with MAIN_THREAD.in_place():
         answer = pinned(threads)
-    MAIN_THREAD.release()  # a library that was loaded since may bind it now
+    MAIN_THREAD.release()  # a library that was loaded meanwhile may have bound it
     return answer
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2: ten fields, of which `fordblks` is the number of unused bytes."""
+
+    _fields_ = [(f"other{i}", ctypes.c_size_t) for i in range(8)] + [
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def give_back_heap() -> None:
+    """Gives unused memory back where other processes need it. Does nothing with allocators other than
+    glibc's. The heap of a worker keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return
+    library.mallinfo2.restype = _Mallinfo
+    if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
+        trim_heap()
+
+
+def trim_heap() -> None:
+    """Gives all unused memory back, where the allocator is glibc's."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def memory_at_most(nbytes: int) -> Iterator[None]:
+    """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
+    machine's memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

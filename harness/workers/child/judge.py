@@ -1,4 +1,4 @@
-"""The judge: computes references, and compares outputs with them, in a plain process of its own."""
+"""The judge, in a process of its own: computes references and compares outputs with them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,47 @@ if TYPE_CHECKING:
 
 
 CHEAP = 0.005
-"""Of the work that a reference may take: what takes less is never sampled."""
+"""A reference that takes less than this share of the work that a reference may take is never sampled."""
+
+COMPARING = 96
+"""Bytes for comparing one element: three numbers of the reference and six that `judge` computes, in fp64,
+and some room for more."""
+
+HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
+FEW_ROWS = 8  # fewer rows than this do not tell how much the bias of a row scatters
+
+ROWS_AT_ONCE = 1024
+"""How many rows of the output's first dimension are worked on at once, so that large outputs need little
+memory."""
+
+OPERANDS = {
+    "first": "the first operands",
+    "last": "the last of the sets that calls rotate over",
+    "live": "the other live operands",
+    "other": "the other stationary operands",
+    "lengths": "the operands of the same lengths",
+}
+"""What the sets of operands are called in a diagnosis (see harness.run.checks.CaseChecks.seeds)."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A judged output."""
+
+    name: str  # the name of its reference
+    output: torch.Tensor
+    sigma: torch.Tensor
+    report: dict[str, Any]
 
 
 class Judge:
-    """Requests: hello, reference, judge, save.
-
-    kept: the last output that was judged, the first wrong one if there was any, for `save`
-    """
+    """Each public method is one request of the parent process."""
 
     def __init__(self) -> None:
         self.references: dict[str, tuple[Reference, Tolerance, tuple[int, ...]]] = {}
         self.contexts: dict[str, Context] = {}
         self.operands: dict[str, dict[str, Any]] = {}
+        # The first wrong output, or the last one that was judged, for `save`.
         self.kept: Judged | None = None
 
     def hello(
@@ -50,8 +78,8 @@ class Judge:
         torch.backends.cudnn.allow_tf32 = False
         ready = ready_device(kind, device, threads, planned)
         if kind != "cpu":
-            # The first product allocates a workspace that stays: not within what a case leaves, which could
-            # not be given back then.
+            # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
+            # being given back.
             matrix = torch.zeros(16, 16, device=device)
             matrix @ matrix
         return ready
@@ -65,8 +93,11 @@ class Judge:
         seeds: Mapping[str, Any],
         share: float = 1.0,
     ) -> int:
-        """Computes and keeps a reference under a name; returns the digest of its operands. share: of the work
-        that a reference may take, or of the whole one where that is less; but what is CHEAP is whole"""
+        """Computes a reference and keeps it under a name. Returns the digest of its operands.
+
+        share: the share of the work of a whole reference that this one may take, by computing a sample of
+               the rows; a CHEAP reference is whole
+        """
         of = kernels.OPS[op]
         parsed = of.sizes(sizes)
         operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
@@ -74,7 +105,7 @@ class Judge:
         whole = min(most, of.work(parsed, boundary).flops)
         if share < 1:
             most = max(CHEAP * most, share * whole)
-        if self.kind != "cpu":  # whose plan counts references
+        if self.kind != "cpu":  # on a CPU the plan of memory counts the references
             fitting = HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind)
             most = min(most, fitting * whole) if fitting < 1 else most
         reference = of.reference(operands, most, random.SystemRandom().random())
@@ -82,7 +113,7 @@ class Judge:
         shape = tuple(of.empty_output(parsed, "meta").shape)
         self.references[name] = (reference, of.tolerance(parsed), shape)
         layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
-        self.contexts[name] = Context(layout, of.sums)
+        self.contexts[name] = Context(layout)
         self.operands[name] = {
             "op": op,
             "sizes": dict(sizes),
@@ -90,7 +121,7 @@ class Judge:
             "seeds": asdict(Seeds(**seeds)),
         }
         digest = operands.digest()
-        del operands  # with the reference on the host nothing is left on the device
+        del operands  # nothing is left on the device
         empty_cache(self.kind)
         return digest
 
@@ -103,8 +134,9 @@ class Judge:
         fp8: bool = False,
         truncates: bool = False,
     ) -> dict[str, Any]:
-        """Of an output as a worker packed it: on the device where that has room, as a large one takes the
-        host many seconds; and on the host where it is found wrong, in words."""
+        """The report on an output that a worker packed. It is compared on the device where that has room,
+        because a large output takes the host many seconds; a wrong one again on the host, for a
+        diagnosis."""
         import torch
 
         reference, tolerance, wanted = self.references[name]
@@ -116,7 +148,7 @@ class Judge:
         report: dict[str, Any] = {"ok": False}
         if self._has_room(given, reference):
             on_device: tuple[Any, ...] = ()
-            with contextlib.suppress(torch.OutOfMemoryError):  # others may have taken what was free
+            with contextlib.suppress(torch.OutOfMemoryError):  # other processes may have taken it
                 on_device = given.to(self.device), _moved(reference, self.device)
                 report = judge(*on_device, tolerance, wanted, fp8, truncates)
             on_device = ()
@@ -129,26 +161,27 @@ class Judge:
         return report
 
     def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
-        """Whether a GPU has memory for comparing them there."""
+        """Whether there is a GPU with enough memory for the comparison."""
         import torch
 
         needed = 2 * output.nbytes + COMPARING * reference.value.numel()
         return self.kind != "cpu" and needed < torch.cuda.mem_get_info(self.device)[0]
 
     def _others(self, name: str, fp8: bool, truncates: bool) -> dict[str, Reference]:
-        """References to other operands in the same boundary, by what an output that equals them is called."""
+        """The references to other operands in the same boundary, by what those operands are called."""
         operands, _, boundary = name.partition(" ")
         others = {}
         for key, (reference, *_) in self.references.items():
             other, _, its = key.partition(" ")
             if its == boundary and other != operands:
                 judged = replace(reference, sigma=sigma_of(reference, fp8, truncates))
-                others[_OPERANDS.get(other, f"the {other} operands")] = judged
+                others[OPERANDS.get(other, f"the {other} operands")] = judged
         return others
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Writes `output.pt`, whole, and of the compared rows `reference.pt` and `sigma.pt`. Returns of what
-        operands, the compared rows (None: all), and the report; nothing where nothing was judged."""
+        """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
+        Returns which operands these are, the compared rows (None: all), and the report; an empty dict if
+        nothing was judged."""
         import torch
 
         if self.kept is None:
@@ -157,16 +190,6 @@ class Judge:
         for name, tensor in (("output", kept.output), ("reference", reference.value), ("sigma", kept.sigma)):
             torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
         return self.operands[kept.name] | {"rows": reference.rows, "report": kept.report}
-
-
-@dataclass(frozen=True)
-class Judged:
-    """An output with the name of its reference, by what it was judged, and the report."""
-
-    name: str
-    output: torch.Tensor
-    sigma: torch.Tensor
-    report: dict[str, Any]
 
 
 def _moved(reference: Reference, device: str) -> Reference:
@@ -178,23 +201,6 @@ def _moved(reference: Reference, device: str) -> Reference:
     return replace(reference, **tensors)
 
 
-COMPARING = 96
-"""Bytes of each compared element: three of the reference's and six of what `judge` makes of them, in fp64,
-and room for some more."""
-
-HOST_SHARE = 0.5
-"""Of the host's free memory, that the references of a GPU's case may take."""
-
-_OPERANDS = {
-    "first": "the first operands",
-    "last": "the last of the sets that calls rotate over",
-    "live": "the other live operands",
-    "other": "the other stationary operands",
-    "lengths": "the operands of the same lengths",
-}
-"""What they are called: see CaseRun.seeds."""
-
-
 def judge(
     output: torch.Tensor,
     reference: Reference,
@@ -204,23 +210,27 @@ def judge(
     truncates: bool = False,
     context: Context | None = None,
 ) -> dict[str, Any]:
-    """Compares an output with its reference; a plain dict for the record.
+    """Compares an output with its reference. Returns a plain dict for the record.
 
-    Every element must be finite, also outside the sampled rows. An error is measured in units of
-    `reference.sigma`, or of its `sigma_fp8` for a call that rounds activations to FP8 itself; a row is
-    the last dimension, or a segment of it. Truncating to bf16 errs twice as much as rounding to nearest
-    (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so each of a truncating call's
-    roundings counts four times in the variance.
+    Each element must be finite, also outside the sampled rows. An error is measured in units of
+    `reference.sigma`, or of `reference.sigma_fp8` for a call that rounds activations to FP8 itself. A row
+    is the last dimension, or a segment of it. Truncating to bf16 errs twice as much as rounding to nearest
+    (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so each rounding of a
+    truncating call counts four times in the variance.
 
-    ok, reason:   the judgement, in words where it is not ok
-    row_error, element_error: the worst, in sigma, beside their limits; None if not finite
-    bias:         by what share the whole output is too large (see `_bias`), beside its limit
-    noise:        the error of all of `reference.even` together, in sigma, beside its limit; of calls in FP8
-    relative_error: |output - reference| / |reference| over everything, for people
-    rows:         how many rows were compared, of how many
-    diagnosis:    of a wrong output, the facts that its reason tells (see diagnosis)
+    ok, reason:     the verdict; the reason is empty where it is ok
+    row_error, element_error: the worst ones, in sigma, with their limits; None if not finite
+    bias:           the share by which the whole output is too large (see `_bias`), with its limit
+    noise:          the error of all rows of `reference.even` together, in sigma, with its limit; of FP8
+                    calls only
+    relative_error: |output - reference| / |reference| over all elements, for people
+    rows, of_rows:  how many rows were compared, of how many
+    diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
 
-    context: what is known beside the reference, for the diagnosis
+    shape:     that the output must have; None: that of the reference
+    fp8:       whether the call rounds activations to FP8 itself
+    truncates: whether the call truncates to bf16
+    context:   what is known beside the reference, for the diagnosis
     """
     import torch
 
@@ -231,7 +241,7 @@ def judge(
     sampled = output if reference.rows is None else output[reference.rows]
     got = sampled.double()
     error = got - reference.value
-    # Where sigma is 0 the right value is exact: any error is too much, none is none.
+    # Where sigma is 0 the right value is exact, and any error is too large.
     in_fp8 = fp8 and reference.sigma_fp8 is not None
     sigma = sigma_of(reference, fp8, truncates)
     z = torch.where(error == 0, 0.0, error / sigma)
@@ -264,7 +274,7 @@ def judge(
             else:
                 diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
             report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
-        except Exception as failure:  # the verdict stands without words for it
+        except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
     else:
@@ -293,7 +303,8 @@ def judge(
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
-    """By what an output is judged, for calls that round activations to FP8, and for those that truncate."""
+    """The sigma that an output is judged by: for calls that round activations to FP8, and for those that
+    truncate."""
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
@@ -302,18 +313,13 @@ def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
     return sigma
 
 
-FEW_ROWS = 8
-"""Fewer do not tell how much a row's own bias scatters."""
-ROWS_AT_ONCE = 1024
-"""Of the output's first dimension, so that large outputs need little memory beside themselves."""
-
-
 def _bias(
     error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, even: torch.Tensor, limit: float
 ) -> tuple[float | None, float]:
-    """The slope of the error on the reference over all elements of even rows, weighted by 1/sigma^2, and its
-    limit: the op's and three standard errors, by the scatter of rows. A row's errors have causes in common,
-    as of its rounded q, so rows are the sample. None where there are too few of them."""
+    """The slope of the error over the reference, over all elements of even rows, weighted by 1/sigma^2;
+    None where there are too few rows. And its limit: the op's limit and three standard errors, estimated
+    from the scatter of the rows. The errors of a row have common causes, such as its rounded q, so that the
+    rows are the sample."""
     import torch
 
     sums = []
@@ -330,7 +336,7 @@ def _bias(
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest, NaN counting as infinite."""
+    """The largest value; NaN counts as infinite."""
     return float(values.nan_to_num(nan=float("inf")).max())
 
 

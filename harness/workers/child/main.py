@@ -1,6 +1,6 @@
-"""The child process: answers its parent's requests, one at a time, on a file descriptor of its own.
+"""A worker process: it answers the requests of its parent, one at a time, on a file descriptor of its own.
 
-Libraries may print what they like to stdout and stderr; both go to the worker's log.
+Libraries may print to stdout and stderr; both go to the worker's log.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def main() -> None:
     descriptor = int(sys.argv[2])
     die_with_parent()
     faulthandler.enable()
-    # An older commit's kernels import them anyway.
-    getattr(kernels, "import_plugins", bool)()
+    if hasattr(kernels, "import_plugins"):  # kernels of older commits import plug-ins anyway
+        kernels.import_plugins()
     with Connection(descriptor) as connection:
         try:
             served = getattr(__import__(module, fromlist=[name]), name)()
@@ -36,6 +36,7 @@ def main() -> None:
 
 
 def serve(connection: Connection, served: Any) -> None:
+    """Answers requests until the parent closes the connection: the request's name is a method of `served`."""
     from kernels.op import Unsupported
 
     with contextlib.suppress(EOFError):
@@ -53,7 +54,7 @@ def serve(connection: Connection, served: Any) -> None:
 
 
 def _sound() -> bool:
-    """False once this process has lost its GPU: after an illegal access whatever it is asked fails."""
+    """False once this process has lost its GPU: after an illegal access every request fails."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True
@@ -65,7 +66,7 @@ def _sound() -> bool:
 
 
 def die_with_parent() -> None:
-    """A killed parent leaves no worker behind, not even one stuck in a kernel (Linux)."""
+    """Makes Linux kill this process when its parent dies, even where it is stuck in a kernel."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

@@ -1,4 +1,5 @@
-"""Meter, in a worker: what its device reaches at best, and two fixed workloads that show how steady it is."""
+"""Meter, inside a worker: the highest rates that the device reaches, and two fixed workloads that show how
+steady its times are."""
 
 from __future__ import annotations
 
@@ -11,50 +12,65 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from harness.workers.child.device import ready_device
-from harness.workers.child.timers import timer_for
-from harness.workers.child.timers.base import Program
+from harness.workers.child.timers import Program, timer_for
 from kernels.formats import FORMATS, native
 
 Call = Callable[[], Any]
 Candidate = tuple[float, Callable[[], Call]]
-"""What one call moves or computes, and what makes the call."""
+"""How much one call moves (bytes) or computes (flops), and a function that makes the call."""
 
 MIB = 1 << 20
 
-# Past the last-level cache this many times, or past what was measured to be read as slowly as memory, or so
-# much: what is read comes from memory. No more, as a new virtual machine takes 4 s to fault in a GiB.
 LEVELS, REACHES = 4, 2
-LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
-MEMORY_SHARE = 8  # of the memory that is free
+"""What is read is LEVELS times as large as the last-level cache, or REACHES times as large as what was
+measured to be read as slowly as memory, so that it comes from memory. It is no larger, because a new
+virtual machine takes 4 s to fault in a GiB."""
 
-# (m, n, k), from what suits two cores to what fills a large GPU. Which one is fastest differs by machine and
-# library: 2048^3 reached 92 % of the best here, with oneDNN's prepacked weights 98 %. Two are DeepSeek's own.
+LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
+"""The least bytes that are read."""
+
+MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
+
 SHAPES = (
-    *((768, 768, 768), (1024, 1024, 1024), (256, 2112, 7168), (2048, 2048, 2048), (3200, 2112, 7168)),
-    *((4096, 4096, 4096), (4096, 7168, 2048), (8192, 8192, 8192), (16384, 8192, 8192)),
+    (768, 768, 768),
+    (1024, 1024, 1024),
+    (256, 2112, 7168),
+    (2048, 2048, 2048),
+    (3200, 2112, 7168),
+    (4096, 4096, 4096),
+    (4096, 7168, 2048),
+    (8192, 8192, 8192),
+    (16384, 8192, 8192),
 )
+"""(m, n, k) of products, from what suits two cores to what fills a large GPU. Which one is fastest differs
+by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with oneDNN's prepacked
+weights. Two of the shapes are DeepSeek's own."""
+
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
 
-# FP8 products of CPUs are bf16 products after a conversion; fp32 counts where a CPU has no bf16 instructions.
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
+"""Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
+counts where a CPU has no bf16 instructions."""
 
-TRY_S = 0.02
-LONGEST_CALL_S = 0.2
+TRY_S = 0.02  # seconds of one timed try
+LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
+
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8
+"""Seconds that are spent on looking for the best rate of each kind."""
 
-# A cache up to this size is believed. Of a larger one, which a virtual machine may have from its host's
-# datasheet alone, what is held counts whose reading is so much faster than that of all of it and more.
 BELIEVED = 64 * MIB
+"""A cache of up to this size is believed. A virtual machine may state a larger one that is only its host's:
+then sizes count as held by the cache whose reading is FASTER times as fast as the reading of the largest
+size."""
+
 FASTER = 1.15
+
 REACH_S, REACH_TURN_S = 1.0, 0.04
-
-
-def _itself(call: Call) -> Call:
-    return call
+"""Seconds for measuring the reach of a cache, and of one sample of it."""
 
 
 class Meter:
-    """Every public method is one request that the parent makes."""
+    """Each public method is one request of the parent process."""
 
     left_out = "there is no memory for any product"
 
@@ -69,7 +85,11 @@ class Meter:
         threads: int,
         planned: Mapping[str, Any] | None = None,
     ) -> int:
-        """memory: bytes free, last_level: of that cache; 0 if unknown. Returns the bytes that are read."""
+        """Readies the device. Returns how many bytes `measure` reads.
+
+        memory:     free bytes; 0 if unknown
+        last_level: bytes of the last-level cache; 0 if unknown
+        """
         ready_device(kind, device, threads, planned)
         self.kind, self.arch, self.device = kind, arch, device
         self.timer = timer_for(kind, "eager")
@@ -79,7 +99,8 @@ class Meter:
         return self.bytes
 
     def measure(self) -> dict[str, Any]:
-        """`rates`, `read` and `copy` of `Ceilings`; a dtype that no product takes here has no rate."""
+        """The fields of `Ceilings`: `rates` in flops/s, `read` and `copy` in bytes/s, and `reach` in bytes.
+        A dtype in which no product works here has no rate."""
         buffer = self._buffer()
         read = self._best(self._readers(buffer), READ_S)
         copy = self._best(self._copiers(buffer), COPY_S)
@@ -91,7 +112,7 @@ class Meter:
         return {"rates": rates, "read": read, "copy": copy, "reach": self.reach}
 
     def _reach(self, claimed: int) -> int:
-        """Bytes from which on reading again is as slow as memory."""
+        """The least number of bytes whose repeated reading is as slow as memory."""
         import torch
 
         whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
@@ -101,14 +122,14 @@ class Meter:
             programs[size] = self.timer.program([whole[: size // whole.itemsize].sum])
         until = time.monotonic() + REACH_S
         while time.monotonic() < until or not rates:
-            # In sample, as what a neighbour takes would make one of them look slow.
+            # In turn, because a disturbance would otherwise make one of them look slow.
             for size, program in programs.items():
                 rates[size] = max(rates[size], size / self.timer.sample(program, REACH_TURN_S).seconds)
         return reach(rates)
 
     def clock(self, readings: int = 2000) -> dict[str, float]:
-        """Seconds: the smallest step that the timer's clock takes, and the time from one reading to the
-        next. On GPUs its readings are events with nothing between them."""
+        """`step_s`: the smallest step of the timer's clock, and `reading_s`: the time from one reading to the
+        next, in seconds. On GPUs the readings are events with nothing between them."""
         if self.kind == "cpu":
             times = [time.perf_counter() for _ in range(readings)]
         else:
@@ -123,8 +144,8 @@ class Meter:
         return {"step_s": min(steps), "reading_s": (times[-1] - times[0]) / (readings - 1)}
 
     def prepare(self, workload: str) -> None:
-        """Makes one of the steady workloads anew: `read` or `product`."""
-        self.program = Program([])  # frees the last one's buffers
+        """Prepares one of the steady workloads: `read` or `product`."""
+        self.program = Program([])  # frees the buffers of the last one
         if workload == "read":
             call = self._buffer().view(dtype=_dtype("int64")).sum
         else:
@@ -134,12 +155,12 @@ class Meter:
         self.program = self.timer.program([call])
 
     def sample(self, at_least: float) -> float:
-        """Seconds per call of what was prepared."""
+        """Seconds per call of the prepared workload."""
         return self.timer.sample(self.program, at_least).seconds
 
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
-        """The highest rate of any, in short tries: all once, but those too large for it, then the better
-        half again and again. 0 where none can run here."""
+        """The highest rate of all candidates, found within so many seconds: each is tried once, unless its
+        call would take too long, and the better half then again and again. 0 where none can run here."""
         racing: list[tuple[float, float, Program]] = []
         best = 0.0
         until = time.monotonic() + seconds
@@ -169,8 +190,8 @@ class Meter:
         return self._random(self.bytes // 2, dtype="bf16")
 
     def _random(self, *shape: int, dtype: str) -> Any:
-        """Gaussian values, as zeros move and multiply faster; the same million over and over, as drawing
-        them takes a CPU longer than measuring."""
+        """A tensor of Gaussian values, because zeros move and multiply faster. It repeats one million values:
+        drawing more would take a CPU longer than measuring."""
         import torch
 
         size = math.prod(shape)
@@ -179,20 +200,21 @@ class Meter:
         return many[: size * few.itemsize].view(few.dtype).view(shape)
 
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
-        """Which reduction reads fastest differs by device."""
+        """Reductions over the buffer; which one reads fastest differs by device."""
         import torch
 
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
         for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
-            yield buffer.nbytes, functools.partial(_itself, call)
+            yield buffer.nbytes, lambda call=call: call  # type: ignore[misc]
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
-        """One half to the other."""
+        """Copies of one half of the buffer to the other."""
         import torch
 
         for view in (buffer.view(torch.int64), buffer):
             to, of = view.chunk(2)
-            yield 2 * of.nbytes, functools.partial(functools.partial, to.copy_, of)
+            copy = functools.partial(to.copy_, of)
+            yield 2 * of.nbytes, lambda copy=copy: copy  # type: ignore[misc]
 
     def _products(self, dtype: str) -> Iterator[Candidate]:
         if dtype == "fp8":
@@ -212,7 +234,7 @@ class Meter:
         return lambda: torch.mm(a, b.t(), out=out)
 
     def _prepacked(self, m: int, n: int, k: int, dtype: str) -> Call:
-        """oneDNN's own layout of b, as torch.compile packs frozen weights."""
+        """A product with b in oneDNN's own layout, as torch.compile packs frozen weights."""
         import torch
 
         a = self._random(m, k, dtype=dtype)
@@ -220,8 +242,8 @@ class Meter:
         return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
     def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
-        """One scale per tensor, and the fastest accumulation that the library has: more than block scales
-        allow, as a ceiling may."""
+        """An FP8 product with one scale per tensor and the library's fastest accumulation. Block scales allow
+        less; a ceiling may be higher than what they reach."""
         import torch
 
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
@@ -232,14 +254,16 @@ class Meter:
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """Of a cache, by how fast so many bytes are read: the first size that is read no faster than the largest
-    is, which lies beyond it; what is smaller may be held."""
+    """The smallest size, in bytes, that is read no faster than the largest one, which lies beyond the cache.
+
+    rates: bytes per second of reading, by size
+    """
     memory = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
 
 def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> int:
-    """Whole MiB: past the last-level cache, within our share of the memory."""
+    """How many bytes are read, in whole MiB: beyond the last-level cache, within `share` bytes."""
     wanted = max(LEAST_BUFFER[kind], REACHES * reach or LEVELS * last_level)
     return max(1, int(min(wanted, share)) // MIB) * MIB
 

@@ -1,22 +1,40 @@
-"""Profile of a call, what ran in it by torch's profiler: device kernels on a GPU, operators on a CPU."""
+"""What ran in a call: kernels and their times by torch's profiler (device kernels on a GPU, operators on a
+CPU), and a fingerprint that tells two kernels of one name apart."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import hashlib
 import itertools
+import os
+import re
+import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from harness.workers.child.timers.base import Call
+from harness.workers.child.timers import Call
 
-CALLS = 10  # of which the average is taken, fewer where they would take longer than ...
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+CALLS = 10
+"""How many calls are averaged over; fewer where they would take longer than PROFILE_S or give more than
+EVENTS."""
+
 PROFILE_S = 0.2
-EVENTS = 5000  # ... or give more, of which torch reads 10,000 a second
-SHARE = 0.01  # of the total, under which a kernel is not listed
+
+EVENTS = 5000  # events of one profile, of which torch reads 10,000 per second
+SHARE = 0.01  # a kernel with less than this share of the total time is not listed
+CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
 
 def start(kind: str) -> None:
-    """An empty profile. A process's first one starts CUPTI, which takes 5 s (seen on an H200, CUDA 13.0)."""
+    """Takes an empty profile. The first profile of a process starts CUPTI, which takes 5 s (seen on an H200,
+    CUDA 13.0)."""
     from torch.profiler import profile as torch_profiler
 
     with torch_profiler(activities=_activities(kind)):
@@ -32,18 +50,20 @@ def _activities(kind: str) -> list[Any]:
 def profile(
     calls: Sequence[Call], kind: str, synchronize: Callable[[], None], call_s: float
 ) -> dict[str, Any]:
-    """Profiles calls in rotation and gives, per call, {"kernels": [{"name", "us", "count"}], "total_us"}: own
-    time and number of launches of the kernels, largest first. The total is of all, the small ones too. A call
-    takes about `call_s` seconds.
+    """Profiles calls in rotation. Returns, per call, {"kernels": [{"name", "us", "count"}], "total_us"}:
+    each kernel's own time and number of launches, largest time first; the total includes kernels that are
+    too small to be listed. On a GPU a kernel's time is its time on the device, without the gaps between
+    kernels.
 
-    On a GPU a kernel's time is its time on the device, without the gaps between kernels.
+    call_s: about how many seconds a call takes
     """
     from torch.profiler import profile as torch_profiler
 
     activities = _activities(kind)
     rotation = itertools.cycle(calls)
     count = max(1, int(min(CALLS, PROFILE_S / call_s)))
-    if count > 1:  # the first call under a profiler holds what that prepares, of a long one a small part
+    # The first call under a profiler contains the profiler's own preparation, a small part of a long call.
+    if count > 1:
         with torch_profiler(activities=activities) as profiler:
             next(rotation)()
             synchronize()
@@ -56,14 +76,14 @@ def profile(
 
 
 def summary(events: Iterable[Any], calls: int, kind: str) -> dict[str, Any]:
-    """Of the profiler's events (torch.autograd.profiler_util.FunctionEvent) of so many calls."""
+    """The result of `profile`, from the profiler's events (torch.autograd.profiler_util.FunctionEvent)."""
     from torch.autograd import DeviceType
 
     spent: dict[str, float] = defaultdict(float)
     launched: dict[str, int] = defaultdict(int)
     for event in events:
         on_device = event.device_type != DeviceType.CPU
-        # An annotation spans kernels that are listed themselves.
+        # An annotation spans kernels that have events of their own.
         if on_device == (kind != "cpu") and not event.is_user_annotation:
             spent[event.name] += event.time_range.elapsed_us() if on_device else event.self_cpu_time_total
             launched[event.name] += 1
@@ -74,3 +94,84 @@ def summary(events: Iterable[Any], calls: int, kind: str) -> dict[str, Any]:
         if spent[name] > SHARE * total
     ]
     return {"kernels": kernels, "total_us": total / calls}
+
+
+def fingerprint(call: Callable[[], None], kind: str, kernels: Collection[str]) -> list[str]:
+    """What identifies the code that ran in a call. On a CPU: the implementations that torch's oneDNN chose,
+    such as `onednn matmul brg:avx512_core_bf16`, or `onednn none`. On a GPU: a hash of the machine code of
+    each Triton kernel of these names, such as `code gemm_kernel 1f03ab`."""
+    return _onednn(call) if kind == "cpu" else _triton(call, kernels)
+
+
+def _onednn(call: Callable[[], None]) -> list[str]:
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return []
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        log = _said(call)
+    return onednn_names(log.splitlines())
+
+
+def onednn_names(lines: Collection[str]) -> list[str]:
+    """Each primitive with its implementation, once, from oneDNN's verbose lines."""
+    names: dict[str, None] = {}
+    for line in lines:
+        if match := re.match(r"onednn_verbose,(?:[^,]*,)*?exec,\w+,(\w+),([^,]+),", line):
+            names[f"onednn {match[1]} {match[2]}"] = None
+    return list(names) or ["onednn none"]
+
+
+def _said(call: Callable[[], None]) -> str:
+    """What a call writes to file descriptor 1, including what C libraries write."""
+    sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            call()
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
+    """Hashes of the Triton kernels that a call launches. Where something else than Triton launches them,
+    such as torch.compile: of all kernels that this process compiled under these names, also for other
+    sizes."""
+    if "triton" not in sys.modules:
+        return []
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
+
+    ran: list[CompiledKernel] = []
+    run = JITFunction.run
+
+    def noted(self: JITFunction, *arguments: Any, **options: Any) -> Any:
+        compiled = run(self, *arguments, **options)
+        if compiled is not None:  # a hook of the compiler may prevent the launch
+            ran.append(compiled)
+        return compiled
+
+    JITFunction.run = noted
+    try:
+        call()
+    finally:
+        JITFunction.run = run
+    launched = {compiled.metadata.name for compiled in ran}
+    # type() and not isinstance(): the latter raises for a weak proxy whose object is gone.
+    compiled = [o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)]
+    ran += [each for each in compiled if each.metadata.name not in launched]
+    return sorted({_code(each) for each in ran if each.metadata.name in kernels} - {""})
+
+
+def _code(compiled: CompiledKernel) -> str:
+    code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
+    if code is None:
+        return ""
+    data = Path(code).read_bytes() if isinstance(code, Path) else code
+    return f"code {compiled.metadata.name} {hashlib.sha256(data).hexdigest()[:12]}"

@@ -1,5 +1,5 @@
-"""Source hash: which of the suite's code a row is made of, so that runs of two revisions can tell whose code
-changed."""
+"""A hash of the suite's own code that a row consists of, so that a comparison of two revisions can tell which
+rows' code changed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from kernels.op import Implementation
 
 PACKAGE = Path(kernels.__file__).parent
 CONTRACTS = {"op", "operands", "platform", "sizes", "support", "visibility"}
-"""Of kernels/: what is around a call and not in it."""
+"""Modules of kernels/ whose code surrounds a call and is not part of it."""
 
 
 def source_of(implementation: Implementation) -> str:
-    """A hash of its provider's file and of all in kernels/ that this imports, however far; comments,
-    docstrings, layout and where a file lies do not count. What its library does is for `version` to say."""
+    """A hash, 12 hexadecimal digits, of the provider's file and of all files of kernels/ that it imports,
+    directly or not. Comments, docstrings, layout and the place of a file do not count. The library's own
+    code does not
+    either: `version` stands for it."""
     return _hash(Path(inspect.getfile(type(implementation))))
 
 
@@ -53,15 +55,15 @@ def _imported(path: Path) -> Iterator[Path]:
 
 
 def _folder(names: Sequence[str]) -> Path:
-    """Of the first of these in kernels/: an op may lie elsewhere."""
+    """The folder of the subpackage of kernels/ that is named first; an op may lie outside of kernels/."""
     op = sys.modules.get(f"kernels.{names[0]}")
     folders = getattr(op, "__path__", None)
     return Path(folders[0]) if folders else PACKAGE / names[0]
 
 
 def bare(tree: ast.Module) -> str:
-    """The code of a module without comments, docstrings and layout, and without imports from kernels/: those
-    say only where other code lies."""
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/,
+    which only say where other code lies."""
     tree = _WithoutOwnImports().visit(tree)
     for node in ast.walk(tree):
         if (
@@ -73,8 +75,8 @@ def bare(tree: ast.Module) -> str:
 
 
 def _fields(node: object) -> object:
-    """A syntax tree as lists, without empty fields. What `ast.unparse` and `ast.dump` write of the same tree
-    depends on the version of Python."""
+    """A syntax tree as lists, without empty fields. `ast.unparse` and `ast.dump` are of no use here: what
+    they write of a tree depends on the version of Python."""
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]

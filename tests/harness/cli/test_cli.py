@@ -32,7 +32,7 @@ def test_what_measures_nothing_imports_nothing_heavy(cli, arguments):
     imported = set(re.findall(r"^import time:.*\|\s*(\w+)", done.stderr, re.MULTILINE))
     assert {"harness", "kernels", "click"} <= imported
     assert not imported & HEAVY
-    assert ("rich" in imported) == (arguments[0] in ("engine", "list") and "--json" not in arguments)
+    assert ("rich" in imported) == (arguments[0] in ("engine", "list"))
 
 
 def test_it_runs_from_any_folder_and_without_a_command_says_what_there_is(cli, tmp_path, monkeypatch):

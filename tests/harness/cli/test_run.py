@@ -14,7 +14,7 @@ import pytest
 
 from harness.machine.cpu_threads import ALLOWED
 from harness.results.schema import KEYS, SCHEMA, Cell
-from harness.run.device_lock import device_lock
+from harness.run.device import device_lock
 from kernels.platform import detect
 from tests.support.command_line import PLUGIN, TINY, contents, error_line, undisturbed
 from tests.support.workers_here import run_here

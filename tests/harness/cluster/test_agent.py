@@ -24,9 +24,9 @@ from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
 from harness.plan.select import choose_cases
 from harness.results.schema import CaseDone, Cell
-from harness.run.device_lock import device_lock
+from harness.run.case import CaseMeasurer
+from harness.run.device import device_lock
 from harness.run.folder import planned_case
-from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels import OPS
@@ -81,7 +81,7 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
         opened = agent.obey(MINE)
     assert isinstance(opened, Opened)
     script = (
-        "import pathlib, sys; from harness.run.device_lock import device_lock; "
+        "import pathlib, sys; from harness.run.device import device_lock; "
         "from kernels.platform import detect; print('held before')\n"
         "with device_lock(detect('cpu')): (pathlib.Path(sys.argv[1]) / 'a.txt').write_text('1')\n"
         "sys.exit(3)"

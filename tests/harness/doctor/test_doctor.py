@@ -18,7 +18,7 @@ from harness.doctor import examine
 from harness.doctor.advice import advice
 from harness.report.doctor_text import doctor_text
 from harness.report.terminal import WIDTH
-from harness.run.device_lock import device_lock
+from harness.run.device import device_lock
 from harness.statistics.paired import Comparison, compare
 from harness.workers.process import WorkerFailure
 from kernels import platform

@@ -10,8 +10,8 @@ import pytest
 from harness.machine import cpu_threads
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import MainThread, cores, default_threads
-from harness.workers.child.timers import cpu
-from harness.workers.child.timers.base import Program
+from harness.workers.child import timers as cpu
+from harness.workers.child.timers import Program
 
 EIGHT = set(range(8))
 

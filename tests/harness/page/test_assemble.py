@@ -4,8 +4,7 @@ import pytest
 
 from harness.cli.report import report
 from harness.errors import UsageError
-from harness.page.assemble import assemble, inputs
-from harness.page.op_section import MOST_CASES
+from harness.page.assemble import MOST_CASES, assemble, inputs
 from harness.paths import RESULTS
 from tests.support.written_runs import case, ranked, write
 

@@ -10,7 +10,7 @@ import pytest
 from harness.page import html as renderer
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue
 from harness.page.html import bundle, html
-from harness.page.style import merged, specification
+from harness.page.style import specification
 from tests.support.synthetic_page import HOSTILE, LONG
 
 
@@ -68,7 +68,6 @@ def test_pictures_keep_their_own_config_and_all_rows():
     assert result["config"]["axis"]["labelLimit"] == 7
     assert result["config"]["axis"]["labelColor"] == "currentColor"
     assert result["description"] == "Chart. Reading."
-    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
 
 
 def test_vegas_script_is_kept(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples
-from harness.serving.ledger.ledger import ExplanationEntry, LedgerRow, known_rows
+from harness.serving.ledger import ExplanationEntry, LedgerRow, known_rows
 from tests.harness.page.serving.entries import observation, prediction
 from tests.support.page_text import page_text
 from tests.support.paths import DATA

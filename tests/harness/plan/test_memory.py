@@ -7,8 +7,7 @@ import pytest
 import kernels
 from harness.plan import memory
 from harness.plan.entry import Entry
-from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, kept_references, memory_needed
-from harness.plan.rotation import rotation
+from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, kept_references, memory_needed, rotation
 from harness.plan.settings import Setting
 from kernels.operands import Seeds
 from kernels.platform import Platform

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kernels
-from harness.plan.rotation import UNKNOWN_LEVEL, Rotation, rotation
+from harness.plan.memory import UNKNOWN_LEVEL, Rotation, rotation
 
 OP = kernels.OPS["mla_decode"]
 SIZES = OP.sizes({"batch": 8, "ctx": 1024})

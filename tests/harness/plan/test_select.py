@@ -9,8 +9,8 @@ from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.plan.settings import Setting
+from harness.run.case import CaseMeasurer, Group
 from harness.run.device import OwnDevice
-from harness.run.measurer import CaseMeasurer, Group
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
@@ -70,8 +70,8 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
     given = []
-    monkeypatch.setattr(CaseMeasurer, "_run_group", lambda *asked: given.append(asked[3:5]))
-    monkeypatch.setattr("harness.run.measurer.build_records", lambda *_: ([], None))
+    monkeypatch.setattr(CaseMeasurer, "_measure_group", lambda *asked: given.append(asked[3:5]))
+    monkeypatch.setattr("harness.run.case.build_records", lambda *_: ([], None))
     measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
     measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
     assert given == [(3.0, 4.5)] * 2
@@ -105,31 +105,35 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
         [{"ok": True, "far": False}, {"ok": True}, {}, {"ok": True}, WorkerFailure("crashed", "gone")]
     )
 
-    class Run:
+    class Checks:
         phases: Mapping[str, float] = {"starting": 1.0}
+        timed = ()
 
-        def __init__(self, **given: object) -> None:
-            pass
+        def __init__(self, case: Case, **given: object) -> None:
+            self.case = case
 
-        def run(self, *_: object) -> None:
+        def before(self, *_: object) -> None:
             if isinstance(found := next(told), WorkerFailure):
                 raise found
             entry.check |= found
 
+        def after(self, *_: object) -> None:
+            pass
+
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("harness.run.measurer.CaseRun", Run)
-    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None), rules=None, threads=1, deadlines=None)
-    progress = SimpleNamespace(say=None, rounds=None)
+    monkeypatch.setattr("harness.run.case.CaseChecks", Checks)
+    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None, seed=0), threads=1, deadlines=None)
+    progress = SimpleNamespace(say=lambda stage: None)
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress)
     seen = []
     for more in ({}, {"ctx": 4000}, {"ctx": 5000}, {"kv": "fp8"}):
         entry = Entry(impl.name, impl, Setting(), "eager")
         case = of.case({"batch": 1, "ctx": 3} | more)
-        measurer._run_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+        measurer._measure_group(case, Group([entry], "", None), 1.0, 1.0, Path())
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
-    made = measurer._run_group(case, Group([entry], "", None), 1.0, 1.0, Path())
-    assert (entry.status, made.entries, made.phases) == ("error", [entry], Run.phases)
+    made = measurer._measure_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+    assert (entry.status, made.entries, made.phases) == ("error", [entry], Checks.phases)
     assert entry.reason == "the reference could not be computed or compared: gone"

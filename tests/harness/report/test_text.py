@@ -31,8 +31,9 @@ from harness.report import text
     *((text.extent, (of,), wanted) for of, wanted in (([3, None, 3.0001], "3"), ([12, 48], "12-48"))),
     (text.extent, ([None],), ""),
     *((text.duration, (seconds,), wanted) for seconds, wanted in ((1.2e-6, "1.2 us"), (2.5e-8, "25 ns"))),
-    *((text.in_digits, (value,), wanted) for value, wanted in ((99.95, "100"), (1234.5, "1234"), (None, ""))),
-    *((text.in_digits, (value, 4), wanted) for value, wanted in ((9999.4, "9999"), (12345.6, "12346"))),
+    *((text.significant, (value,), wanted) for value, wanted in ((99.95, "100"), (1234.5, "1234"))),
+    (text.significant, (None,), ""),
+    *((text.significant, (value, 4), wanted) for value, wanted in ((9999.4, "9999"), (12345.6, "12346"))),
 ])  # fmt: skip
 def test_numbers_as_text(function, values, wanted):
     assert function(*values) == wanted

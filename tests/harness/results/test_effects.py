@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from harness.results.effects import changes, effects, regressions, same_kernels
+from harness.results.effects import changes, effects, regressions
 from harness.results.schema import Cell, Samples
 from tests.support.written_runs import a_cell, case, verdict
 from tests.support.written_runs import cell as timed
@@ -86,4 +86,3 @@ def test_what_ran_is_told_apart(after, told):
     """A kernel that takes next to nothing may be missing from a list."""
     one, other = cell("plain", [1.0] * 40, **BEFORE), cell("A=1", [1.0] * 40, **(BEFORE | after))
     assert changes(one, other) == told
-    assert same_kernels(one, other) == (told == "")

@@ -14,16 +14,19 @@ from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull
 from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
+from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules, seeds_of
+from harness.run.case import CaseMeasurer, Group
+from harness.run.cells import Measured
 from harness.run.check import Checked
+from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
+from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import exit_code, measure
-from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
+from harness.run.folder import begin, finished_cases, planned_case, select_all
 from harness.run.plan import RunPlan
 from harness.run.request import Request
-from harness.run.session import Session
 from harness.timing.rounds import Policy, Rounds, Sample
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
@@ -38,10 +41,21 @@ MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
 OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
 
 
-def driven(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseRun:
-    """A run of a case whose workers are asked directly."""
-    given = {"workers": [], "start_judge": lambda: judge, "monitor": None, "scratch": Path(), "say": say}
-    return CaseRun(case=case, **given | more)
+def checking(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseChecks:
+    """The checks of a case, with workers and a judge that only answer."""
+    return CaseChecks(case=case, **{"workers": [], "start_judge": lambda: judge, "say": say} | more)
+
+
+def timing(**plan: Any) -> CaseMeasurer:
+    """What measures cases by such a plan, on a device of which nothing is known."""
+    plan = {
+        "disturbed": "prefer",
+        "record": SimpleNamespace(margin=0.01, seed=0, race=True),
+        "threads": 1,
+    } | plan
+    return CaseMeasurer(
+        SimpleNamespace(**plan), OwnDevice(named("cpu"), Blind("a test")), Progress(quiet=True)
+    )
 
 
 def answering(answer: Any) -> SimpleNamespace:
@@ -117,56 +131,61 @@ def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
         SimpleNamespace(entries=[SimpleNamespace(setting=Setting(tree=tree))]) for tree in (None, "older")
     ]
     seeds = {"first": seeds_of(Seeds(3, 3)), "live": seeds_of(Seeds(3, 4)), "other": seeds_of(Seeds(4, 4))}
-    assert driven(workers=trees, rules=TimingRules(3)).seeds == seeds
+    assert checking(workers=trees, seed=3).seeds == seeds
     seeds["other"] = seeds_of(Seeds(4, 4, adversarial=True))
     gemm = kernels.OPS["block_scale_gemm"].case({"m": 1, "n": 128, "k": 128})
-    assert driven(gemm, workers=trees[:1], rules=TimingRules(3)).seeds == seeds
+    assert checking(gemm, workers=trees[:1], seed=3).seeds == seeds
     seeds["lengths"] = seeds_of(Seeds(5, 5, lengths=3))
-    assert driven(workers=trees[:1], rules=TimingRules(3)).seeds == seeds
+    assert checking(workers=trees[:1], seed=3).seeds == seeds
 
 
 @pytest.mark.parametrize(
     ("budget_s", "spent_s", "share_s", "begun"),
     [(10.0, 1.3, 4.35, 2), (10.0, 1.5, 4.25, 1), (3.0, 0.0, 3.0, 1)],
 )
-def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(budget_s, spent_s, share_s, begun):
-    cases = [kernels.OPS["mla_decode"].case({"batch": 1, "ctx": ctx}, weight=0.5) for ctx in (3, 4)]
+def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(
+    budget_s, spent_s, share_s, begun, monkeypatch
+):
+    """What was spent before the run was resumed counts."""
+    cases = [kernels.OPS["mla_decode"].case({"batch": 1, "ctx": ctx}, weight=0.5) for ctx in (4, 5)]
     made = {case.key: [finished(case, measured_s=5.0)] for case in cases}
-    plan = SimpleNamespace(budget_s=budget_s, per_case_s=4.0)
-    measurer = Mock(plan=plan, measure=Mock(side_effect=made.values()))
-    session = Session(measurer, Mock(), Mock(), spent_s)
-    session.run(cases)
-    assert measurer.measure.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
-    assert (session.left_out, list(session.records)) == (cases[begun:], list(made)[:begun])
+    given = Mock(side_effect=made.values())
+    monkeypatch.setattr(CaseMeasurer, "measure", given)
+    record = SimpleNamespace(cases=[planned_case(case) for case in cases])
+    before = {"before": [a_cell(), finished(MLA, measured_s=spent_s)]}
+    plan, shown = SimpleNamespace(budget_s=budget_s, per_case_s=4.0, record=record), Mock()
+    outcome = measure(plan, None, Mock(), Mock(), shown, finished=before)
+    assert given.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
+    assert (outcome.left_out, outcome.cases) == (cases[begun:], 1 + begun)
+    assert [call.args for call in shown.call_args_list] == [(case, made[case.key]) for case in cases[:begun]]
+    assert outcome.records == [*before["before"], *(made[case.key][0] for case in cases[:begun])]
 
 
-def test_a_run_that_goes_on_has_what_is_left_of_its_budget(monkeypatch):
-    session = Mock(return_value=Mock(records={}, left_out=[]))
-    monkeypatch.setattr("harness.run.execute.Session", session)
-    before = {"a": [a_cell(), finished(MLA, measured_s=4.0)], "b": [finished(MLA, measured_s=1.5)]}
-    measure(Mock(**{"record.cases": []}), None, Mock(), None, print, finished=before)
-    assert session.call_args.kwargs == {"spent_s": 5.5}
-    assert RunPlan.of(a_run(disturbed="keep"), Request()).disturbed == "keep", "and its rule"
+def test_a_run_that_goes_on_keeps_its_rule_for_disturbed_rounds():
+    assert RunPlan.of(a_run(disturbed="keep"), Request()).disturbed == "keep"
 
 
-def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys):
-    full = Mock(append=Mock(side_effect=JournalFull("no room")))
-    session, records = Session(Mock(), full, Mock()), [a_cell(), finished(MLA)]
+def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, monkeypatch):
+    full, shown = Mock(append=Mock(side_effect=JournalFull("no room"))), Mock()
+    records = [a_cell(), finished(MLA)]
+    monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: records)
+    plan = SimpleNamespace(budget_s=1.0, per_case_s=1.0, record=SimpleNamespace(cases=[planned_case(MLA)]))
     with pytest.raises(JournalFull):
-        session._record(MLA, records)
-    session.on_case.assert_called_once_with(MLA, records)
+        measure(plan, None, full, Mock(), shown, finished={})
+    shown.assert_called_once_with(MLA, records)
     assert capsys.readouterr().err == "".join(f"{record.model_dump_json()}\n" for record in records)
 
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):
     """Of ten seconds by the clock, three were samples."""
-    for name in ("begin", "end"):
-        monkeypatch.setattr(CaseRun, name, lambda *_: None)
+    group = Group([], "torch.naive", Rotation("warm", 1, 0, 0, False))
+    for name in ("before", "after"):
+        monkeypatch.setattr(CaseChecks, name, lambda *_: None)
     monkeypatch.setattr(
-        CaseRun, "_measure", lambda self, made, *_: setattr(made, "rounds", Rounds(spent_s=3.0))
+        CaseMeasurer, "_time", lambda *_: Measured(MLA, [], group.rotation, Rounds(spent_s=3.0))
     )
     monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
-    assert driven().run(Rotation("warm", 1, 0, 0, False), 1.0, 1.0, "torch.naive").setup_s == 7.0
+    assert timing()._measure_group(MLA, group, 1.0, 1.0, Path()).setup_s == 7.0
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
@@ -176,7 +195,7 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
 
     said: list[str] = []
     row = entry()
-    driven(say=said.append)._profile(SimpleNamespace(ask=refuses), row)
+    checking(say=said.append)._profile(SimpleNamespace(ask=refuses), row)
     assert row.status == status
     assert said == [f"{row.name} could not be profiled: CUPTI is not permitted"]
 
@@ -189,8 +208,8 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     worker.living = worker.entries = (row,)
     worker.start_profiler = lambda: None
     for check in ("_check_timed", "_check_again"):
-        monkeypatch.setattr(CaseRun, check, lambda *_: None)
-    driven(say=said.append, workers=[worker]).end(Rotation("warm", 1, 0, 0, False))
+        monkeypatch.setattr(CaseChecks, check, lambda *_: None)
+    checking(say=said.append, workers=[worker]).after(Rotation("warm", 1, 0, 0, False))
     assert f"{NO_KERNELS}: {row.name}" in said
 
 
@@ -199,11 +218,10 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     ({"digest": 8}, "then: it changed its operands"),
     ({"late": True}, "then: its output changed after its call had returned"),
     ({"guards": False}, "then: it wrote beside its output"),
-    ({"result_s": 0.2}, "then: reading its answer took 200 ms: it is not made in the call"),
 ])  # fmt: skip
 def test_an_output_is_wrong_whatever_it_holds(facts, reason):
-    row, given = entry(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True, "result_s": 0.0}
-    output = driven()._output(answering(given | facts), row, 7, stage="then: ")
+    row, given = entry(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True}
+    output = checking()._output(answering(given | facts), row, 7, stage="then: ")
     assert output == given | facts
     assert (row.status, row.reason) == (("wrong", reason) if reason else (None, ""))
 
@@ -212,14 +230,14 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     """Calls whose sums have no fixed order may differ on any of them."""
     asked: list[dict[str, Any]] = []
     judge = SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0)
-    run = driven(kernels.OPS["fused_moe"].case(MOE), judge)
+    run = checking(kernels.OPS["fused_moe"].case(MOE), judge)
     names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
     assert names == ["first", "last", "set 2", "set 2"]
     assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 
 
 @pytest.mark.parametrize(("facts", "reason"), [
-    ({"kept": True, "outputs": []}, "its timed calls gave an old answer to new activations"),
+    ({"kept": True, "outputs": []}, "its calls gave an old answer to new activations"),
     ({"guards": False, "outputs": []}, "it wrote beside its output"),
     # No other row may need another set's reference in the boundary that its own call covers.
     ({}, "zeros"),
@@ -241,9 +259,9 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
     worker = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
     worker.entries, worker.living, worker.digest = (row,), (row,), int
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
-    run = driven(case, SimpleNamespace(ask=judged), workers=[worker])
+    run = checking(case, SimpleNamespace(ask=judged), workers=[worker])
     run.digests["first"] = 0
-    run._check_timed(5)
+    run._check_timed(worker, 5)
     assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
 
 
@@ -254,26 +272,20 @@ def test_comparing_takes_a_share_of_the_time_of_the_turns(samples_s, spent_s):
     row, asked = entry(), []
     worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
     worker.living = worker.entries = (row,)
-    run = driven(workers=[worker])
-    run.digests["first"], run.samples_s[row.name] = 0, samples_s
-    run._check_timed(1)
+    run = checking(workers=[worker])
+    run.digests["first"], row.samples_s = 0, samples_s
+    run._check_timed(worker, 1)
     assert asked == [spent_s]
 
 
-@pytest.mark.parametrize(("seen", "differed", "reason"), [
-    ({"stale": 2 * STALE}, 0, "holds something of the call before"),
-    ({"stale": 2 * STALE}, 3, ""),  # sums of no fixed order
-    ({"stale": STALE / 2}, 0, ""),
-    ({"kept": ["kv"]}, 0, "its output did not change with kv, written in place"),
-    ({"unseen": [1.0, 1.0]}, 0, "on activations that it had not seen a call took 1e+03 ms, on those"),
-    ({"unseen": [1e-3, 1.0]}, 0, ""),
+@pytest.mark.parametrize(("unread", "reason"), [
+    (["kv"], "its output did not change with kv, written in place: its calls do not read what is there"),
+    ([], ""),
 ])  # fmt: skip
-def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
-    row = entry(check={"differed": differed})
-    answer = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": 0.0} | seen
-    driven()._check_unseen(answering(answer), row)
-    assert row.status == ("wrong" if reason else None)
-    assert reason in row.reason
+def test_an_operand_that_calls_do_not_read(unread, reason):
+    row = entry()
+    checking()._check_reading(answering(unread), row)
+    assert (row.status, row.reason) == (("wrong", reason) if reason else (None, ""))
 
 
 @pytest.mark.parametrize("is_library", [True, False])
@@ -281,7 +293,7 @@ def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
 def test_addresses_of_more_than_32_bits_cost_only_the_suites_rows_their_time(is_library, ok):
     impl = next(i for i in kernels.implementations("mla_decode") if isinstance(i, Vendor) is is_library)
     row = Entry(impl.name, impl, Setting(), "eager")
-    run = driven(judge=answering({"ok": ok, "reason": "zeros"}))
+    run = checking(judge=answering({"ok": ok, "reason": "zeros"}))
     run._check_far(answering(OUTPUT), row, "ragged-0", "at its sizes: ")
     assert row.check == {"far": ok}
     assert row.status == (None if ok or is_library else "wrong")
@@ -305,10 +317,10 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     asked: list[tuple[str, str]] = []
     worker, answer = Mock(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU")), {"ok": True}
     worker.living = worker.entries = [own, rows["torch.naive"], brought]
-    given = OUTPUT | {"seconds": 0.1, "digest": answer, "late": False, "guards": True, "result_s": 0.0}
+    given = OUTPUT | {"seconds": 0.1, "digest": answer, "late": False, "guards": True}
     worker.open.return_value = answer
     worker.ask = lambda row, request: asked.append((row.name, request)) or given
-    run = driven(kernels.OPS[op].case(SIZES[op]), answering(answer), workers=[worker])
+    run = checking(kernels.OPS[op].case(SIZES[op]), answering(answer), workers=[worker])
     run._check_ragged([worker], run.case, "ragged-0")
     assert [call.args[0].name for call in worker.prepare.call_args_list] == ["torch.naive", "mine"]
     assert asked == [("torch.naive", "output"), ("torch.naive", "far"), ("mine", "output")]
@@ -321,17 +333,22 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
     """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
     row, checked = entry(op), []
-    monkeypatch.setattr(CaseRun, "_check", lambda *_, which=0, **__: checked.append(which))
-    for name in ("_check_unseen", "_compare_operands"):
-        monkeypatch.setattr(CaseRun, name, lambda *_: None)
+    monkeypatch.setattr(CaseChecks, "_check", lambda *_, which=0, **__: checked.append(which))
+    monkeypatch.setattr(CaseChecks, "_compare_operands", lambda *_: None)
     worker = Mock(living=[row], entries=[row])
-    driven(kernels.OPS[op].case(SIZES[op]), workers=[worker])._check_again(copies)
+    checking(kernels.OPS[op].case(SIZES[op]), workers=[worker])._check_again(copies)
     assert checked == sets
     assert len(worker.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
 
 
+def test_a_wrong_output_whose_tensor_was_returned_says_so():
+    row, run = entry(), checking(judge=answering({"ok": False, "reason": "all NaN"}))
+    run._judge(row, "first", OUTPUT | {"ignored": True}, "then: ")
+    assert row.reason.startswith("then: all NaN; its call() returns a tensor, which is not read")
+
+
 def test_errors_of_a_small_sample_do_not_replace_those_before():
-    row, run = entry(check={"ok": True}), driven(judge=answering({"ok": True, "row_error": 0.1}))
+    row, run = entry(check={"ok": True}), checking(judge=answering({"ok": True, "row_error": 0.1}))
     run._judge(row, "live", OUTPUT)
     assert row.check == {"ok": True}
     run._judge(row, "other", OUTPUT)
@@ -363,6 +380,6 @@ def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s
 
     worker = answering(None)
     worker.living = worker.entries = [row]
-    run = driven(workers=[worker], monitor=Blind("a test"), rules=TimingRules(make_rounds=make_rounds))
-    run._measure(Measured(MLA, [row], Rotation("warm", 1, 0, 0, False)), budget_s, max_s, row.impl.name)
+    group = Group([row], row.impl.name, Rotation("warm", 1, 0, 0, False))
+    timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
     assert given == [pytest.approx(given_s)]

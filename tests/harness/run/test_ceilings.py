@@ -12,17 +12,16 @@ import kernels
 from harness.catalogue.devices import Ceilings, datasheets, known_type, last_level, peaks
 from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.schema import Cell
-from harness.run.case import Measured
 from harness.run.ceilings import ceilings, impossible, keep, measured, stored
-from harness.run.cells import Yardsticks, build_cells
+from harness.run.cells import Measured, Yardsticks, build_cells
 from harness.run.device import device_type
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes, reach
-from harness.workers.child.timers.base import Program, Sample
+from harness.workers.child.timers import Program, Sample
 from harness.workers.process import WorkerFailure
 from kernels.op import Work
 from kernels.platform import Platform
@@ -359,7 +358,7 @@ class Timed:
     program = staticmethod(Program)
 
     def sample(self, program, at_least):
-        return Sample(next(program.rotation)(), 1)
+        return Sample(program.steps[0](), 1)
 
 
 def candidate(amount: float, *seconds: float):

@@ -13,15 +13,17 @@ from harness.catalogue.devices import Ceilings
 from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
 from harness.plan.entry import Entry, own_choice
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
+from harness.progress import Progress
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone, Cell
-from harness.run.case import CaseRun, Measured
-from harness.run.cells import Yardsticks, build_cells, build_records
+from harness.run.case import CaseMeasurer, Group
+from harness.run.cells import Measured, Yardsticks, build_cells, build_records
+from harness.run.checks import CaseChecks
 from harness.run.device import OwnDevice
-from harness.run.measurer import CaseMeasurer
+from harness.timing.interleaved import measure
 from harness.timing.rounds import Round, Rounds
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
@@ -137,7 +139,7 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
 
 
 def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=False) -> list[str]:
-    """What a worker is asked whose worker answers every sample alike, or dies as outputs are spoiled."""
+    """The requests to a worker that answers every sample alike, or that dies as outputs are inspected."""
     asked: list[str] = []
 
     def ask(entry: Entry, request: str, **arguments: float) -> dict[str, object]:
@@ -149,10 +151,12 @@ def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=Fals
     worker = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
     worker.living = worker.entries = [entry]
     worker.pause, worker.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
-    run = CaseRun(
-        case=CASE, workers=[worker], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
-    )
-    run._measure(Measured(CASE, [entry], Rotation("warm", 1, 0, 0, False)), 1.0, 1.0, "torch.naive")
+    checks = CaseChecks(case=CASE, workers=[worker], start_judge=None, say=print)
+    record = SimpleNamespace(margin=0.01, seed=0)
+    plan = SimpleNamespace(disturbed="prefer", record=record, make_rounds=measure)
+    measurer = CaseMeasurer(plan, OwnDevice(GPU, Blind("a test")), Progress(quiet=True))
+    group = Group([entry], "torch.naive", Rotation("warm", 1, 0, 0, False))
+    measurer._time(checks, group, 1.0, 1.0)
     return asked
 
 
@@ -162,7 +166,7 @@ def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
     entry = contending()
     asked = rounds_of(entry, tmp_path, host_seconds)
     samples = asked.count("sample")
-    assert asked[asked.index("spoil") - 1] == asked[asked.index("sample") + 1] == "pause"
+    assert asked[asked.index("inspect") - 1] == asked[asked.index("sample") + 1] == "pause"
     # Those of the rerun, each round another one, are not its own.
     assert entry.host_s == ([host_seconds] * (samples // 2) if host_seconds else [])
     assert samples
@@ -174,4 +178,4 @@ def test_who_fails_before_a_turn_has_none(tmp_path):
     asked = rounds_of(entry, tmp_path, None, dies=True)
     assert entry.status == "crashed"
     assert "sample" not in asked
-    assert asked[asked.index("spoil") + 1 :][:2] == ["prepare", "pause"]  # of the rerun
+    assert asked[asked.index("inspect") + 1 :][:2] == ["prepare", "pause"]  # of the rerun

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import NothingRan
-from harness.run.device_lock import LOCKS, device_lock
+from harness.run.device import LOCKS, device_lock
 from kernels.platform import Platform
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", uuid="GPU-aaaa")

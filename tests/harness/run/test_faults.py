@@ -110,7 +110,7 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
     assert {cell.status for cell in first.values()} == {"ok"}
     crashed = second.pop("waiting.kernel")
     assert crashed.status == "crashed"
-    assert crashed.reason.startswith("the worker died of SIGKILL while in turn")
+    assert crashed.reason.startswith("the worker died of SIGKILL while in sample")
     assert {cell.status for cell in second.values()} == {"ok"}
 
     # Without --retry a crashed cell is finished.

@@ -7,12 +7,11 @@ import pytest
 
 import kernels
 from harness.plan.entry import Entry
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.comparison import paired
 from harness.results.schema import Cell
-from harness.run.case import Measured
-from harness.run.cells import Yardsticks, build_records
+from harness.run.cells import Measured, Yardsticks, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Rounds

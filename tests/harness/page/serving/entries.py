@@ -3,7 +3,7 @@
 from typing import Any
 
 from harness.page.document import Page, PageSection
-from harness.serving.ledger.ledger import Observation, ObservationEntry, Prediction, PredictionEntry
+from harness.serving.ledger import Observation, ObservationEntry, Prediction, PredictionEntry
 
 
 def prediction(

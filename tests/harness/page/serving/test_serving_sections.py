@@ -11,7 +11,7 @@ from harness.page.document import Page
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section
-from harness.serving.ledger.ledger import LedgerRow
+from harness.serving.ledger import LedgerRow
 from tests.harness.page.serving.entries import expressions, observation, prediction
 from tests.harness.page.test_pages import require_valid
 from tests.support.paths import DATA, ROOT

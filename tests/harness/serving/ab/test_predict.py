@@ -10,7 +10,7 @@ from harness.serving.ab.plan import made
 from harness.serving.ab.predict import changes_of, predicted
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import planned, shown, summary
-from harness.serving.ledger.ledger import KernelChange
+from harness.serving.ledger import KernelChange
 from tests.support.paths import ROOT
 
 TOGGLED = ROOT / "results" / "epyc-zen4-2core" / "toggle" / "onednn"

@@ -9,11 +9,12 @@ import pytest
 from harness.cli.serving.ledger import print_ledgers
 from harness.errors import UsageError
 from harness.paths import PUBLISHED, RESULTS, ROOT
-from harness.serving.ledger.ledger import (
+from harness.serving.ledger import (
     ENTRY,
     ChangeEntry,
     ExplanationEntry,
     KernelChange,
+    LedgerLine,
     Observation,
     ObservationEntry,
     Prediction,
@@ -21,10 +22,10 @@ from harness.serving.ledger.ledger import (
     Setting,
     append,
     known_rows,
+    ledger_lines,
     read,
     rows,
 )
-from harness.serving.ledger.report import LedgerLine, ledger_lines
 
 CHANGE = ChangeEntry(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting())
 

@@ -11,18 +11,18 @@ from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.identity import FIELDS, Setting
-from harness.serving.ledger.ledger import (
+from harness.serving.ledger import (
     ChangeEntry,
     KernelChange,
     Prediction,
     PredictionEntry,
     append,
+    ledger_lines,
     observation,
     observe,
     read,
     rows,
 )
-from harness.serving.ledger.report import ledger_lines
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
 

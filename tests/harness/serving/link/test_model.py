@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import kernels
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
-from harness.serving.ledger.ledger import KernelChange, read
+from harness.serving.ledger import KernelChange, read
 from harness.serving.link import load as closed_loop
 from harness.serving.link.calibration import (
     PRIOR,
@@ -29,10 +29,10 @@ from harness.serving.link.calibration import (
     tpot_rows,
     ttft_rows,
 )
+from harness.serving.link.kernel_times import read_tables
 from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, features, settled
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.predictions import needs, outlook, parse_change, predict
-from harness.serving.link.times.tables import read_tables
 from harness.serving.link.validation import (
     ON_ALL,
     ON_TWO,

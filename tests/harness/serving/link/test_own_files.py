@@ -12,12 +12,10 @@ from click.testing import CliRunner
 from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.link.calibration import PRIOR, Measured, Point
+from harness.serving.link.kernel_times import MeasuredTimes, Surface, read_measured_times, read_tables
 from harness.serving.link.load import Load
 from harness.serving.link.model import CACHED, System, link, own_points, require_plausible, uncalibrated
 from harness.serving.link.structure import StepLoad, shared_expert_factor
-from harness.serving.link.times.interpolation import Surface
-from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
-from harness.serving.link.times.tables import read_tables
 from harness.serving.link.validation import stored_series
 from shapes.models import model
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW

@@ -15,6 +15,18 @@ from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
+from harness.serving.link.kernel_times import (
+    DEVIATION,
+    FILES,
+    TABLES,
+    AssumedTables,
+    MeasuredTimes,
+    MissingTable,
+    Surface,
+    Tables,
+    read_tables,
+    words,
+)
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.structure import (
@@ -29,10 +41,6 @@ from harness.serving.link.structure import (
     shared_expert_factor,
     structure,
 )
-from harness.serving.link.times.assumed_times import DEVIATION, AssumedTables
-from harness.serving.link.times.interpolation import Surface
-from harness.serving.link.times.measured_times import MeasuredTimes
-from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables, words
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.models import model

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from harness.catalogue import recipes
 from harness.errors import UsageError
 from harness.serving.compare.alike import published_runs
-from harness.serving.published.documents import FOLDER, commands_of, documents, flags_of
+from harness.serving.published_documents import FOLDER, commands_of, documents, flags_of
 
 DOCUMENTS = documents()
 RUNS = {run.id: run for one in DOCUMENTS for run in one.runs}

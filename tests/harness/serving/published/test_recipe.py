@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from harness.catalogue import recipes
-from harness.serving.published.documents import configurations
+from harness.serving.published_documents import configurations
 
 NAMES = sorted(configurations())
 

@@ -17,11 +17,21 @@ from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
 from harness.serving.replay.child import EPSILON, Rank, rotary
-from harness.serving.replay.replay import BASE, ReplayPlan, fitted, needed, plans, read_arms, replay
-from harness.serving.replay.schema import Replay, ReplayArm, Timed
+from harness.serving.replay.replay import (
+    BASE,
+    Replay,
+    ReplayArm,
+    ReplayPlan,
+    Timed,
+    fitted,
+    needed,
+    plans,
+    read_arms,
+    replay,
+)
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
-from harness.workers.child.timers.base import Sample
+from harness.workers.child.timers import Sample
 from kernels.formats import dequantise_weights
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect

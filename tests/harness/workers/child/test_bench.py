@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import math
 import mmap
 import resource
 import weakref
@@ -14,11 +13,9 @@ import pytest
 import torch
 
 import kernels
-from harness.run.case import STALE
-from harness.workers.child import bench, heap, profile
+from harness.workers.child import bench, device, profile, timers
 from harness.workers.child.bench import Bench
-from harness.workers.child.timers import cpu
-from harness.workers.child.timers.base import Program
+from harness.workers.child.timers import Program
 from kernels.fused_moe.providers.torch_eager import _bf16_weights, bf16, compiled
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.op import Implementation, Prepared
@@ -27,8 +24,6 @@ from kernels.support import Support
 
 LONG_S = 1.0
 Call = Callable[[], None]
-ALWAYS, NEVER = 0.0, 1.0
-"""Drawn by a bench that replaces activations in all samples, and in none."""
 SMALL = {"batch": 1, "ctx": 64}
 GEMM = {"m": 4, "n": 128, "k": 128}
 MOE = {"hidden": 256, "inter": 128}
@@ -136,7 +131,7 @@ def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
     subject = opened(ConvertsWhenLoaded())
     subject.prepare("it", Row.name, "eager", plugin=True)
     subject.load(asdict(Seeds(0, 1)))
-    assert [subject.unseen("it")["kept"] for _ in range(2)] == [["kv"], ["kv"]]
+    assert [subject.unread("it") for _ in range(2)] == [["kv"], ["kv"]]
 
 
 def test_who_is_prepared_after_operands_were_loaded_finds_them():
@@ -156,17 +151,17 @@ def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch
     trimmed = []
 
     def unused():
-        return heap._Mallinfo(fordblks=1 << 30)
+        return device._Mallinfo(fordblks=1 << 30)
 
     libc = SimpleNamespace(mallinfo2=unused, malloc_trim=trimmed.append)
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: libc)
-    monkeypatch.setattr(heap, "available_memory", lambda: free)
-    heap.give_back()
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(device, "available_memory", lambda: free)
+    device.give_back_heap()
     assert len(trimmed) == trims
 
 
 def test_no_more_memory_is_mapped_than_is_allowed_for_a_while():
-    with heap.at_most(1 << 30):
+    with device.memory_at_most(1 << 30):
         mmap.mmap(-1, 1 << 29).close()
         with pytest.raises(OSError, match="Cannot allocate memory"):
             mmap.mmap(-1, 1 << 31)
@@ -181,7 +176,7 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
     subject.sample("it", 0.0)
     gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
     left, emptied = [], []
-    monkeypatch.setattr(heap, "give_back", lambda: left.extend(each() for each in gone))
+    monkeypatch.setattr(device, "give_back_heap", lambda: left.extend(each() for each in gone))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
     gc.disable()
     subject.kind = "cuda"
@@ -195,9 +190,9 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
 
 
 def test_faults_are_counted():
-    before = cpu._page_faults()
+    before = timers._page_faults()
     torch.ones(64 << 20, dtype=torch.uint8)
-    assert cpu._page_faults() - before > 16
+    assert timers._page_faults() - before > 16
 
 
 @pytest.mark.parametrize(("events", "calls"), [(5000, 1 + 10), (1, 1 + 1)])
@@ -224,21 +219,15 @@ from another rank, where other scores choose none of the experts here."""
 
 
 @pytest.mark.parametrize(("op", "sizes", "impl", "without"), SIZES, ids=lambda value: str(value))
-def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
-    monkeypatch, op, sizes, impl, without
-):
-    # As many calls however busy the machine is: with queries rolled 23 times the four rows of `mha_prefill`
-    # are the same for other keys. A run asks up to three times.
-    monkeypatch.setattr(bench, "UNSEEN", 3)
-    monkeypatch.setattr(bench, "UNSEEN_S", math.inf)
-    monkeypatch.setattr(bench.time, "process_time", float)
+def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(op, sizes, impl, without):
     idle = []
     for boundary in kernels.OPS[op].boundaries:
         subject = opened(op=op, sizes=sizes, boundary=boundary)
         assert sorted(subject.sets[0].without_effect) == sorted(without)
         subject.prepare("it", impl, "eager", plugin=True)
         prepared = subject.ready["it"].prepared[0]
-        live, others = subject.sets[0].live_tensors(), subject._others()
+        live = subject.sets[0].live_tensors()
+        others = subject._make(SEEDS | {"live": 1}).live_tensors()
         for name in [name for name in live if not bench.same_bits(live[name], bench.bits(others[name]))]:
             kept = live[name].clone()
             prepared.call()
@@ -248,10 +237,10 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
             if bench.same_bits(prepared.result(), before):
                 idle.append(name)
             live[name].copy_(kept)
+        seen = subject.compared("it", 0.0)
+        assert (seen["kept"], seen["differed"]) == (False, 0)
         digest = subject.load(asdict(Seeds(0, 1)))
-        seen = subject.unseen("it")
-        assert seen["kept"] == []
-        assert {*seen["unseen"], *seen["again"]} == {0.0}, "no more than the threads computed"
+        assert subject.unread("it") == []
         assert subject.digest() == digest
     assert sorted(idle) == sorted(without)
 
@@ -266,7 +255,7 @@ def test_operands_are_changed_to_valid_ones():
     guest = Row(of_positive_scales, op="block_scale_gemm", impl="torch.bf16")
     subject = opened(guest, op="block_scale_gemm", sizes=GEMM | {"scales": "ue8m0"})
     subject.prepare("it", guest.name, "eager", plugin=True)
-    assert subject.unseen("it")["kept"] == []
+    assert subject.unread("it") == []
 
 
 def test_an_output_of_zeros_need_not_change():
@@ -275,7 +264,8 @@ def test_an_output_of_zeros_need_not_change():
     subject.sets[0].b_scale.zero_()
     subject.prepare("it", "torch.bf16", "eager", plugin=True)
     assert not subject.output("it")["output"].strip(b"\x00\x80")
-    assert subject.unseen("it")["kept"] == []
+    assert subject.unread("it") == []
+    assert not subject.compared("it", 0.0)["kept"]
 
 
 def by_version(prepared: Prepared, compute: Call, number: int) -> None:
@@ -287,68 +277,56 @@ def by_version(prepared: Prepared, compute: Call, number: int) -> None:
     prepared.out.copy_(prepared.answer)
 
 
-def test_operands_are_written_behind_their_versions():
-    assert opened(Row(by_version), sets=2).unseen("it")["kept"] == ["q"]
-
-
 @pytest.mark.parametrize("kept", [True, False])
-def test_timed_calls_answer_to_another_activation(kept, monkeypatch):
+def test_calls_answer_to_another_activation(kept):
+    """Which is written behind its version, as an engine's kernels write it."""
     subject = opened(Row(by_version) if kept else Row(), sets=2)
-    digest = subject.digest()
-    for draws in (NEVER, ALWAYS):
-        monkeypatch.setattr(subject.wild, "random", lambda draws=draws: draws)
-        assert subject.sample("it", 0.0)["replaced"] is (draws == ALWAYS)
-    assert subject.repeats["it"].kept is kept
-    assert subject.digest() == digest
-    subject.repeats["it"].kept = True  # an old answer is not forgotten for a right one the next time
-    assert subject.sample("it", 0.0)["replaced"]
-    assert subject.compared("it", 0.0)["kept"]
+    digests = [each.digest() for each in subject.sets]
+    subject.sample("it", 0.0)
+    seen = subject.compared("it", 0.0)
+    assert (seen["kept"], seen["differed"]) == (kept, 0)
+    assert subject.repeats["it"].changed == bench.LEAST_CALLS
+    assert [each.digest() for each in subject.sets] == digests
 
 
 def test_an_op_may_have_no_activation_that_its_output_depends_on(monkeypatch):
-    """Say the sum of its columns: nobody keeps an old answer to it. Nor places that are far."""
+    """Such as the sum of its columns: there is no old answer to keep. Nor offsets that are far."""
     monkeypatch.setattr(MlaDecodeOperands, "without_effect", frozenset({"q", "kv"}))
     subject = opened(Row(by_version), sets=2)
-    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
-    assert not subject.sample("it", 0.0)["replaced"]
-    assert subject.unseen("it")["kept"] == []
+    assert not subject.compared("it", 0.0)["kept"]
+    assert subject.repeats["it"].changed == 0
+    assert subject.unread("it") == []
     guest = Row(op="block_scale_gemm", impl="torch.bf16")
     assert opened(guest, op="block_scale_gemm", sizes=GEMM).far("it") is None
 
 
-def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
-    """Also in the sample whose activation was replaced: the others of its worker read it."""
-    made, most = 0, math.inf
+def test_a_call_that_fails_on_another_activation_leaves_the_operands_as_they_were():
+    """The other entries of its worker read them."""
+    original = None
 
     def raises(prepared: Prepared, compute: Call, number: int) -> None:
-        nonlocal made
-        made += 1
-        if made > most:
+        if original is not None and not torch.equal(prepared.operands.q, original):
             raise RuntimeError("no such luck")
         compute()
 
     subject = opened(Row(raises), sets=2)
+    original = subject.sets[0].q.clone()
     digests = [each.digest() for each in subject.sets]
-    monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
-    subject.sample("it", 0.0)
-    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
-    most = made + 1  # the untimed one computes still
     with pytest.raises(RuntimeError, match="no such luck"):
-        subject.sample("it", 0.0)
+        subject.compared("it", 0.0)
     assert [each.digest() for each in subject.sets] == digests
 
 
-def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
-    """Turns may end with a call that computes, each time; a CPU's untimed call is compared as well."""
+def test_two_calls_in_a_row_are_compared_however_many_samples_gave():
+    """Samples may end with a call that computes, each time."""
     every_second = Row(lambda prepared, compute, number: number % 2 and compute())
     subject = opened(every_second, Row(name="another"))
     subject.prepare("it", Row.name, "eager", call=False)
-    monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
-    subject.sample("it", 0.0)
-    subject.spoil("it")
+    for _ in range(3):
+        subject.sample("it", 0.0)
     repeats = subject.repeats["it"]
-    assert repeats.differed == 1
-    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, changed=bench.CHANGES, differed=0)
+    assert (repeats.calls, repeats.differed) == (1, 0), "of two, as the third was not looked at yet"
+    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, changed=bench.CHANGES)
     assert subject.compared("it", 30.0)["differed"] >= 1
 
 
@@ -369,24 +347,17 @@ STALES = [SIZES[3][:3], ("block_scale_gemm", GEMM, "torch.bf16")]
 
 
 @pytest.mark.parametrize(("op", "sizes", "impl"), STALES, ids=str)
-@pytest.mark.parametrize("right", [False, True])
-def test_a_row_of_the_call_before_shows_where_operands_change(op, sizes, impl, right):
+@pytest.mark.parametrize("every", [None, 1, 7])
+def test_a_row_of_the_call_before_shows_where_operands_change(op, sizes, impl, every):
     """It is right as long as they do not."""
-    guest = Row(op=op, impl=impl) if right else Row(stale(7), op, impl)
+    guest = Row(op=op, impl=impl) if every is None else Row(stale(every), op, impl)
     subject = opened(guest, op=op, sizes=sizes)
     digest = subject.digest()
     seen = subject.compared("it", 60.0)
     assert (seen["calls"], subject.repeats["it"].changed) == (bench.REPEATS, bench.CHANGES)
-    assert (seen["differed"], len(seen["outputs"])) == ((0, 1) if right else (7, 2))
+    differed = {None: 0, 1: bench.CHANGES, 7: 7}[every]
+    assert (seen["differed"], len(seen["outputs"])) == (differed, 2 if differed else 1)
     assert subject.digest() == digest
-
-
-@pytest.mark.parametrize("right", [False, True])
-def test_a_row_of_the_call_before_shows_in_the_first_call_on_an_activation(right, monkeypatch):
-    monkeypatch.setattr(bench, "UNSEEN_S", 60.0)
-    op, sizes, impl = STALES[1]
-    subject = opened(Row(op=op, impl=impl) if right else Row(stale(1), op, impl), op=op, sizes=sizes)
-    assert (subject.unseen("it")["stale"] > STALE) is not right
 
 
 def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
@@ -395,7 +366,7 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
     assert subject.compared("it", 0.0)["calls"] >= subject.repeats["it"].changed == bench.LEAST_CALLS
     subject.repeats.clear()
     monkeypatch.setattr(bench, "LEAST_S", 0.0)
-    assert subject.compared("it", 0.0)["calls"] == 0
+    assert (subject.compared("it", 0.0)["calls"], subject.repeats["it"].changed) == (2, 1)
 
 
 def test_of_sets_that_are_copies_the_first_stands_for_all():
@@ -405,14 +376,13 @@ def test_of_sets_that_are_copies_the_first_stands_for_all():
     assert [output["set"] for output in seen["outputs"]] == [0, 0]
 
 
-def test_after_a_profile_all_outputs_are_spoiled():
+def test_after_a_profile_all_outputs_are_filled():
     subject = opened(Row(), sets=2)
     subject.sample("it", 0.0)
-    subject.spoil("it")
+    subject.inspect("it")
     subject.profile("it")
-    left = [(out.tensor, bench.bits(out.tensor).clone()) for out in subject.ready["it"].outs]
-    subject.spoil("it")
-    assert not any(bench.same_bits(*each) for each in left)
+    subject.inspect("it")
+    assert all(bool((out.tensor == bench.SPOILT).all()) for out in subject.ready["it"].outs)
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -474,3 +444,16 @@ def test_places_of_more_than_32_bits_are_reached_without_touching_what_is_betwee
     for free, found in ((1.9, None), (2.1, right)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * bench.FAR_BYTES, 0))
         assert subject.far("right") == found
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_tensor_that_a_call_returns_is_not_read(writes):
+    """Which is told where the output that was given stays unwritten."""
+
+    def returns(prepared: Prepared, compute: Call, number: int) -> torch.Tensor:
+        if not writes:
+            return torch.zeros(3)
+        compute()
+        return prepared.out
+
+    assert opened(Row(returns)).output("it")["ignored"] is not writes

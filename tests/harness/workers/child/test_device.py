@@ -10,11 +10,12 @@ import torch
 
 import kernels
 from harness.plan.entry import Entry
-from harness.plan.rotation import Rotation
+from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
-from harness.workers import environment, judge
+from harness.workers import environment
+from harness.workers import process as process_module
 from harness.workers import worker as worker_module
 from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device
@@ -116,20 +117,21 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
 
     process = SimpleNamespace(ask=ask, kill=list)
     process.hello = functools.partial(WorkerProcess.hello, process)
-    for module in (worker_module, judge, ceilings):
+    for module in (worker_module, process_module, ceilings):
         monkeypatch.setattr(module, "WorkerProcess", lambda *arguments: process)
     impl = kernels.implementations("mla_decode")[0]
     row = Entry("a row", impl, Setting({"OMP_NUM_THREADS": "3"}), "eager")
     Worker([row], PLANNED, 1, Deadlines(), tmp_path).start()
-    judge.start_judge(PLANNED, 1, 1.0, tmp_path)
+    process_module.start_judge(PLANNED, 1, 1.0, tmp_path)
     with ceilings.meters(PLANNED, 1, 1):
         pass
     assert asked == [(PLANNED.identity, threads) for threads in (3, 1, 1)]
 
 
 def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
-    process = Mock(alive=True)
-    process.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
+    process = Mock(alive=True, facts={"pinned": ""})
+    process.ask.return_value = {"seconds": 1.0, "synchronises": False, "source": ""}
+    process.hello = lambda platform, threads, deadline: process.ask("hello", deadline)
     monkeypatch.setattr(worker_module, "WorkerProcess", lambda *_: process)
     impl = kernels.implementations("mla_decode")[0]
     row, slow = (Entry(name, impl, Setting(), "eager", name == "slow") for name in ("row", "slow"))

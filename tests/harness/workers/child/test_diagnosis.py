@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.diagnosis import LONGEST, Context, Layout
-from harness.workers.child.diagnosis.region import in_words
+from harness.workers.child.diagnosis import LONGEST, Context, Layout, in_words
 from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
@@ -62,7 +61,7 @@ def problem(name: str) -> Problem:
     operands, others = (op.make(sizes, Seeds(0, live), "cpu") for live in (0, 1))
     reference = op.reference(operands)
     layout = Layout.of(reference.value.shape, op.axes, None, op.row_groups(operands))
-    context = Context(layout, op.sums, {"the first operands": op.reference(others)})
+    context = Context(layout, {"the first operands": op.reference(others)})
     return Problem(op, sizes, operands, reference, context)
 
 

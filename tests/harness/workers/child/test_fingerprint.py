@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.workers.child.fingerprint import fingerprint, onednn_names
+from harness.workers.child.profile import fingerprint, onednn_names
 
 VERBOSE = """
 onednn_verbose,v1,info,oneDNN v3.7.1

@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.workers.child.timers.base import Program
-from harness.workers.child.timers.events import MARGIN, MOST_STEPS, SLEEPING, EventTimer
+from harness.workers.child.timers import MARGIN, MOST_STEPS, SLEEPING, EventTimer, Program
 from tests.support.fake_cuda import GAP_S, QUEUE, Entry, FakeCuda
 
 SAMPLE_S = 0.05
@@ -125,7 +124,7 @@ def test_all_sleep_is_counted_and_what_was_launched_before_it_ended(cuda, timer)
     taken = [timer._take(program, 3, sleep_s).in_time for sleep_s in (5e-6, 25e-6, 1e-3)]
     assert taken == [0, 2, 3]
     before, call.host_s = cuda.slept_s, 1e-3
-    _, slept = timer._hidden_sample(program, 3)
+    _, slept = timer._hidden_reading(program, 3)
     assert slept == pytest.approx(cuda.slept_s - before, rel=1e-3)
 
 

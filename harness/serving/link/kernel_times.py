@@ -1,20 +1,32 @@
-"""Tables of kernel times, in the files and columns of NVIDIA's AIConfigurator.
+"""Kernel times of predictions: from tables, from own runs of this suite, or scaled from another machine.
 
-Its `latency` is in milliseconds; here all times are microseconds. What its figures hold, from its collectors
-(ai-dynamo/aiconfigurator, collector/): GEMM times hold the quantisation of the activations; MoE times the
-sorting by expert, both products, the activation and the weighted sum, not the choice of experts. Prefill
-attention is plain (192 wide, values 128), but SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV
-head), which no engine runs so. Attention with products beside it (modules, all of vLLM's) is not read.
+**Tables** are files and columns of NVIDIA's AIConfigurator. Their `latency` is in milliseconds; here all
+times are microseconds. What the figures hold, by its collectors (ai-dynamo/aiconfigurator, collector/): GEMM
+times hold the quantisation of the activations; MoE times hold the sorting by expert, both products, the
+activation and the weighted sum, not the choice of experts. Prefill attention is plain (192 wide, values 128),
+but SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV head), which no engine runs so. Attention
+with products beside it (modules, all of vLLM's) is not read. A set is SYSTEM/ENGINE/VERSION, as
+h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since then each op has its own,
+SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not timed anew, `reuse.yaml`
+beside the tables names the version whose times stand for it.
 
-A set is SYSTEM/ENGINE/VERSION, as h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since
-then each op has its own, SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not
-timed anew, `reuse.yaml` beside the tables names the version whose times stand for it.
+**Between the points** of a table the logarithm of the time is linear in the logarithm of the size. Times grow
+with the work, so a measured curve that falls is noise: its isotonic regression in the logarithm replaces it.
+
+**Assumed times** were not measured: they are the H200's tables, scaled by the data sheets of both machines. A
+kernel that is bound by memory scales with the bandwidths, one that is bound by its products with the peak
+TFLOPS. Both machines add LAUNCH_US to that, so that small kernels scale little. ON_AMD and DEVIATION say how
+near another machine's kernels come to its data sheet. They are from AITER's own times for MI300X and MI350X
+(results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval. 25 of these 31 set ON_AMD;
+none is of MLA.
 """
 
 from __future__ import annotations
 
+import bisect
 import csv
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,12 +37,72 @@ from typing import Any
 from harness.errors import UsageError
 from harness.files import JsonObject, read_toml
 from harness.paths import PUBLISHED
-from harness.serving.link.times.interpolation import Surface
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
+from shapes.lengths import parse_span
+
+BEYOND = 3.0
+"""A factor beyond a table's sizes, up to which its times are taken to hold."""
+
+
+class Surface:
+    """us over one or more positive sizes: a curve over the last, for each grid point of those before it."""
+
+    def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
+        """points: sizes to us; at least one"""
+        self.ends = [(min(column), max(column)) for column in zip(*points, strict=True)]
+        groups: dict[float, dict[tuple[float, ...], float]] = {}
+        for (size, *rest), us in sorted(points.items()):
+            groups.setdefault(size, {})[tuple(rest)] = us
+        self.sizes = [*groups]
+        if len(self.ends) == 1:
+            self.times = isotonic([group[()] for group in groups.values()])
+        else:
+            self.parts = [Surface(group) for group in groups.values()]
+
+    def covers(self, *sizes: float) -> bool:
+        """Whether none is beyond those of the table by a factor of BEYOND."""
+        pairs = zip(sizes, self.ends, strict=True)
+        return all(least / BEYOND <= size <= most * BEYOND for size, (least, most) in pairs)
+
+    def at(self, size: float, *rest: float) -> float:
+        """Below the least size its time. Beyond the sizes a curve grows as over their last factor of 1.6, and
+        a surface as the size does: it is more work of the same kind."""
+        sizes = self.sizes
+        if size <= sizes[0]:
+            return self._us(0, rest)
+        if size > sizes[-1]:
+            return self._us(-1, rest) * (size / sizes[-1]) ** (1.0 if rest else self._slope())
+        right = bisect.bisect_left(sizes, size)
+        if sizes[right] == size:
+            return self._us(right, rest)
+        u = math.log(size / sizes[right - 1]) / math.log(sizes[right] / sizes[right - 1])
+        return self._us(right - 1, rest) ** (1 - u) * self._us(right, rest) ** u
+
+    def _us(self, point: int, rest: tuple[float, ...]) -> float:
+        return self.parts[point].at(*rest) if rest else self.times[point]
+
+    def _slope(self) -> float:
+        """Of the end of a curve, in logarithms; 1 where it has one point."""
+        least = self.sizes[-1] / math.exp(0.5)
+        before = max((i for i, size in enumerate(self.sizes) if size < least), default=0)
+        run = math.log(self.sizes[-1] / self.sizes[before])
+        return math.log(self.times[-1] / self.times[before]) / run if run else 1.0
+
+
+def isotonic(times: Sequence[float]) -> list[float]:
+    """The growing times whose logarithms are nearest in least squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean of the logarithms, count
+    for time in times:
+        pools.append((math.log(time), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, n), (b, m) = pools[-2:]
+            pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
+    return [math.exp(mean) for mean, count in pools for _ in range(count)]
+
 
 TABLES = PUBLISHED / "kernel-tables"
-_FORMAT = read_toml(Path(__file__).parents[1] / "aiconfigurator.toml")
+_FORMAT = read_toml(Path(__file__).parent / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
 WORDS: Mapping[str, str] = _FORMAT["words"]
 """What tells kernels apart -> how it is written."""
@@ -345,3 +417,152 @@ def number(value: Any) -> Any:
         return float(value)
     except (TypeError, ValueError):
         return value
+
+
+PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launch in ("graph", "eager")]
+"""Boundaries and launches, the best first: engines decode in graphs. Routing is a term of its own."""
+AXES = {
+    "block_scale_gemm": (("n", "k"), ("m",)),
+    "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
+    "mla_decode": (("heads", "kv"), ("batch", "ctx")),
+    "mha_prefill": (("heads", "prefix"), ("batch", "new")),
+}
+"""By op: the sizes that are looked up, and those between which times are interpolated."""
+
+Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """device: whose times they are; surfaces: over the sizes that are interpolated"""
+
+    device: str
+    where: str
+    surfaces: Mapping[Key, Surface]
+
+    def ops(self) -> list[str]:
+        return sorted({op for op, _ in self.surfaces})
+
+
+def is_run(path: str) -> bool:
+    """Whether there are runs of this suite at a path."""
+    from harness.results.read import run_folders
+
+    try:
+        return bool(run_folders(path))
+    except UsageError:
+        return False
+
+
+def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
+    """The fastest correct implementation of each case of these runs, in a graph where there is one.
+
+    Raises UsageError where a run cannot be read, or they are of several machines.
+    """
+    from harness.results.read import load
+
+    cells = [cell for run in runs for cell in load(run).to_dict("records")]
+    devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
+    if len(devices) != 1:
+        raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
+    best: dict[Key, dict[tuple[float, ...], float]] = {}
+    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
+        sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
+        fixed, axes = AXES[cell["op"]]
+        key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
+        best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]
+    if not best:
+        raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(runs)}")
+    return MeasuredTimes(devices[0], ", ".join(runs), {key: Surface(times) for key, times in best.items()})
+
+
+def _is_usable(cell: Mapping[str, Any]) -> bool:
+    known = cell["op"] in AXES and (cell["boundary"], cell["launch"]) in PREFERRED
+    return known and cell["status"] == "ok" and not math.isnan(cell["time_us"])
+
+
+def _rank(cell: Mapping[str, Any]) -> tuple[int, float]:
+    return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
+
+
+def _plain(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
+ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
+# FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
+# of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
+# trace of 64 requests, kept in results/published/notes/ab_points.json). It calls the first two q_a and kv_a;
+# that they are qkv_a and q_b, which SGLang calls as often, is our reading.
+BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
+# What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
+# requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. A token's 17 us
+# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. From
+# 60 to 140 MB the errors of `serving validate` hardly move.
+BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
+TOKEN_BYTES = 100e6
+# MLA on gfx942 takes so many times what data sheets make of the H200's: TPOT of MI325X grows that much faster
+# with the context. MI300X's points set nothing of these.
+SLOWER_MLA = {"gfx942": 4.0}
+DEVIATION = 0.4  # of the logarithm of a time
+
+
+def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
+    """Of a kernel at a machine's peaks. flops: of dense products; moved: bytes"""
+    return LAUNCH_US + max(flops / sheet["tflops"][dtype], moved / sheet["tbps"]) / 1e6
+
+
+@dataclass(frozen=True)
+class AssumedTables(Tables):
+    """The H200's tables, scaled to another machine. here: its data sheet; there: the H200's"""
+
+    here: JsonObject
+    there: JsonObject
+
+    @classmethod
+    def of(cls, hardware: str, engine: str) -> AssumedTables:
+        """hardware: a machine with a data sheet, by its name there"""
+        base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
+        there, arch, where = data_sheet("h200"), here["arch"], f"assumed from {base.where} by data sheets"
+        token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
+        between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
+        return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
+
+    def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
+        here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))
+        return us * here / there
+
+    def gemm(self, kind: str, m: float, n: int, k: int) -> float:
+        size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
+        moved = size * (n * k + m * k) + 2 * m * n
+        scaled = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
+        if kind != "fp8_block":
+            return scaled
+        arch = self.here["arch"]
+        block_of_k_us = BLOCK_OF_K_US.get((arch, self.engine), 0.0)
+        return max(scaled * (ON_AMD if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
+
+    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
+        expert = 3 * 7168 * 2048 / tp
+        touched = min(256.0, 8 * tokens) / ep
+        flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
+        return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
+
+    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
+        """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
+        15.8 times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
+        tokens = batch * context
+        flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
+        there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
+        us = super().mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
+        return us * data_sheet_us(self.here, flops, moved, "bf16") / there
+
+    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
+        flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
+        return self._scaled(super().mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
+
+    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
+        flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
+        return self._scaled(super().absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
+
+    # The all-reduce is the H200's: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450.

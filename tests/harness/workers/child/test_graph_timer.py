@@ -4,8 +4,7 @@ import gc
 
 import pytest
 
-from harness.workers.child.timers.events import EventTimer
-from harness.workers.child.timers.graph import GRAPH_S, MOST_CALLS, GraphTimer
+from harness.workers.child.timers import GRAPH_S, MOST_CALLS, EventTimer, GraphTimer
 from kernels.op import Unsupported
 from tests.support.fake_cuda import GAP_S, Entry, FakeCuda
 

@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from harness.workers.child.timers import cpu
-from harness.workers.child.timers.base import Program
-from harness.workers.child.timers.cpu import FEW_PAGES, LONG_S, CpuTimer
+from harness.workers.child import timers as cpu
+from harness.workers.child.timers import FEW_PAGES, LONG_S, CpuTimer, Program
 
 
 class Calls:
@@ -47,9 +46,10 @@ def test_a_long_call_has_no_untimed_one_before_once_that_is_known(monkeypatch):
 def test_a_program_knows_which_sets_it_reached(monkeypatch):
     calls = Calls(monkeypatch, 0.06, sets=3)
     CpuTimer().sample(calls.program, 0.05)
-    assert [calls.program.reached(which) for which in range(3)] == [True, True, False]
+    assert calls.program.computed_since(0, 3) == [0, 1]
+    assert calls.program.computed_since(1, 3) == [1]
     CpuTimer().sample(calls.program, 0.05)
-    assert calls.program.reached(2)
+    assert calls.program.computed_since(0, 3) == [0, 1, 2]
     assert calls.made == {0: 2, 1: 1, 2: 1}
 
 
@@ -68,4 +68,4 @@ def test_calls_that_always_fault_memory_in_are_timed_so(monkeypatch):
 
 def test_a_graph_has_reached_all_sets_once_it_was_replayed_and_none_before():
     graph = Program([int], calls=3)
-    assert [graph.reached_since(0, 3), graph.step(), graph.reached_since(0, 3)] == [[], None, [0, 1, 2]]
+    assert [graph.computed_since(0, 3), graph.step(), graph.computed_since(0, 3)] == [[], None, [0, 1, 2]]

@@ -1,0 +1,500 @@
+"""Checks of a case's entries, before they are timed and after, by a judge in a process of its own.
+
+Before: the judge computes references, each entry is called once and its output compared, also at small uneven
+sizes. After: the outputs that timed calls left and those of further calls are compared with each other; then
+each entry gets other live operands, which a cached answer misses, other operands altogether, which a cached
+preparation misses, and others of the same lengths, which a cache by lengths misses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import kernels
+from harness.plan.entry import Entry
+from harness.plan.memory import Rotation
+from harness.workers.child.outputs import SPOILT
+from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.worker import Worker, attempt
+from kernels.operands import Seeds
+from kernels.vendor import Vendor
+from shapes.case import Case
+
+SAMPLE_S = 0.05  # seconds of one timed sample
+REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
+
+FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
+"""Comparing the outputs of an entry takes a quarter of the seconds of its samples, or half where that is less
+than FEW_COMPARING_S; at most COMPARING_S."""
+
+SAMPLED = ("live", "lengths")
+"""Operands for which a sample of the rows is compared: they can only show an answer that was kept, which is
+wrong in all rows."""
+
+FEW = 0.05  # the share of a reference's work that such a sample takes
+
+NO_KERNELS = (
+    "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
+    "DCGM, may read it meanwhile)"
+)
+
+RETURNS = (
+    "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
+)
+
+PREPARING_ANEW = "preparing anew"  # the phase between two blocks of rounds
+
+Answer = TypeVar("Answer")
+
+Output = dict[str, Any]  # an entry's output and what is known of it (see bench.Bench.output)
+
+Outputs = tuple[int | None, list[tuple[Entry, Output]]]
+"""The digest of a worker's operands, and the outputs of its entries."""
+
+
+@dataclass(kw_only=True)
+class CaseChecks:
+    """The checks of the entries of one case. What is wrong is written down against an entry."""
+
+    case: Case
+    workers: Sequence[Worker]
+    start_judge: Callable[[], WorkerProcess]  # starts the judge, or gives one that runs already
+    say: Callable[[str], None]  # is told the name of each phase as it begins
+    seed: int = 0
+    ragged: Sequence[Case] = ()
+    """Small cases of uneven sizes, at which the timed entries are checked before."""
+    seeds: dict[str, dict[str, int]] = field(init=False)
+    """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
+    calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
+    other values throughout, and adversarial; `lengths`, of other values except for the lengths of
+    sequences."""
+    digests: dict[str, int] = field(init=False, default_factory=dict)
+    """The digests of the operands that the judge made, by the same names."""
+    phases: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
+    """Seconds spent in each phase."""
+    judging: threading.Lock = field(init=False, default_factory=threading.Lock)
+    """Held while the judge works on a request: workers are checked side by side."""
+    pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
+    """Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread that
+    started it (PR_SET_PDEATHSIG), so the threads last as long as this object."""
+
+    def __post_init__(self) -> None:
+        seed = self.seed
+        # Kernels of older commits may not be able to make adversarial operands, or others of the same
+        # lengths.
+        is_current = not any(worker.entries[0].setting.tree for worker in self.workers)
+        self.seeds = {
+            "first": seeds_of(Seeds(seed, seed)),
+            "live": seeds_of(Seeds(seed, seed + 1)),
+            "other": seeds_of(Seeds(seed + 1, seed + 1, adversarial=is_current)),
+        }
+        if is_current and kernels.OPS[self.case.op].lengths:
+            self.seeds["lengths"] = seeds_of(Seeds(seed + 2, seed + 2, lengths=seed))
+
+    @functools.cached_property
+    def judge(self) -> WorkerProcess:
+        return self.start_judge()
+
+    @property
+    def living(self) -> list[tuple[Worker, Entry]]:
+        """The entries that nothing is known against, each with its worker."""
+        return [(worker, entry) for worker in self.workers for entry in worker.living]
+
+    @property
+    def timed(self) -> list[tuple[Worker, Entry]]:
+        return [(worker, entry) for worker, entry in self.living if not entry.interpreted]
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the seconds of the block to a phase, whose name is told once."""
+        if name not in self.phases and name != PREPARING_ANEW:
+            self.say(name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] += time.perf_counter() - started
+
+    def before(self, rotation: Rotation) -> None:
+        """Computes the references and checks each entry that will be timed; a wrong one is out. Raises
+        WorkerFailure where the judge cannot compute or compare."""
+        if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
+            self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
+        timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
+        with self.phase("starting"):
+            judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
+            self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
+            judge.result()
+        for number, case in enumerate(self.ragged):
+            with self.phase("checking at ragged sizes"):
+                compiling_s = self._check_ragged(timed, case, f"ragged-{number}")
+            # Compilers take their time there as they do in the case itself.
+            self.phases["checking at ragged sizes"] -= compiling_s
+            self.phases["preparing ragged sizes"] += compiling_s
+        with self.phase("preparing and references"):
+            references = self.pool.submit(self._references)
+            taken = self._outputs(timed, "first")
+            references.result()
+        with self.phase("checking"):
+            self._judge_all(timed, taken, "first")
+        self.judge.pause()
+
+    def after(self, rotation: Rotation) -> None:
+        """Checks what timing left, calls the entries with other operands, asks what ran in their calls, and
+        checks the interpreted entries. Raises WorkerFailure as `before` does."""
+        with self.phase("checking again"):
+            self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
+        with self.phase("profiling"):
+            # Starting the profiler takes 5 s in each process; profiles are taken one at a time.
+            on_gpu = [worker for worker in self.workers if worker.platform.kind != "cpu"]
+            self.side_by_side(on_gpu, _start_profiler)
+            for worker, entry in self.timed:
+                self._profile(worker, entry)
+            unseen = [
+                entry.name
+                for worker, entry in self.timed
+                if worker.platform.kind != "cpu" and not entry.kernels
+            ]
+            if unseen:
+                self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
+        with self.phase("checking again"):
+            self._check_again(rotation.copies)
+        interpreted = [(worker, entry) for worker, entry in self.living if entry.interpreted]
+        if interpreted:
+            with self.phase("interpreting"):
+                self._check_interpreted(interpreted)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for worker in self.workers:
+            worker.stop()
+        if "judge" in vars(self):
+            self.judge.kill()
+        self.pool.shutdown()
+
+    def side_by_side(self, workers: Sequence[Worker], action: Callable[[Worker], Answer]) -> list[Answer]:
+        """The action's result for each worker. They work at the same time, because compilers and the
+        interpreter take long and mostly use one core."""
+        others = [self.pool.submit(action, worker) for worker in workers[1:]]
+        # The first one in this thread: a worker may be this process, and torch's threads belong to a thread.
+        own = [action(worker) for worker in workers[:1]]
+        return own + [other.result() for other in others]
+
+    # References and outputs
+
+    def _references(self) -> None:
+        """Computes the references of all sets of operands."""
+        for name, seeds in self.seeds.items():
+            self._reference(self.case, name, seeds, FEW if name in SAMPLED else 1.0)
+
+    def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
+        """Computes the reference of the case's boundary, and of the narrower ones that entries cover with a
+        call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
+        call is judged by what it was given, and not by all that rounding to FP8 might explain."""
+        for boundary in {case.boundary, *(self._judged_at(entry) for _, entry in self.living)}:
+            digest = self.judge.ask(
+                "reference",
+                REFERENCE_S,
+                name=f"{name} {boundary}",
+                op=case.op,
+                sizes=dict(case.sizes),
+                boundary=boundary,
+                seeds=seeds,
+                share=share,
+            )
+            if boundary == case.boundary:
+                self.digests[name] = digest
+
+    def _judged_at(self, entry: Entry) -> str:
+        return entry.impl.native(self.case.boundary) or self.case.boundary
+
+    def _outputs(self, workers: Sequence[Worker], name: str, stage: str = "") -> list[Outputs]:
+        """The outputs of all workers' entries on the named operands."""
+        return self.side_by_side(workers, lambda worker: self._outputs_of(worker, name, stage))
+
+    def _outputs_of(self, worker: Worker, name: str, stage: str) -> Outputs:
+        """Prepares a worker's entries one after the other and calls each."""
+        digest = attempt(worker.living, worker.open, self.case, self.seeds[name])
+        outputs = []
+        for entry in worker.living:
+            output = self._output(worker, entry, digest, stage)
+            if output is not None:
+                outputs.append((entry, output))
+        return digest, outputs
+
+    def _judge_all(
+        self, workers: Sequence[Worker], taken: Sequence[Outputs], name: str, stage: str = ""
+    ) -> None:
+        for worker, (digest, outputs) in zip(workers, taken, strict=True):
+            self._compare_operands(worker, digest, name)
+            for entry, output in outputs:
+                self._judge(entry, name, output, stage)
+
+    def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
+        """A worker that makes other operands than the judge cannot be judged."""
+        if digest is not None and digest != self.digests[name]:
+            for entry in worker.living:
+                entry.fail("error", "its worker made other operands than the judge from the same seed")
+
+    def _check(self, worker: Worker, entry: Entry, name: str, stage: str, **how: Any) -> None:
+        """Judges the output of a new call on the named operands. stage: when it was made, in words; how: the
+        arguments of bench.Bench.output"""
+        output = self._output(worker, entry, self.digests[name], stage, **how)
+        if output is not None:
+            self._judge(entry, name, output, stage)
+
+    def _output(
+        self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
+    ) -> Output | None:
+        """The output of a new call, if there is one. operands: the digest that they must still have"""
+        if not entry.alive:
+            return None
+        output: Output | None = attempt([entry], worker.ask, entry, "output", **how)
+        if output is None:
+            return None
+        entry.call_s = output["seconds"]
+        if output["digest"] != operands:
+            entry.fail("wrong", f"{stage}it changed its operands")
+            # The next entry gets a new worker, with whole operands.
+            worker.stop()
+        elif output["late"]:
+            entry.fail("wrong", f"{stage}its output changed after its call had returned")
+        elif not output["guards"]:
+            entry.fail("wrong", f"{stage}it wrote beside its output")
+        return output
+
+    def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
+        """The judge's report of an output on the named operands."""
+        with self.judging:
+            report: dict[str, Any] = self.judge.ask(
+                "judge",
+                REFERENCE_S,
+                name=f"{name} {self._judged_at(entry)}",
+                **{key: output[key] for key in ("output", "shape", "dtype")},
+                fp8=entry.impl.activations == "fp8",
+                truncates=entry.impl.truncates,
+            )
+        return report
+
+    def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
+        """Judges an output on the named operands."""
+        report = self._report(entry, name, output)
+        if not report["ok"]:
+            ignored = RETURNS if output.get("ignored") else ""
+            entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
+        if name not in SAMPLED or not report["ok"]:  # errors of a small sample say less than those before
+            entry.check |= report
+        entry.check["ok"] &= entry.status != "wrong"
+
+    # Before timing
+
+    def _check_ragged(self, workers: Sequence[Worker], case: Case, name: str) -> float:
+        """Checks the entries once in a run at a small case of uneven sizes, also with addresses far apart:
+        what is right at the sizes of production may be wrong there. An entry that does not support these
+        sizes is not asked. Returns the seconds of preparing of the worker that took longest.
+
+        name: of the case's reference
+        """
+        self._reference(case, name, self.seeds["first"])
+
+        def check(worker: Worker) -> float:
+            preparing_s = 0.0
+            able = [
+                entry
+                for entry in worker.living
+                if not entry.interpreted
+                and entry.impl.supports(case, worker.platform).ok
+                # a compiler that writes a program for each size would write another one here.
+                and (entry.impl.plugin or not entry.impl.per_size)
+            ]
+            digest = attempt(able, worker.open, case, self.seeds["first"]) if able else None
+            self._compare_operands(worker, digest, name)
+            for entry in able:
+                stage = f"at {case.text}: "
+                if not entry.alive:
+                    if digest is None:  # the operands could not be made, which is no entry's fault
+                        entry.status, entry.reason = None, ""
+                    continue
+                started = time.perf_counter()
+                attempt([entry], worker.prepare, entry)
+                preparing_s += time.perf_counter() - started
+                output = self._output(worker, entry, digest, stage)
+                if output is not None:
+                    self._judge(entry, name, output, stage)
+                if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
+                    self._check_far(worker, entry, name, stage)
+                if not entry.alive and entry.status != "wrong":
+                    # It does not run at these sizes, which is not what was asked for.
+                    entry.status, entry.reason = None, ""
+            return preparing_s
+
+        return max(self.side_by_side(workers, check), default=0.0)
+
+    def _check_far(self, worker: Worker, entry: Entry, name: str, stage: str) -> None:
+        """Checks an entry with operands whose offsets need more than 32 bits, where memory has room for
+        them."""
+        far = attempt([entry], worker.ask, entry, "far")
+        if not entry.alive:  # a device that failed answers no further request
+            worker.stop()
+        if far is None:
+            return
+        report = self._report(entry, name, far)
+        entry.check["far"] = report["ok"]
+        # No layer's cache is so large in serving; a library's row keeps its time and gets a note.
+        if not report["ok"] and (entry.impl.plugin or not isinstance(entry.impl, Vendor)):
+            entry.fail("wrong", f"{stage}with addresses of more than 32 bits: {report['reason']}")
+
+    # After timing
+
+    def _check_timed(self, worker: Worker, copies: int) -> None:
+        """Compares the outputs that a worker's timed calls left, and those of further calls, with each
+        other. Of those that differ the judge sees the farthest."""
+        timed = [entry for entry in worker.living if not entry.interpreted]
+        if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
+            self._find_writer(worker, timed)
+        for entry in timed:
+            seconds = comparing_s(entry.samples_s)
+            seen = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
+            if seen is None:
+                continue
+            if seen["kept"]:
+                entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
+            for output in seen["outputs"]:
+                if entry.alive:  # the set may have no reference in the boundary of a call that is wrong
+                    self._judge(entry, self._of_set(output["set"], copies), output, "after timing: ")
+            entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
+            if not seen["guards"]:
+                entry.fail("wrong", "after timing: it wrote beside its output")
+
+    def _find_writer(self, worker: Worker, timed: list[Entry]) -> None:
+        """An entry changed the operands that all entries of its worker were timed on. The ones that do so
+        alone are wrong; the times of the others do not count."""
+        names: list[str] = []
+        for entry in timed:
+            attempt([entry], worker.open, self.case, self.seeds["first"])
+            attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+            if entry.alive and attempt([entry], worker.digest) != self.digests["first"]:
+                entry.fail("wrong", "after timing: it changed its operands")
+                names.append(entry.name)
+        by = " and ".join(names) or "another of its worker's entries"
+        for entry in timed:
+            entry.fail("error", f"{by} changed the operands that it was timed on: leave that out")
+
+    def _of_set(self, which: int, copies: int) -> str:
+        """The name of the reference to a set of those that calls rotate over; it is computed if it is
+        missing."""
+        if not which:
+            return "first"
+        if which == copies - 1:
+            return "last"
+        name = f"set {which}"
+        with self.judging:
+            if name not in self.digests:
+                self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
+        return name
+
+    def _profile(self, worker: Worker, entry: Entry) -> None:
+        """Notes what ran in a call. Where the profiler does not work the entry keeps its time: whether the
+        call itself works is checked afterwards."""
+        try:
+            profile = worker.ask(entry, "profile")
+            entry.kernels, entry.picked = profile["kernels"], profile["picked"]
+            entry.ran = profile["ran"]
+        except WorkerFailure as failure:
+            if failure.fatal:
+                entry.fail(failure.status, failure.reason)
+            self.say(f"{entry.name} could not be profiled: {failure.reason}")
+
+    def _check_again(self, copies: int) -> None:
+        """Checks the timed entries with other live operands on the last set and on the first, a user's own
+        entry with each live operand changed alone, then all with other operands, and with others of the
+        same lengths."""
+        workers = list(dict.fromkeys(worker for worker, _ in self.timed))
+        # Where the sets are copies of each other, an entry that takes the operands of the first set on
+        # another one shows only if the sets differ: then other operands are put on a further set.
+        has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
+
+        def check(worker: Worker) -> None:
+            for which in (copies - 1, 0) if has_copies else (0,):
+                self._load(worker, which)
+                self._check_each(worker, "live", "with other live operands: ", which=which, fill=SPOILT)
+            for entry in worker.living:
+                if entry.impl.plugin and not entry.interpreted:
+                    self._check_reading(worker, entry)
+            self._open(worker, "other", has_copies)
+            self._check_each(
+                worker, "other", "with other stationary operands: ", which=1 if has_copies else 0
+            )
+            if "lengths" in self.seeds:
+                self._open(worker, "lengths")
+                self._check_each(worker, "lengths", "with other pages of the same lengths: ")
+
+        self.side_by_side(workers, check)
+
+    def _check_each(self, worker: Worker, name: str, stage: str, **how: Any) -> None:
+        for entry in worker.living:
+            if not entry.interpreted:
+                self._check(worker, entry, name, stage, **how)
+
+    def _load(self, worker: Worker, which: int) -> None:
+        """Loads the operands `live` on one of the sets, for all of a worker's entries."""
+        for entry in worker.living:
+            attempt([entry], worker.prepare, entry)
+        if worker.living:
+            attempt(worker.living, worker.load, self.seeds["live"], which)
+
+    def _open(self, worker: Worker, name: str, beside_first: bool = False) -> None:
+        """Opens the named operands. beside_first: on a second set, after `first`"""
+        names = ["first", name] if beside_first else [name]
+        digest = attempt(worker.living, worker.open, self.case, *(self.seeds[each] for each in names))
+        self._compare_operands(worker, digest, name)
+
+    def _check_reading(self, worker: Worker, entry: Entry) -> None:
+        """An entry whose output does not change with a live operand does not read it in its calls: it
+        converted or cached it when it was loaded, outside the timed call."""
+        unread = attempt([entry], worker.ask, entry, "unread")
+        if unread:
+            names = " and ".join(unread)
+            entry.fail(
+                "wrong",
+                f"its output did not change with {names}, written in place: "
+                "its calls do not read what is there",
+            )
+
+    def _check_interpreted(self, interpreted: Sequence[tuple[Worker, Entry]]) -> None:
+        """Checks interpreted entries on two sets of operands that share nothing. They have no time and the
+        interpreter is slow, so they are called no more often; the timed entries' workers make room for
+        theirs."""
+        workers = list(dict.fromkeys(worker for worker, _ in interpreted))
+        for worker in self.workers:
+            worker.stop()
+        for name, stage in (("first", ""), ("other", "with other operands: ")):
+            self._judge_all(workers, self._outputs(workers, name, stage), name, stage)
+
+
+def comparing_s(samples_s: float) -> float:
+    """Seconds for comparing the outputs of an entry whose samples took so many seconds, so that all
+    checking takes no longer than measuring."""
+    if not samples_s:
+        return FEW_COMPARING_S
+    return min(max(samples_s / 4, min(samples_s / 2, FEW_COMPARING_S)), COMPARING_S)
+
+
+def _start_profiler(worker: Worker) -> None:
+    if any(not entry.interpreted for entry in worker.living):
+        with contextlib.suppress(WorkerFailure):  # the profile itself tells it
+            worker.start_profiler()
+
+
+def seeds_of(seeds: Seeds) -> dict[str, Any]:
+    """The fields of seeds that differ from the default, as plain values."""
+    default = asdict(Seeds())
+    return {name: value for name, value in asdict(seeds).items() if value != default[name]}

@@ -1,1 +1,0 @@
-"""Predictions of what a kernel is worth, held against observations."""

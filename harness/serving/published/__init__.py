@@ -1,1 +1,0 @@
-"""Published serving documents, their claims and their recipes, as data."""

@@ -1,0 +1,503 @@
+"""Diagnosis of a wrong output, in one sentence: where it is wrong (rows, heads, sequences, experts,
+columns, as ranges) and what it looks like: zero, never written, NaN, a factor, the answer of other rows or
+to other operands, or no pattern. It is computed for wrong outputs only, in time linear in the size of the
+output."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.op import Reference, RowGroups, Tolerance
+
+LONGEST = 220  # the most characters of a sentence
+MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
+
+MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
+"""For this many of them each right row is tried, in this many columns."""
+
+FEWEST = 16  # elements of a row that suffice to tell it from other rows
+
+EXPLAINED = 0.02
+"""A factor that leaves this share of the squared error is called `about` that factor."""
+
+TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
+MOST_RANGES = 4  # more ranges than this are told by their number
+FEW_GROUPS = 3  # the most experts that are named
+BLOCK = 16  # columns are first judged in blocks of this many
+FULL = 0.95  # a box of which this share is wrong is called wrong as a whole
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the output of a case is laid out."""
+
+    shape: tuple[int, ...]  # the shape of the whole output
+    axes: tuple[str, ...]
+    """What an index along each dimension counts; the last dimension is the columns."""
+    rows: Sequence[int] | None = None
+    """The indices along the first dimension that were compared; None: all."""
+    groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
+
+    @staticmethod
+    def of(
+        shape: Sequence[int],
+        axes: Sequence[str] = (),
+        rows: Sequence[int] | None = None,
+        groups: RowGroups | None = None,
+    ) -> Layout:
+        """The layout of an output. An op that names no axes has rows and columns."""
+        plain = ["row", *(f"index {i}" for i in range(1, len(shape) - 1)), "column"][-len(shape) :]
+        return Layout(tuple(shape), tuple(axes) if len(axes) == len(shape) else tuple(plain), rows, groups)
+
+    def numbers(self, axis: int) -> list[int]:
+        """The indices in the whole output of what was compared along an axis."""
+        return list(self.rows) if axis == 0 and self.rows is not None else list(range(self.shape[axis]))
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known of an output beside its reference."""
+
+    layout: Layout
+    others: Mapping[str, Reference] = field(default_factory=dict)
+    """References to other operands, by what those are called; their sigma is that of the judged call."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A sentence, and the same facts for the record."""
+
+    text: str
+    facts: dict[str, Any]
+
+
+def of_not_finite(output: torch.Tensor, context: Context) -> Diagnosis:
+    """The diagnosis of an output with elements that are NaN or infinite."""
+    import torch
+
+    bad = ~torch.isfinite(output)
+    rows = bad.any(-1)
+    columns = bad.flatten(0, -2).any(0)
+    spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
+    whole = replace(context.layout, rows=None)
+    where, facts = region_of(rows, columns, whole, int(bad.sum()) / max(spanned, 1))
+    nans = int(torch.isnan(output).sum())
+    if nans == int(bad.sum()):
+        what = "NaN (never written, or computed from NaN)"
+    elif nans:
+        what = f"NaN or infinite ({nans} are NaN)"
+    else:
+        what = "infinite"
+    text = f"{int(bad.sum())} of {output.numel()} outputs are {what}" + (f", in {where}" if where else "")
+    return Diagnosis(_short(text), {"kind": "NaN" if nans else "infinite", "where": facts})
+
+
+def of_errors(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    z: torch.Tensor,
+    wrong: torch.Tensor,
+    tolerance: Tolerance,
+    context: Context,
+) -> Diagnosis:
+    """The diagnosis of a finite output.
+
+    output: the compared rows, in the shape of the reference
+    sigma:  the standard deviation that the output was judged by, of the same shape
+    z:      the error in units of sigma
+    wrong:  bool, of that shape without the columns: which rows are off
+    """
+    width, layout = output.shape[-1], context.layout
+    flat = [t.reshape(-1, width) for t in (output, reference.value, sigma, z)]
+    numbers = wrong.flatten().nonzero().flatten()
+    columns = wrong_columns(flat[3][numbers[_spread(len(numbers), 4096)]], tolerance)
+    where, facts = region_of(wrong, columns, layout)
+    chosen = numbers[_spread(len(numbers), MOST_ROWS)]
+    at = columns.nonzero().flatten()
+    got, right, scale = (t[chosen][:, at].double() for t in flat[:3])
+    kind, what, more = (
+        _constant(got, right)
+        or _factor(got, right, scale, tolerance)
+        or _answer_to_others(got, right, chosen, at, reference, tolerance, context)
+        or _other_rows(got, flat[1], flat[2], chosen, at, tuple(wrong.shape), tolerance, layout)
+        or _no_pattern(got, right)
+    )
+    worst = _worst(flat[3], flat[0], flat[1], tuple(wrong.shape), layout)
+    sampled = "" if reference.rows is None else "sampled "
+    place = f", in {where}" if where else ""
+    sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
+    text = (
+        f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {what}; "
+        f"worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
+    )
+    return Diagnosis(_short(text), {"kind": kind, **more, "where": facts, "worst": worst})
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
+def _spread(count: int, most: int) -> torch.Tensor:
+    """At most `most` of the numbers 0 .. count - 1, both ends included."""
+    import torch
+
+    if count <= most:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, most).round().long()
+
+
+def _worst(
+    z: torch.Tensor, got: torch.Tensor, value: torch.Tensor, outer: tuple[int, ...], layout: Layout
+) -> dict[str, Any]:
+    """The largest error in units of sigma, with its place in the whole output and both values."""
+    import torch
+
+    flat = int(z.abs().nan_to_num(nan=math.inf).argmax())
+    row, column = divmod(flat, z.shape[1])
+    at = [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
+    at[0] = layout.numbers(0)[at[0]]
+    sigmas = float(z.flatten()[flat].abs())
+    return {
+        "at": [*at, column],
+        "output": float(got[row, column]),
+        "reference": float(value[row, column]),
+        "sigmas": sigmas if math.isfinite(sigmas) else None,
+    }
+
+
+# What the wrong elements look like: a name and facts for the record, and words. Each function is given the
+# output and the right values [rows, columns] of the wrong rows and columns, and returns None where it does
+# not apply.
+
+Kind = tuple[str, str, dict[str, Any]]
+
+
+def _constant(got: torch.Tensor, right: torch.Tensor) -> Kind | None:
+    zero = (got == 0).all(1)
+    if bool(zero.any()) and bool((right != 0).any()):
+        if bool(zero.all()):
+            return "zero", "all zero", {}
+        share = float(zero.double().mean())
+        if share >= 0.25:
+            return "zero", f"all zero in {share:.0%} of them, others in the rest", {}
+    first = float(got[0, 0])
+    if got.numel() >= FEWEST and bool((got == first).all()):
+        return "not written", f"all {first:.3g}, as if never written", {"constant": first}
+    return None
+
+
+def _units(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """An error in units of sigma, of an exact value at most 1e6."""
+    import torch
+
+    z = torch.where(error == 0, 0.0, error / scale)
+    return z.nan_to_num(nan=1e6, posinf=1e6, neginf=-1e6).clamp(-1e6, 1e6)
+
+
+def _within(error: torch.Tensor, scale: torch.Tensor, tolerance: Tolerance) -> bool:
+    """Whether what is left of an error is explained by rounding."""
+    left = _units(error, scale)
+    return (
+        float(left.square().mean().sqrt()) <= tolerance.row
+        and float(left.square().mean(1).sqrt().max()) <= 2 * tolerance.row
+        and float(left.abs().max()) <= 2 * tolerance.element
+    )
+
+
+def _factor(got: torch.Tensor, right: torch.Tensor, scale: torch.Tensor, tolerance: Tolerance) -> Kind | None:
+    """One factor for all, found by least squares with each element weighted by its own sigma."""
+    import torch
+
+    weight = torch.where(scale > 0, right / scale.square(), 0.0)
+    size = float((weight * right).sum())
+    factor = float((weight * got).sum()) / size if size > 0 else math.nan
+    # One element is a multiple of anything, and what is far smaller is another row rather than a multiple.
+    if not math.isfinite(factor) or abs(factor) < 1e-3 or got.numel() < 4:
+        return None
+    left, error = got - factor * right, got - right
+    about = ""
+    if not _within(left, abs(factor) * scale, tolerance):
+        remaining = _units(left, scale).square().sum(1)
+        nearly = bool((remaining <= EXPLAINED * _units(error, scale).square().sum(1)).all())
+        # The error in the output's own unit has to shrink too, or the smallest elements would decide alone.
+        if not nearly or float(left.norm() / error.norm()) ** 2 > EXPLAINED:
+            return None
+        about = "about "
+    if abs(factor + 1) < 0.003:
+        return "factor", f"{about}sign flipped", {"factor": factor}
+    return "factor", f"{about}{factor:.4g} times the reference", {"factor": factor}
+
+
+def _answer_to_others(
+    got: torch.Tensor,
+    right: torch.Tensor,
+    chosen: torch.Tensor,
+    columns: torch.Tensor,
+    reference: Reference,
+    tolerance: Tolerance,
+    context: Context,
+) -> Kind | None:
+    """Whether the rows hold the right answer to other operands."""
+    import torch
+
+    width, own = reference.value.shape[-1], context.layout.numbers(0)
+    inner = math.prod(reference.value.shape[1:-1])
+    for name, other in context.others.items():
+        if other.value.shape[1:] != reference.value.shape[1:]:
+            continue
+        rows = list(range(len(other.value))) if other.rows is None else other.rows
+        place = {row: i for i, row in enumerate(rows)}
+        # The other reference may be of other rows than the ones that are wrong.
+        at = torch.tensor([place.get(row, -1) for row in own])[chosen // inner]
+        known = at >= 0
+        at = at[known] * inner + chosen[known] % inner
+        answer, sigma = (t.reshape(-1, width)[at][:, columns].double() for t in (other.value, other.sigma))
+        if int(known.sum()) * 2 < len(known) or torch.equal(answer, right[known]):
+            continue
+        if _within(got[known] - answer, sigma, tolerance):
+            return "stale", f"it is the answer to {name}", {"answer_to": name}
+    return None
+
+
+def _other_rows(
+    got: torch.Tensor,
+    value: torch.Tensor,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    columns: torch.Tensor,
+    outer: tuple[int, ...],
+    tolerance: Tolerance,
+    layout: Layout,
+) -> Kind | None:
+    """Whether wrong rows hold the right answers of other rows: each of some is sought among all right
+    rows."""
+    import torch
+
+    if len(columns) < FEWEST:
+        return None
+    some = _spread(len(wrong), MATCHED_ROWS)
+    few = _spread(len(columns), MATCHED_COLUMNS)
+    candidates = value[:, columns[few]].float()
+    # In units of each column's size, so that a few large columns do not decide alone.
+    size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
+    candidates /= size
+    sought = got[some][:, few].float() / size
+    match = (candidates.square().sum(1) - 2 * sought @ candidates.T).argmin(1)
+    right, scale = (t[match][:, columns].double() for t in (value, sigma))
+    left = _units(got[some] - right, scale).square().mean(1).sqrt()
+    found = (left <= 1.5 * tolerance.row) & (match != wrong[some])
+    if float(found.double().mean()) < 0.9:
+        return None
+
+    here, there = (torch.stack(torch.unravel_index(of, outer), 1) for of in (wrong[some], match))
+    moves = [(h.tolist(), t.tolist()) for h, t in zip(here[found], there[found], strict=True)]
+    axes = [axis for axis in range(len(outer)) if any(h[axis] != t[axis] for h, t in moves)]
+    pairs = {}
+    for h, t in moves:
+        h[0], t[0] = (layout.numbers(0)[place[0]] for place in (h, t))
+        # In words of the one axis along which the rows moved, if it is one.
+        pairs[str(h[axes[0]] if len(axes) == 1 else h)] = t[axes[0]] if len(axes) == 1 else t
+    name = layout.axes[axes[0]] if len(axes) == 1 else "row"
+    told = ", ".join(f"{h} that of {t}" for h, t in list(pairs.items())[:2])
+    more = " ..." if len(pairs) > 2 else ""
+    return "moved", f"{name}s hold the answers of other {name}s: {told}{more}", {"from": moves[:64]}
+
+
+def _no_pattern(got: torch.Tensor, right: torch.Tensor) -> Kind:
+    error, size = float((got - right).norm()), float(right.norm())
+    share = error / size if size else math.inf
+    sizes = float(got.norm()) * size
+    correlation = float((got * right).sum()) / sizes if sizes else math.nan
+    facts = {"relative": share if math.isfinite(share) else None}
+    if got.numel() < FEWEST or not math.isfinite(correlation):
+        return "none", f"off by {_percent(share)} of the value", facts
+    text = f"no pattern, off by {_percent(share)}; correlation with the reference {correlation:.3g}"
+    return "none", text, facts | {"correlation": correlation}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+# Where the wrong elements are
+
+
+def region_of(
+    rows: torch.Tensor, columns: torch.Tensor, layout: Layout, share: float | None = None
+) -> tuple[str, list[dict[str, Any]]]:
+    """The region in words, empty where all that was compared is wrong, and for the record: of each axis
+    that is not wrong as a whole, its ranges with both ends.
+
+    rows:    bool, of the output's shape without the columns: which of the compared rows are wrong
+    columns: bool [columns]: which columns are wrong in any of them
+    share:   how much of the box that these span is wrong; None: what the rows say
+    """
+    axes = [*range(rows.ndim), len(layout.shape) - 1]
+    hit = [rows.transpose(0, axis).flatten(1).any(1) if rows.ndim > 1 else rows for axis in range(rows.ndim)]
+    wrong = [[int(i) for i in h.nonzero().flatten()] for h in (*hit, columns)]
+    if share is None:
+        share = int(rows.sum()) / max(math.prod(len(indices) for indices in wrong[:-1]), 1)
+    words, facts = [], []
+    for axis, indices in zip(axes, wrong, strict=True):
+        size = len(columns) if axis == axes[-1] else rows.shape[axis]
+        numbers, name = layout.numbers(axis), layout.axes[axis]
+        if len(indices) < size:
+            grouped = _grouped(indices, layout.groups, layout) if axis == 0 and layout.groups else ""
+            words.append(grouped or in_words(name, indices, numbers))
+            ranges = [[numbers[first], numbers[last]] for first, last in runs(indices)]
+            facts.append({"axis": name, "ranges": ranges[:64], "count": len(indices), "of": size})
+    text = ", ".join(words)
+    if share < FULL:
+        text = f"parts of {text}" if text else "parts of all"
+    return text, facts
+
+
+def runs(indices: Sequence[int]) -> list[Range]:
+    """The first and the last of each series of consecutive numbers, ascending."""
+    found = []
+    for _, group in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in group]
+        found.append((members[0], members[-1]))
+    return found
+
+
+def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
+    """Indices along an axis in words: `heads 8..15`, `columns 128..255 (tile 1 of 128)`, `every 16th column
+    from 3`.
+
+    numbers: the number of each index of the whole axis
+    """
+    size, found = len(numbers), runs(indices)
+    if len(indices) == 1:
+        return f"{name} {numbers[indices[0]]}"
+    if len(found) == 1 and numbers[-1] == size - 1:
+        return f"{name}s {_range(found[0], numbers)}{_tile(found[0], size)}"
+    if regular := _every(name, found, size):
+        return regular
+    if len(found) > MOST_RANGES:
+        return f"{len(indices)} of {name}s {_range((indices[0], indices[-1]), numbers)}"
+    *most, last = [_range(each, numbers) for each in found]
+    return f"{name}s {', '.join(most)} and {last}" if most else f"{name}s {last}"
+
+
+def _range(ends: Range, numbers: Sequence[int]) -> str:
+    first, last = numbers[ends[0]], numbers[ends[1]]
+    return f"{first}" if first == last else f"{first}..{last}"
+
+
+def _tile(ends: Range, size: int) -> str:
+    """Which tiles a range is, where it begins and ends with tiles of a usual size."""
+    first, stop = ends[0], ends[1] + 1
+    for tile in TILES:
+        if first % tile == 0 and stop % tile == 0 and tile < size:
+            begin, end = first // tile, stop // tile - 1
+            return f" (tile {begin} of {tile})" if begin == end else f" (tiles {begin}..{end} of {tile})"
+    return ", to the end" if stop == size and first % TILES[-1] == 0 else ""
+
+
+def _every(name: str, found: Sequence[Range], size: int) -> str:
+    """Ranges of one length at one distance from each other over the whole axis; empty where they are not."""
+    if len(found) < 3:
+        return ""
+    begins, lengths = [first for first, _ in found], [last - first + 1 for first, last in found]
+    step = math.gcd(*(after - before for before, after in itertools.pairwise(begins)))
+    begin, length = begins[0] % step, lengths[0]
+    wanted: float = len(range(begin, size, step))
+    if length == 1 and wanted > 8:  # some single numbers may be missing, which are right by chance
+        wanted *= 0.75
+    if step <= length or len(found) < wanted or {*lengths[:-1]} != {length}:
+        return ""
+    if length > 1:
+        return f"{name}s {begin}..{begin + length - 1} of every {step}"
+    ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
+    return f"every {ordinal} {name} from {begin}"
+
+
+def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
+    """Wrong rows in terms of the sequences or experts that they belong to; empty where that says no more than
+    their numbers do."""
+    numbers, axis, name = layout.numbers(0), layout.axes[0], groups.name
+    members: dict[int, list[int]] = {}
+    for row, of in enumerate(groups.of.tolist()):
+        for group in of:
+            members.setdefault(group, []).append(row)
+    compared, wrong = set(numbers), {numbers[index] for index in indices}
+    touched = sorted(group for group, rows in members.items() if group >= 0 and wrong & {*rows})
+    whole = [group for group in touched if compared & {*members[group]} <= wrong]
+    if groups.of.shape[1] == 1:
+        which = (
+            f"all {name}s" if len(touched) == len(members) else in_words(name, touched, range(len(members)))
+        )
+        if whole == touched:
+            return which
+        inside = {group: [i for i, row in enumerate(members[group]) if row in wrong] for group in touched}
+        if layout.rows is None and len({tuple(rows) for rows in inside.values()}) == 1:
+            longest = max(len(members[group]) for group in touched)
+            of = f"each {name}" if len(touched) == len(members) else which
+            return f"{in_words(axis, inside[touched[0]], range(longest))} of {of}"
+        if layout.rows is None and all(rows == [len(members[group]) - 1] for group, rows in inside.items()):
+            return f"the last {axis} of {which}"
+        return f"{len(indices)} {axis}s of {which}"
+    # A group of one row says no more than the row, and one whose rows are among another's says nothing more.
+    several = [
+        group
+        for group in whole
+        if len(compared & {*members[group]}) > 1
+        and not any({*members[group]} < {*members[other]} for other in whole)
+    ]
+    if len(several) > FEW_GROUPS or wrong != compared & {row for group in several for row in members[group]}:
+        return ""
+    return f"the {len(wrong)} {axis}s of {in_words(name, several, range(max(members) + 1))}"
+
+
+def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    """Which columns are off, bool [columns].
+
+    z: [rows, columns]: the error of the wrong rows in units of sigma
+
+    The errors of right values have a root mean square near 1, and every limit is above that. So blocks of
+    columns beyond 3 are off, with the blocks beside them that are beyond 1.7; then the edges are found
+    column by column.
+    """
+    import torch
+
+    count, size = z.shape
+    z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
+    column = z.square().mean(0).sqrt()
+    beyond = z.amax(0) > tolerance.element
+    padded = torch.nn.functional.pad(column.square(), (0, -size % BLOCK), value=torch.nan)
+    block = padded.view(-1, BLOCK).nanmean(1).sqrt()
+    off = torch.zeros_like(beyond)
+    if float(block.max()) < 2 * tolerance.row:  # errors near the limits: the segments that exceed theirs
+        width = tolerance.segment or size
+        for first in range(0, size, width):
+            if bool((z[:, first : first + width].square().mean(1).sqrt() > tolerance.row).any()):
+                off[first : first + width] = True
+        return off if bool(off.any()) else beyond
+    clear = column > 1.2 + 2.8 / count**0.5  # beyond what right values reach, which vary less over more rows
+    for first, last in runs((block > 1.7).nonzero().flatten().tolist()):
+        start, stop = first * BLOCK, min(size, (last + 1) * BLOCK)
+        found = clear[start:stop].nonzero().flatten().tolist()
+        if not bool((block[first : last + 1] > 3.0).any()):
+            continue
+        begin, end = (start + found[0], start + found[-1] + 1) if found else (start, stop)
+        if found and len(found) < 0.3 * (end - begin):  # single columns
+            off[start:stop] = clear[start:stop]
+            continue
+        # Columns that are near the right value by chance are counted with those around them.
+        if end - begin >= 12:
+            begin = start if begin - start <= 2 else begin
+            end = stop if stop - end <= 2 else end
+        off[begin:end] = True
+    # In few rows that err everywhere, a few blocks are near the right value by chance.
+    return torch.ones_like(off) if float(off.double().mean()) > 0.9 and count < 8 else off | beyond

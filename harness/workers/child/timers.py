@@ -1,0 +1,456 @@
+"""Timers, inside a worker: how one sample of a program of calls is timed.
+
+CpuTimer:   the wall clock around as many calls as fill the sample EventTimer: on GPUs (CUDA, and HIP
+through the same torch API): the time between two device events, with the launches queued behind a device
+sleep GraphTimer: the same, of calls that were captured into one graph, which is replayed as engines decode
+
+The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
+they are untested on AMD.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import resource
+import statistics
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import one_line
+from harness.machine.cpu_threads import MAIN_THREAD
+from kernels.op import Unsupported
+
+Call = Callable[[], object]
+
+LONG_S = 0.5
+"""A call on a CPU that takes longer than this gets no untimed call before it. Reading its own data again
+costs a call at most what others left in the caches: 32 MB at 10 GB/s are 3 ms, less than 1 % of such a
+call."""
+
+FEW_PAGES = 16
+"""A CPU sample faults in fewer pages than this once its calls have touched all that they write to."""
+
+MOST_STEPS = 400
+"""The most steps that are launched behind one sleep. The gap between the first event and the first kernel,
+about 2 us, is a thousandth of this many steps of 5 us. A device queues about 1024 kernels."""
+
+MARGIN, MARGIN_S = 1.5, 3e-4
+"""The sleep lasts MARGIN times what the host is expected to take, and MARGIN_S seconds more."""
+
+SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
+
+LEFT_S, LEFT_SHARE = 1e-3, 0.02
+"""After the last event the whole device must be at rest within LEFT_S and this share of the timed seconds.
+Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
+
+LEFT_TRIES = 3
+"""How many readings in a row must leave work behind before that is believed. The host's clock measures it,
+and a pause of the host looks the same; a call that uses its own stream does it in every reading."""
+
+TRIES = 8  # how many readings in a row may be thrown away
+
+GRAPH_S = 1e-3
+"""A graph holds calls for this many seconds, which makes the gap of a few us between two replays
+negligible."""
+
+MOST_CALLS = 256  # the most calls that a graph holds
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The result of one timed sample."""
+
+    seconds: float  # seconds per call
+    calls: int  # how many timed calls the sample made
+    host_seconds: float | None = None
+    """The median time that the host took to launch one call; None where the host itself computes."""
+
+
+@dataclass
+class Program:
+    """What samples launch again and again: the calls on each set of operands in rotation, or one graph that
+    holds calls on every set. A sample continues the rotation where the last one stopped."""
+
+    steps: Sequence[Call]
+    """Eager: one call for each set of operands. Graph: one replay."""
+    calls: int = 1  # how many calls one step makes
+    synchronises: bool = False  # whether a call waits for the device before it returns
+    host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
+    device_s: float = math.inf  # seconds that one step takes on the device, as last seen
+    most: float = math.inf
+    """How many steps can be launched ahead of the device, as far as is known. A reading that was not hidden
+    lowers it; readings that were hidden raise it again."""
+    taken: int = 0  # how many steps of the rotation were taken so far
+
+    def step(self) -> None:
+        """Takes the next step of the rotation."""
+        call = self.steps[self.taken % len(self.steps)]
+        self.taken += 1
+        call()
+
+    def computed_since(self, taken: int, sets: int) -> list[int]:
+        """Which of the `sets` sets of operands were computed after that many steps were taken."""
+        if len(self.steps) < sets:  # a graph holds calls on all sets
+            return list(range(sets)) if self.taken > taken else []
+        return sorted({step % len(self.steps) for step in range(taken, min(self.taken, taken + sets))})
+
+    def reproduce(self, which: int) -> None:
+        """Computes the output on one of the sets anew, outside the rotation."""
+        self.steps[which % len(self.steps)]()
+
+
+class Timer(ABC):
+    """Makes programs of calls and times them. A sample lasts at least `at_least` seconds and begins with one
+    untimed step, which wakes threads and clocks."""
+
+    def program(self, calls: Sequence[Call]) -> Program:
+        """A program of calls that were all made before. Raises Unsupported where they cannot be launched in
+        this way."""
+        return Program(calls)
+
+    @abstractmethod
+    def sample(self, program: Program, at_least: float) -> Sample: ...
+
+    @abstractmethod
+    def synchronize(self) -> None: ...
+
+
+class CpuTimer(Timer):
+    """The monotonic clock around as many calls as fill the sample. Long calls have no untimed call before.
+
+    A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
+    takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
+    follows."""
+
+    def sample(self, program: Program, at_least: float) -> Sample:
+        with MAIN_THREAD.in_place():
+            return self._sample(program, at_least)
+
+    def _sample(self, program: Program, at_least: float) -> Sample:
+        is_long = LONG_S <= program.device_s < math.inf
+        if not is_long:
+            program.step()
+        while True:
+            reaches_new_sets = program.taken < len(program.steps)
+            faults = _page_faults()
+            count = 0
+            started = time.perf_counter()
+            while (elapsed := time.perf_counter() - started) < at_least or not count:
+                program.step()
+                count += 1
+            if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
+                break
+        program.device_s = elapsed / count
+        return Sample(elapsed / count, count)
+
+    def synchronize(self) -> None:
+        pass
+
+
+def _page_faults() -> int:
+    """How many page faults this process has had so far that needed no disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One timed series of steps."""
+
+    device_s: float  # seconds between the first and the last event
+    left_s: float
+    """Seconds from the last event until the whole device was at rest, by the host's clock."""
+    host_s: Sequence[float]  # seconds that the host took to launch each step
+    hidden: bool = True  # whether the device slept until the last step was launched
+    in_time: int = 0  # how many steps were launched before the device was to wake
+
+
+class EventTimer(Timer):
+    """Times calls between two events, behind a device sleep that hides the host's time.
+
+    The sleep has a fixed length, so a call that waits for the device cannot wait for ever. A reading in which
+    the device woke before all steps were launched may contain host time and is thrown away.
+
+    Calls that synchronise the host are timed without the sleep, and their time contains host time, as it
+    would in serving. A single call that makes more launches than the device queues counts as one of these:
+    the host waits inside it too.
+    """
+
+    def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """cuda: torch.cuda, or its substitute in a test; clock: the host's clock, in seconds"""
+        if cuda is None:
+            from torch import cuda
+        self.cuda = cuda
+        self.clock = clock
+        self.cycles_per_s = self._calibrate()
+
+    def _calibrate(self) -> float:
+        """How many cycles the device sleeps per second, measured with its events, because architectures count
+        cycles with different clocks. The first sleep after idling runs at a low clock, so the fastest of
+        several is taken."""
+        cycles = 100_000
+        while self._sleep_s(cycles) < 1e-3:
+            cycles *= 4
+        return cycles / min(self._sleep_s(cycles) for _ in range(5))
+
+    def _sleep_s(self, cycles: int) -> float:
+        return self._between_events(lambda: self.cuda._sleep(cycles))
+
+    def _between_events(self, work: Call) -> float:
+        start, end = self._events(2)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def _events(self, count: int) -> list[Any]:
+        return [self.cuda.Event(enable_timing=True) for _ in range(count)]
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def program(self, calls: Sequence[Call]) -> Program:
+        alone_s = min(self._alone_s(calls[0]) for _ in range(3))
+        return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
+
+    def _alone_s(self, call: Call) -> float:
+        """Seconds of the host's time that a call takes on an idle device."""
+        self.cuda.synchronize()
+        started = self.clock()
+        call()
+        return self.clock() - started
+
+    def _waits(self, call: Call, alone_s: float) -> bool:
+        """Whether a call returns only after the device has woken, however long the device sleeps. A call that
+        is merely slow to launch returns before. The second, longer sleep is for a busy host, which may have
+        made the call slower than it was alone."""
+        short = 2 * alone_s + 0.01
+        return all(self._outlasts(call, sleep_s) for sleep_s in (short, short + min(3 * short, 1.0)))
+
+    def _outlasts(self, call: Call, sleep_s: float) -> bool:
+        (woken,) = self._events(1)
+        self.cuda._sleep(self._cycles(sleep_s))
+        woken.record()
+        call()
+        outlasted = woken.query()
+        self.cuda.synchronize()
+        return outlasted
+
+    def _cycles(self, seconds: float) -> int:
+        return math.ceil(seconds * self.cycles_per_s)
+
+    def sample(self, program: Program, at_least: float) -> Sample:
+        """Raises RuntimeError where the host is too slow or too busy for even one reading."""
+        first = self._read(program, 1)
+        program.device_s = min(program.device_s, first.device_s)
+        program.host_s = program.host_s or first.host_s[0]
+        readings: list[Reading] = []
+        total = slept = 0.0
+        growing = True
+        while total < at_least and slept < SLEEPING * at_least:
+            rounds = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
+            steps = math.ceil((at_least - total) / (program.device_s * rounds))
+            if program.synchronises:
+                reading = self._read(program, steps)
+            else:
+                affordable = (SLEEPING * at_least - slept) / (MARGIN * program.host_s)
+                most = program.most
+                reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
+                slept += sleep_s
+                # a busy host, and not the queue, may have lowered it: it is raised until a reading does not
+                # fit.
+                growing = growing and program.most >= most
+                if growing:
+                    program.most = max(program.most, 2 * len(reading.host_s))
+            readings.append(reading)
+            total += reading.device_s
+            program.device_s = total / sum(len(s.host_s) for s in readings)
+        program.host_s = statistics.median(s for reading in readings for s in reading.host_s)
+        calls = program.calls * sum(len(reading.host_s) for reading in readings)
+        return Sample(total / calls, calls, program.host_s / program.calls)
+
+    def _hidden_reading(self, program: Program, steps: int) -> tuple[Reading, float]:
+        """A reading that contains no host time, and the seconds that the device slept for it."""
+        slept, longer = 0.0, 1.0
+        for attempt in range(TRIES):
+            steps = int(min(steps, program.most))
+            sleep_s = longer * (MARGIN * steps * program.host_s + MARGIN_S)
+            reading = self._read(program, steps, sleep_s)
+            slept += sleep_s
+            if reading.hidden:
+                return reading, slept
+            if reading.in_time:
+                program.host_s = max(program.host_s, statistics.median(reading.host_s[: reading.in_time]))
+            # The first failure may have been a disturbance. After a second one, only as many steps are tried
+            # as were launched in time, for example before the queue of launches was full. Where not even one
+            # step was, the sleep has to be longer.
+            if attempt and steps > 1:
+                program.most = max(1, min(steps - 1, int(0.7 * reading.in_time)))
+            elif attempt:
+                longer *= 2
+        raise RuntimeError(
+            f"the host took longer to launch its calls than the device slept, {TRIES} times up to "
+            f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"
+        )
+
+    def _read(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
+        """Raises RuntimeError where work of the calls escapes the events."""
+        left_s = math.inf
+        for _ in range(LEFT_TRIES):
+            reading = self._take(program, steps, sleep_s)
+            if reading.device_s <= 0:
+                raise RuntimeError("no time passed between its events: it launches nothing on its stream")
+            if reading.left_s <= LEFT_S + LEFT_SHARE * reading.device_s:
+                return reading
+            left_s = min(left_s, reading.left_s)
+        raise RuntimeError(
+            f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended, on another stream"
+        )
+
+    def _take(self, program: Program, steps: int, sleep_s: float) -> Reading:
+        asleep, start, end = self._events(3)
+        cycles = self._cycles(sleep_s)
+        began = self.clock()
+        asleep.record()
+        if cycles:
+            self.cuda._sleep(cycles)
+        start.record()
+        stamps = [self.clock()]
+        for _ in range(steps):
+            program.step()
+            stamps.append(self.clock())
+        end.record()
+        hidden = not start.query()
+        end.synchronize()
+        ended = self.clock()
+        self.cuda.synchronize()
+        left_s = self.clock() - ended
+        if cycles:
+            # a clock that runs faster than at its calibration makes sleeps shorter than intended.
+            self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
+        return Reading(
+            device_s=start.elapsed_time(end) / 1e3,
+            left_s=left_s,
+            host_s=[later - earlier for earlier, later in itertools.pairwise(stamps)],
+            hidden=hidden,
+            in_time=sum(stamp <= began + sleep_s for stamp in stamps[1:]),
+        )
+
+
+_failed: list[Any] = []
+"""Graphs whose capture failed; they are never freed. In torch 2.13 capture_begin also gives the allocator of
+pinned memory a filter that points to the graph, and a failing capture_end does not remove it: every later
+allocation asks the filter (aten/src/ATen/cuda/CUDAGraph.cpp, ATen/core/CachingHostAllocator.h)."""
+
+
+class GraphTimer(EventTimer):
+    """Times one graph of calls on all sets of operands in rotation, so that the caches see what they see
+    when the calls are made one by one. An output that a library allocates lives in the graph's memory, one
+    for each
+    set: that of the last call on the set, which every replay writes anew."""
+
+    def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(cuda, clock)
+        # All graphs are captured on this stream, because torch keeps a workspace for matrix products for each
+        # stream that it has seen (see harness.plan.memory.blas_workspace).
+        self.side = self.cuda.Stream()
+
+    def program(self, calls: Sequence[Call]) -> Program:
+        once = self._replaying(calls, 1)
+        self.sample(once, GRAPH_S)
+        rotations = min(math.ceil(GRAPH_S / once.device_s), MOST_CALLS // len(calls))
+        return once if rotations <= 1 else self._replaying(calls, rotations)
+
+    def _replaying(self, calls: Sequence[Call], rotations: int) -> Program:
+        graph = capture(self.cuda, self.side, calls, rotations)
+        return Program([graph.replay], calls=rotations * len(calls), host_s=self._alone_s(graph.replay))
+
+
+def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
+    """A graph of `rotations` rotations over the calls, captured on a side stream after a warm-up there, as
+    torch requires. Raises Unsupported where the calls cannot be captured, and leaves the device as it was."""
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        _each(calls)
+    try:
+        with cuda.stream(side), _synchronising_raises(cuda):
+            _each(calls)
+        return _record(cuda, side, lambda: _each([*calls] * rotations))
+    except Exception as error:
+        raise Unsupported(f"cannot be captured into a graph: {one_line(error)}") from error
+    finally:
+        cuda.synchronize()
+
+
+def _each(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+@contextlib.contextmanager
+def _synchronising_raises(cuda: Any) -> Iterator[None]:
+    """Makes torch raise where it synchronises by itself, before that breaks a capture."""
+    before = cuda.get_sync_debug_mode()
+    cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode(before)
+
+
+def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
+    """A graph of the work. Where the work breaks the capture, this raises the work's own error, and not the
+    one that ending the broken capture raises after it."""
+    graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
+    cause: Exception | None = None
+    try:
+        # Where ending the capture fails, torch.cuda.graph does not restore the stream; the outer context
+        # does.
+        with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
+            try:
+                work()
+            except Exception as error:
+                cause = error
+                raise
+    except Exception as error:
+        _abandon(cuda, graph, pool)
+        raise (cause or error) from None
+    return graph
+
+
+@contextlib.contextmanager
+def _empty_raises() -> Iterator[None]:
+    """Raises for a graph without nodes, which takes no time and computes nothing. torch only warns of it
+    (aten/src/ATen/cuda/CUDAGraph.cpp, capture_end)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*CUDA Graph is empty")
+        try:
+            yield
+        except UserWarning:
+            raise RuntimeError("nothing was launched on the stream that is captured") from None
+
+
+def _abandon(cuda: Any, graph: Any, pool: Any) -> None:
+    """Tells torch's allocator that a failed capture is over, as a successful capture_end does. Otherwise the
+    allocator refuses to empty its cache, which is what the next capture begins with. Before torch 2.8 the
+    function had another name. There is none for pinned memory, so the graph is kept."""
+    _failed.append(graph)
+    memory = cuda.memory
+    end = getattr(memory, "_cuda_endAllocateToPool", None) or memory._cuda_endAllocateCurrentStreamToPool
+    with contextlib.suppress(RuntimeError):
+        end(cuda.current_device(), pool)
+        memory._cuda_releasePool(cuda.current_device(), pool)
+    graph.reset()
+
+
+def timer_for(kind: str, launch: str) -> Timer:
+    """The timer of a device. kind: cuda, rocm or cpu; launch: eager or graph"""
+    if kind == "cpu":
+        return CpuTimer()
+    return GraphTimer() if launch == "graph" else EventTimer()

@@ -4,31 +4,26 @@ archive is one zip file to carry home, which every command reads as the folder t
 from __future__ import annotations
 
 import functools
-import io
 import json
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 
 from harness import files
 from harness.archive import packed
-from harness.campaign.plan import ReadStep, Step, steps_of
+from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Opened
-from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.execute import CommandJob, RunJob, begin_race, calibrations
-from harness.cluster.ray_cluster import PoolGone
+from harness.cluster.driver import Driver, Pool, Task
+from harness.cluster.execute import CommandJob, RunJob, begin_race, begin_run, calibrations
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.plan.budget import parse_seconds
-from harness.progress import Progress
-from harness.results.schema import Calibration, Record, Run
-from harness.run.execute import BROKEN, Outcome
-from harness.run.folder import begin, resume, select_all
+from harness.results.schema import Calibration
+from harness.run.execute import BROKEN
+from harness.run.plan import RunPlan
 from harness.run.request import Request
-from harness.tune.race import TuneRequest, implementations_here
-from shapes.case import Case
+from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
@@ -76,150 +71,108 @@ class CampaignOutcome:
     calibrations: Sequence[Calibration] = ()
 
 
-class CampaignDisplay(Protocol):
-    """What a person sees of a campaign."""
-
-    def log(self, line: str) -> None: ...
+class CampaignDisplay(RaceDisplay, Protocol):
+    """What a person sees of a campaign: `case` is called for each case of a run or race, and `begin` when all
+    jobs are known."""
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
-        """Is called when all jobs are known. counts: devices of each type"""
+        """counts: devices of each type"""
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
         """Is called when a device begins a task."""
 
-    def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """Is called when a case of a step is finished."""
-
     def command(self, step: str, code: int | None, output: str) -> None:
         """Is called when a command that ran whole is finished."""
 
-    def end(self, outcome: CampaignOutcome) -> None: ...
-
-
-@dataclass
-class StepRace:
-    """Shows a race as a step of a campaign: a `harness.tune.race.RaceDisplay`."""
-
-    step: str
-    display: CampaignDisplay
-    progress: Progress
-
-    def log(self, line: str) -> None:
-        self.display.log(line)
-
-    def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        self.display.case(self.step, run, case, records)
-
-    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
-        pass
-
-    def end(self, run: Run, outcome: Outcome) -> None:
-        pass
+    def finish(self, outcome: CampaignOutcome) -> None: ...
 
 
 @dataclass(frozen=True)
 class Steps:
     """The steps of a campaign that measures."""
 
-    steps: Sequence[Step]
+    types: Mapping[str, Sequence[Opened]]  # the devices by type
+    calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float
     read: ReadStep
     folder: Path
-    alone: bool  # there is one type of devices, so that names and folders need not tell it
+    alone: bool  # there is one type of devices, so that folders need not tell it
     display: CampaignDisplay
 
-    def jobs(self, type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[Job]:
-        """Jobs on devices of a type; a step that has none is named with the reason. made: their
-        calibrations"""
-        for step in self.steps:
-            if step.is_for(type, devices[0].facts.platform.kind):
-                try:
-                    yield from self._jobs(step, type, devices[0], made)
-                except HarnessError as error:
-                    self.display.log(f"left out: {step.name}: {error}")
-
-    def _jobs(self, step: Step, type: str, device: Opened, made: Sequence[Calibration]) -> Iterator[Job]:
-        name = step.name if self.alone else f"{step.name} on {type}"
+    def jobs(self, step: Step, name: str, type: str) -> Iterator[RunJob | CommandJob]:
+        """The jobs of a step on a type of devices. Raises HarnessError where there is none."""
+        device = self.types[type][0]
         folder = (self.folder if self.alone else self.folder / type) / step.name
-        request, facts = self.read(step), device.facts
+        request = self.read(step)
         if request is None:
             words, wall_s = step.whole_command(self.budget_s), step.wall_s(self.budget_s)
             on_done = functools.partial(self.display.command, step.name)
             yield CommandJob(name, type, step.rank, folder, words, wall_s, on_done)
         elif isinstance(request, TuneRequest):
             request = replace(request, tuned=str(self.folder / "tuned"))
-            display = StepRace(step.name, self.display, Progress(quiet=True))
-            for implementation in implementations_here(request, facts.platform):
+            for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                begun = (where / "run.json").exists()
-                if begun:
+                if (where / "run.json").exists():
                     asked = replace(request, impl=None, suite=None, case=(), launch=None, out=None)
                     asked = replace(asked, resume=str(where), retry=True)
                 else:
                     asked = replace(request, out=str(where))
-                journal, plan, race = begin_race(implementation, asked, device, display)
+                journal, race = begin_race(implementation, asked, device, self.display)
                 of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, journal, plan, asked, race.on_case, 0, made)
+                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
         else:
-            run = request(facts.platform)
+            run = request(device.facts.platform)
             if (folder / "run.json").exists():
-                journal, plan = resume(Request(resume=str(folder), retry=True), facts.provenance)
+                begun = Request(resume=str(folder))
             else:
-                run = replace(run, out=str(folder))
-                selection = select_all(run, facts.platform)
-                journal, plan = begin(run, facts.platform, lambda _: facts, selection, self.display.log)
-            on_case = functools.partial(self.display.case, step.name, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, run, on_case, 0, made)
+                begun = replace(run, out=str(folder))
+            journal, plan = begin_run(begun, device, self.display.log)
+            plan = RunPlan.of(plan.record, replace(run, retry=True))
+            on_case = functools.partial(self.display.case, plan.record)
+            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
 
 
 def run_campaign(
     pool: Pool, request: CampaignRequest, folder: Path, began: float, read: ReadStep, display: CampaignDisplay
 ) -> int:
     """Returns the exit code; raises HarnessError. began: when the command did, by time.monotonic()"""
-    if request.resume:
-        _resumed_steps(folder)  # a mistake in it is said before devices are opened
-    elif (folder / FILE).exists():
+    resumed = _resumed_steps(folder) if request.resume else None
+    if not resumed and (folder / FILE).exists():
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
     budget_s = request.budget_s
-    made: list[Calibration] = []
     driver = Driver(
         pool,
         display.log,
         on_begin=lambda task, device: display.task(task, device, driver),
         ends=began + budget_s - max(END_S, END_SHARE * budget_s),
         threads=request.threads,
+        go_on=f"--resume {folder} measures the rest",
     )
-    try:
-        with driver:
-            types = driver.open()
-            kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
-            if request.resume:
-                steps, alone = _resumed_steps(folder)
-            else:
-                steps, alone = _new_steps(folder, request.file, kinds)
-            if alone and len(kinds) > 1:
-                choices = " or ".join(sorted(kinds))
-                raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
-            for step in steps:
-                read(step)
-                if not any(step.is_for(type, kind) for type, kind in kinds.items()):
-                    wanted = ", ".join(step.devices) or step.kind
-                    display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
-            whole = Steps(steps, budget_s, read, folder, alone, display)
-            for type, devices in types.items():
-                driver.add(calibrations(type, devices, made, display.log))
-                driver.add(whole.jobs(type, devices, made))
-            display.begin(driver, {type: len(devices) for type, devices in types.items()})
-            driver.run()
-    except PoolGone as gone:
-        then = f"finished cases are recorded, --resume {folder} measures the rest"
-        raise HarnessError(f"{gone}; {then}") from None
-    jobs = [job for job in driver.dispatcher.jobs.values() if isinstance(job, RunJob | CommandJob)]
+    with driver:
+        types = driver.open()
+        kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
+        steps, alone = resumed or _new_steps(folder, request.file, kinds)
+        if alone and len(kinds) > 1:
+            choices = " or ".join(sorted(kinds))
+            raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
+        for step in steps:
+            read(step)
+            if not any(step.is_for(type, kind) for type, kind in kinds.items()):
+                wanted = ", ".join(step.devices) or step.kind
+                display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
+        for type, devices in types.items():
+            driver.add(calibrations(driver, type, devices))
+        make = Steps(types, driver.calibrations, budget_s, read, folder, alone, display).jobs
+        jobs = list(jobs_of(steps, kinds, alone, make, display.log))
+        driver.add(jobs)
+        display.begin(driver, {type: len(devices) for type, devices in types.items()})
+        driver.run()
     for job in jobs:
         if isinstance(job, RunJob) and not job.journal.finished():
             job.journal.remove()
     archive = pack(folder, [step.name for step in steps])
-    display.end(CampaignOutcome(jobs, folder, archive, time.monotonic() - began, made))
+    wall_s = time.monotonic() - began
+    display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))
     statuses = {status for job in jobs for status in job.statuses}
     if statuses & BROKEN or driver.failed:
         return FAILED
@@ -255,10 +208,11 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
     """Writes the archive beside the folder. Where it would have more than `most` bytes, the last steps are
     left out, as many as it takes. Raises HarnessError where it cannot be written."""
     target = folder.with_name(f"{folder.name}.zip")
+    left_out: list[str] = []
     try:
         data = packed(folder, lambda name: bool(step_of(name, steps)))
-        left_out = _too_large(data, steps, most)
-        if left_out:
+        while len(data) > most and len(left_out) < len(steps):
+            left_out.append(steps[-1 - len(left_out)])
             data = packed(folder, lambda name: step_of(name, steps) not in {"", *left_out})
         files.replace(target, data)
     except OSError as error:
@@ -274,20 +228,3 @@ def step_of(name: str, steps: Sequence[str]) -> str:
             if part == known or (part.startswith(f"{known}-") and "." in part):
                 return known
     return ""
-
-
-def _too_large(data: bytes, steps: Sequence[str], most: int) -> list[str]:
-    """The last steps, without which an archive is not too large."""
-    sizes: dict[str, int] = {}
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for member in archive.infolist():
-            step = step_of(member.filename, steps)
-            sizes[step] = sizes.get(step, 0) + member.compress_size + 3 * len(member.filename) + 200
-    left_out: list[str] = []
-    size = len(data)
-    for step in reversed(steps):
-        if size <= most:
-            break
-        size -= sizes.get(step, 0)
-        left_out.append(step)
-    return left_out

@@ -3,18 +3,19 @@ when each would begin and end."""
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kernels
-from harness.cluster.driver import Dispatcher, Job, Task
-from harness.cluster.execute import case_tasks
+from harness.cluster.driver import Job, Task, next_task
+from harness.cluster.execute import beside_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
 from harness.plan.budget import parse_seconds
@@ -163,6 +164,7 @@ def arguments(options: dict[str, Option]) -> list[str]:
     return words
 
 
+AnyJob = TypeVar("AnyJob", bound=Job)
 ReadStep = Callable[[Step], Callable[[Platform], Request] | TuneRequest | None]
 """Reads a step's arguments as its command does. Returns the request of `run` or `toggle` on a platform, the
 request of `tune`, or None for a command that runs whole. Raises UsageError, which names the step."""
@@ -179,59 +181,68 @@ class PlannedJob:
     ends_s: float | None = None
 
 
-def planned_jobs(
-    steps: Sequence[Step], platforms: Mapping[str, Platform], budget_s: float, read: ReadStep
-) -> tuple[list[Job], dict[str, str]]:
-    """The jobs of all steps on platforms, by type of devices, for a plan; and the reasons of steps that have
-    nothing to do."""
-    jobs: list[Job] = []
-    reasons: dict[str, str] = {}
-    for type, platform in platforms.items():
+def jobs_of(
+    steps: Sequence[Step],
+    kinds: Mapping[str, str],
+    alone: bool,
+    make: Callable[[Step, str, str], Iterable[AnyJob]],
+    log: Callable[[str], None],
+) -> Iterator[AnyJob]:
+    """The jobs of all steps on each type of devices; `log` is told of a step that has none, with the reason.
+
+    kinds: of platform, by type of devices
+    alone: there is one type, so that the names of jobs need not tell it
+    make:  makes the jobs of a step with a name on a type
+    """
+    for type, kind in kinds.items():
         for step in steps:
-            if step.is_for(type, platform.kind):
-                name = step.name if len(platforms) == 1 else f"{step.name} on {type}"
+            if step.is_for(type, kind):
+                name = step.name if alone else f"{step.name} on {type}"
                 try:
-                    waiting = deque(_tasks(step, name, platform, budget_s, read))
-                    jobs.append(Job(name, type, step.rank, waiting=waiting))
+                    yield from make(step, name, type)
                 except HarnessError as error:
-                    reasons[name] = str(error)
-    return jobs, reasons
+                    log(f"left out: {name}: {error}")
 
 
-def _tasks(step: Step, job: str, platform: Platform, budget_s: float, read: ReadStep) -> list[Task]:
-    request = read(step)
+def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: float, read: ReadStep) -> Job:
+    """A step's job for a plan. Raises HarnessError where it has nothing to do."""
+    request, measure_s = read(step), 0.0
     if request is None:
-        return [Task(job, step.name, 0.0, step.wall_s(budget_s))]
-    if isinstance(request, TuneRequest):
-        tasks: list[Task] = []
+        keys, aside_s = [step.name], step.wall_s(budget_s)
+    elif isinstance(request, TuneRequest):
         request = replace(request, dry_run=True)
-        for implementation in implementations_here(request, platform):
-            cases = race_selection(implementation, request, platform).cases
-            keys = [f"{implementation.name} {case.key}" for case in cases]
-            tasks += case_tasks(job, keys, request.per_case_s, "", platform.kind)
-        return tasks
-    asked = request(platform)
-    selection = select_all(asked, platform)
-    keys = [case.key for case in selection.cases]
-    return case_tasks(job, keys, worth_s(asked, selection.suite), selection.suite, platform.kind)
+        keys = [
+            f"{implementation.name} {case.key}"
+            for implementation in implementations_here(request, platform)
+            for case in race_selection(implementation, request, platform).cases
+        ]
+        measure_s = request.per_case_s
+        aside_s = beside_s("", platform.kind)
+    else:
+        asked = request(platform)
+        selection = select_all(asked, platform)
+        keys = [case.key for case in selection.cases]
+        measure_s = worth_s(asked, selection.suite)
+        aside_s = beside_s(selection.suite, platform.kind)
+    waiting = deque(Task(name, key) for key in keys)
+    return Job(name, type, step.rank, waiting=waiting, measure_s=measure_s, aside_s=aside_s)
 
 
 def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:
     """What becomes of jobs on so many devices of each type, by the driver's own rules, if each task takes
     what is expected of it."""
-    dispatcher = Dispatcher()
-    for job in jobs:  # the devices have other names here
-        waiting = deque(replace(task, device="") for task in job.waiting)
-        dispatcher.add(Job(job.name, job.type, job.rank, waiting=waiting, aside_s=job.aside_s))
+    copies = {job.name: copy.copy(job) for job in jobs}
+    for job in copies.values():  # the devices have other names here
+        job.waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
     while free:
         now, device, type = heapq.heappop(free)
-        task = dispatcher.next(device, type, left_s - now)
+        task = next_task(copies.values(), device, type, left_s - now)
         if task is None:
             continue
-        end = now + dispatcher.jobs[task.job].expected_s(task)
+        end = now + copies[task.job].expected_s
         of = planned[task.job]
         of.fit += 1
         if of.begins_s is None:

@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.interrupt import interruptible
-from harness.cli.options import cluster_option, gathered, target_device
+from harness.cli.options import cluster_option, gathered, object_of, target_device
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
-
-
-def _campaign_request() -> type[CampaignRequest]:
-    from harness.campaign.execute import CampaignRequest
-
-    return CampaignRequest
 
 
 @click.command()
@@ -49,7 +43,7 @@ def _campaign_request() -> type[CampaignRequest]:
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
-@gathered(_campaign_request)
+@gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
     """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
 
@@ -59,7 +53,7 @@ def campaign(request: CampaignRequest) -> None:
     """
     from harness.campaign.execute import run_campaign
     from harness.campaign.plan import steps_of
-    from harness.cli.campaign_display import CampaignTables
+    from harness.cli.campaign_display import CampaignTables, print_plan
     from harness.errors import UsageError
     from harness.machine.device import choose_device
     from harness.paths import RESULTS
@@ -78,8 +72,6 @@ def campaign(request: CampaignRequest) -> None:
     for step in steps_of(request.file, ()):  # a mistake in a file is said before a cluster is joined
         read_step(step)
     if request.plan:
-        from harness.cli.campaign_plan import print_plan
-
         print_plan(request, here, read_step)
         return
     default = RESULTS / ("cluster" if cluster else machine_name(here))
@@ -89,7 +81,7 @@ def campaign(request: CampaignRequest) -> None:
         if cluster:
             from harness.cluster.ray_cluster import RayPool
 
-            pool: Pool = RayPool(cluster, [device] if device else [])
+            pool: Pool = RayPool(cluster, device)
         else:
             from harness.cluster.agent import ThisMachine
 
@@ -114,14 +106,6 @@ def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
     except click.ClickException as error:
         raise UsageError(f"step {step.name}: {error.format_message()}") from None
     if step.command == "tune":
-        return _gathered(TuneRequest, options)
-    request = _gathered(Request, options)
+        return object_of(TuneRequest, options)
+    request = object_of(Request, options)
     return (lambda platform: request) if step.command == "run" else toggle_request(request, **options)
-
-
-def _gathered(kind: type[Any], options: dict[str, Any]) -> Any:
-    """An object of a dataclass from the options that are its fields."""
-    from dataclasses import fields
-
-    names = {field.name for field in fields(kind)} & options.keys()
-    return kind(**{name: options[name] for name in names})

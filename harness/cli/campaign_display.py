@@ -1,26 +1,44 @@
-"""What a campaign prints: its plan, a line for each case, and the results in the end."""
+"""What a campaign prints: its plan, or the file that starts it on a cluster; a line for each case; and the
+results in the end."""
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
+import string
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+from tabulate import tabulate
+
+from harness.campaign.execute import CampaignOutcome, CampaignRequest
+from harness.campaign.plan import DEFAULTS, PlannedJob, ReadStep, jobs_of, planned_job, simulated, steps_of
+from harness.catalogue.architectures import architectures
+from harness.catalogue.devices import known_devices
 from harness.cli.run_display import TerminalDisplay
+from harness.cluster.driver import Driver, Task
+from harness.errors import UsageError
+from harness.paths import ROOT
 from harness.report import case_table
 from harness.report.notes import spread_lines
 from harness.report.rows import CaseResult
 from harness.report.terminal import plain
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
+from harness.run.device import device_type
+from harness.run.execute import Outcome
+from kernels.platform import Platform, named
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    from harness.campaign.execute import CampaignOutcome
-    from harness.campaign.plan import PlannedJob
-    from harness.cluster.driver import Driver, Task
+FILES = ROOT / "docs" / "clusters"
+NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", "dstack": "dstack.yml"}
+IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
+"""The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
 
 
 class CampaignTables(TerminalDisplay):
@@ -33,32 +51,34 @@ class CampaignTables(TerminalDisplay):
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """Prints when each job is expected to begin and end, and what will not fit."""
-        from harness.campaign.plan import simulated
-
         left_s = driver.ends - driver.clock()
-        self.log(plan_text(simulated(list(driver.dispatcher.jobs.values()), counts, left_s), left_s))
+        self.log(plan_text(simulated(list(driver.jobs.values()), counts, left_s), left_s))
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        expected = minutes(driver.dispatcher.jobs[task.job].expected_s(task))
+        expected = minutes(driver.jobs[task.job].expected_s)
         what = task.job if task.key == task.job else f"{task.job}: {task.key}"
         where = f" on {device}" if len(driver.members) > 1 else ""
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
 
-    def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
+    def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         result = CaseResult.of(records)
         headline = plain(case_table.headline(result), 1000)
         bad = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
         failed = "".join(f"; {n} {status}" for status, n in bad.items())
-        self.print(f"{self._clock()}  {step}: {case.text}: {headline}{failed}")
+        self.print(f"{self._clock()}  {run.id}: {case.text}: {headline}{failed}")
 
     def command(self, step: str, code: int | None, output: str) -> None:
         how = "was stopped at its time" if code is None else f"ended with exit code {code}"
         last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
         self.print(f"{self._clock()}  {step} {how}{f': {last}' if code else ''}")
 
-    def end(self, outcome: CampaignOutcome) -> None:
-        from tabulate import tabulate
+    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+        """The folder of the campaign tells what was stored."""
 
+    def end(self, run: Run, outcome: Outcome) -> None:
+        """The campaign's end tells of all its runs."""
+
+    def finish(self, outcome: CampaignOutcome) -> None:
         rows = [
             [job.name, f"{job.done} of {job.cases}", ", ".join(f"{n} {s}" for s, n in job.statuses.items())]
             for job in outcome.jobs
@@ -82,8 +102,6 @@ class CampaignTables(TerminalDisplay):
 
 def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
     """The table of when each job would begin and end, and of what does not fit the time."""
-    from tabulate import tabulate
-
     rows = [
         [
             job.name,
@@ -102,3 +120,76 @@ def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
 def minutes(seconds: float) -> str:
     """`3:20`"""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None:
+    """Prints the plan of a campaign's steps, or the file that starts it. Raises UsageError."""
+    kind, budget_s = request.plan or "steps", request.budget_s
+    counts = dict(_count(text) for text in request.devices)
+    if kind != "steps":
+        print(cluster_file(kind, counts, budget_s, request.file), end="")
+        return
+    platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
+    counts = counts or dict.fromkeys(platforms, 1)
+    steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
+    reasons: list[str] = []
+    jobs = jobs_of(
+        steps,
+        {type: platform.kind for type, platform in platforms.items()},
+        len(platforms) == 1,
+        lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
+        reasons.append,
+    )
+    print(plan_text(simulated(list(jobs), counts, budget_s), budget_s))
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+
+
+def _count(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"([\w.-]+)=([1-9]\d{0,4})", text)
+    if not match:
+        raise UsageError(f"cannot read --devices {text!r}; write for example H200=8")
+    return match[1], int(match[2])
+
+
+def _platform(type: str) -> Platform:
+    """The platform of a device that need not be here, by its name in the catalogue."""
+    for entry in known_devices():
+        if entry["name"].lower() == type.lower():
+            return named(architectures()[entry["arch"]].kind, entry["arch"])
+    if type == "cpu":
+        return named("cpu")
+    names = ", ".join(entry["name"] for entry in known_devices())
+    raise UsageError(f"unknown device {type!r}; devices: {names}, cpu")
+
+
+def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
+    """The text of the file for one type of GPUs, for 8 H200 where none is named. Raises UsageError."""
+    if len(counts) > 1:
+        raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
+    type, count = next(iter(counts.items()), ("H200", 8))
+    platform = _platform(type)
+    if platform.kind == "cpu":
+        raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
+    nodes, minutes = -(-count // 8), math.ceil(budget_s / 60)
+    filled = {
+        "type": type,
+        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
+        "image": IMAGES[platform.kind],
+        "count": str(count),
+        "nodes": str(nodes),
+        "per_node": str(-(-count // nodes)),
+        "minutes": str(minutes),
+        "limit": str(minutes + 15),
+        "checkout": shlex.quote(str(ROOT)),
+        "root": str(ROOT),
+        "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
+    }
+    return string.Template((FILES / NAMES[kind]).read_text()).safe_substitute(filled)
+
+
+def _in_checkout(file: str | Path) -> str:
+    """The path as commands in the checkout call it; the whole path if the file is elsewhere."""
+    path = Path(file).resolve()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

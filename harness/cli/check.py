@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     from harness.run.check import CheckRequest
 
 
-def _request() -> type[CheckRequest]:
-    from harness.run.check import CheckRequest
-
-    return CheckRequest
-
-
 @click.command()
-@gathered(_request)
+@gathered("harness.run.check:CheckRequest")
 @click.option("--op", required=True, help="The op.")
 @click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
 @click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.")

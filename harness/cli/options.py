@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from harness.run.request import Request
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Object = TypeVar("Object", bound="DataclassInstance")
 
 
 def json_option(help: str) -> Callable[[Function], Function]:
@@ -107,28 +107,33 @@ MEASURING = [
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
-    command = gathered(lambda: Request)(command)
+    command = gathered("harness.run.request:Request")(command)
     for option in reversed(MEASURING):
         command = option(command)
     return command
 
 
-def gathered(
-    load: Callable[[], type[DataclassInstance]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes one object of those options of a command that are fields of a dataclass; it is the command's
     first argument.
 
-    load: imports the dataclass when the command is called
+    path: `module:class` of the dataclass, which is imported when the command is called
     """
+    module, _, name = path.partition(":")
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(*others: object, **options: Any) -> None:  # click passes untyped values
-            dataclass = load()
-            names = {field.name for field in fields(dataclass)} & options.keys()
-            command(dataclass(**{name: options.pop(name) for name in names}), *others, **options)
+            dataclass = getattr(import_module(module), name)
+            command(object_of(dataclass, options), *others, **options)
 
         return call
 
     return decorate
+
+
+def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
+    """Makes an object of a dataclass from the options that are its fields, and takes them out of the
+    options."""
+    names = {field.name for field in fields(dataclass)} & options.keys()
+    return dataclass(**{name: options.pop(name) for name in names})

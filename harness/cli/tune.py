@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from harness.tune.race import TuneRequest
 
 
-def _tune_request() -> type[TuneRequest]:
-    from harness.tune.race import TuneRequest
-
-    return TuneRequest
-
-
 def _no_target(context: click.Context, option: click.Parameter, text: str | None) -> None:
     from harness.errors import UsageError
 
@@ -56,7 +50,7 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @seconds_option("--prepare-timeout", "900s", "As of `run`.", show_default=False)
 @seconds_option("--call-timeout", "120s", "As of `run`.", show_default=False)
 @cluster_option
-@gathered(_tune_request)
+@gathered("harness.tune.race:TuneRequest")
 def tune(request: TuneRequest) -> None:
     """Choose configurations of tunable kernels, the suite's Triton kernels among them, by racing them.
 

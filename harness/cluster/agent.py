@@ -25,11 +25,10 @@ from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
 from harness.paths import ROOT
 from harness.progress import Progress
-from harness.results.schema import CaseDone, DeviceUsed, Record, Run
+from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.plan import RunPlan, case_of
-from harness.run.request import Request
 from harness.tune.race import racing, target_here
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
@@ -45,40 +44,23 @@ RUN = (
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a pool."""
+    """A device of a pool. It is also the first order to its agent: to take the device and say what it is."""
 
     id: str  # its name in the pool
     type: str  # H200, MI300X, cpu ...
     beside: int = 1  # devices that share the memory of its machine, itself among them
     device: str | None = None  # as torch calls it; None: the first GPU that its agent sees, else the CPU
-    is_gpu: bool | None = None  # None where the pool does not know
+    is_gpu: bool = False  # whether it must be a GPU
+    threads: int | None = None  # of each worker, on a CPU; None: the agent's default
     node: str = ""  # of a Ray cluster
     resources: Mapping[str, float] = field(default_factory=dict)  # what its agent takes of that node
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The order to take a device and to say what it is."""
-
-    device: Device
-    threads: int | None = None  # of each worker, on a CPU; None: the agent's default
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What an agent says of its device."""
-
-    used: DeviceUsed
-    facts: DeviceFacts
-    target: Target  # what configurations are chosen for there
 
 
 @dataclass(frozen=True)
 class CaseOrder:
     """The order to measure a case. Times are in seconds."""
 
-    run: Run  # with this case alone
-    request: Request  # options that the run's record does not have
+    plan: RunPlan  # with this case alone
     budget_s: float  # for measuring
     max_s: float  # for measuring, where one round in each block takes longer than the budget
     deadline_s: float = math.inf  # wall-clock after which the result is of no use
@@ -94,19 +76,28 @@ class CommandOrder:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """What an agent says of its device."""
+
+    used: DeviceUsed
+    facts: DeviceFacts
+    target: Target  # what configurations are chosen for there
+
+
+@dataclass(frozen=True)
 class CommandDone:
     code: int | None  # the exit code; None where it was killed
     output: str  # the end of what it printed
     files: Mapping[str, bytes]
 
 
-Order = Opening | CaseOrder | CommandOrder
+Order = Device | CaseOrder | CommandOrder
 Result = Opened | list[Record] | CommandDone
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An agent's answer to its last order."""
+    """An agent's answer to its last order, or what its pool says of an agent that gave none."""
 
     device: str  # its id
     result: Result | None
@@ -115,29 +106,27 @@ class Answer:
 
 
 class Agent:
-    """Obeys orders, one at a time."""
+    """Obeys orders, one at a time. The first is its device."""
 
     def __init__(self) -> None:
-        self.progress = Progress(quiet=True)
         self.held = contextlib.ExitStack()
-        self.device: OwnDevice | None = None
-        self.platform: Platform | None = None
-        self.used: DeviceUsed | None = None
-        self.threads: int | None = None
-        self.memory_share = 1.0
+        self.own: OwnDevice | None = None  # None while a command has the device
+        self.device: Device
+        self.platform: Platform
+        self.used: DeviceUsed
 
-    def answer(self, order: Order, device: str = "") -> Answer:
-        """The result of an order, or the error as one line."""
+    def answer(self, id: str, order: Order) -> Answer:
+        """The result of an order, or the error as one line. id: of the device"""
         try:
-            return Answer(device, self.obey(order))
+            return Answer(id, self.obey(order))
         except HarnessError as error:
-            return Answer(device, None, str(error))
+            return Answer(id, None, str(error))
         except Exception as error:
-            return Answer(device, None, one_line(error))
+            return Answer(id, None, one_line(error))
 
     def obey(self, order: Order) -> Result:
         """Raises HarnessError for what its device or the order does not allow."""
-        if isinstance(order, Opening):
+        if isinstance(order, Device):
             return self._open(order)
         if isinstance(order, CaseOrder):
             return self._measure(order)
@@ -146,100 +135,82 @@ class Agent:
     def close(self) -> None:
         """Releases the device."""
         self.held.close()
-        self.device = None
+        self.own = None
 
-    def _open(self, order: Opening) -> Opened:
-        platform = self.platform = choose_device(order.device.device)
-        if order.device.is_gpu and platform.kind == "cpu":
-            raise NothingRan(f"a device of type {order.device.type} is a GPU, but its agent sees none")
-        device = self._hold()
-        self.memory_share, self.threads = 1 / order.device.beside, order.threads
-        self.used = device_used(platform, order.device.type)
-        threads = worker_threads(order.threads)
+    def _open(self, device: Device) -> Opened:
+        self.device, self.platform = device, choose_device(device.device)
+        if device.is_gpu and self.platform.kind == "cpu":
+            raise NothingRan(f"a device of type {device.type} is a GPU, but its agent sees none")
+        own = self._hold()
+        self.used = device_used(self.platform, device.type)
+        threads = worker_threads(device.threads)
         with contextlib.ExitStack() as stack:
-            target, _ = target_here(platform, threads, stack)
-        return Opened(self.used, device_facts(device, threads), target)
+            target, _ = target_here(self.platform, threads, stack)
+        return Opened(self.used, device_facts(own, threads), target)
 
     def _hold(self) -> OwnDevice:
         """The device, taken again if a command had it meanwhile."""
-        assert self.platform is not None
-        if self.device is None:
-            self.device = self.held.enter_context(own_device(self.platform))
-        return self.device
+        if self.own is None:
+            self.own = self.held.enter_context(own_device(self.platform))
+        return self.own
 
     def _measure(self, order: CaseOrder) -> list[Record]:
-        assert self.used is not None
-        device = self._hold()
-        plan = RunPlan.of(order.run, order.request)
+        own, plan, judge = self._hold(), order.plan, None
+        case = case_of(plan.record.cases[0])
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-            judge = None
-            if order.run.race is not None:
+            if plan.record.race is not None:
                 kernels.import_plugins()  # their configurations are looked at in this process
-                plan, judge, _ = stack.enter_context(racing(plan, device))
-            measurer = CaseMeasurer(plan, device, self.progress, judge, self.memory_share)
-            records = measurer.measure(case_of(order.run.cases[0]), order.budget_s, order.max_s, Path(folder))
-        return [
-            record.model_copy(update={"device": self.used.name}) if isinstance(record, CaseDone) else record
-            for record in records
-        ]
+                plan, judge, _ = stack.enter_context(racing(plan, own))
+            measurer = CaseMeasurer(plan, own, Progress(quiet=True), judge, 1 / self.device.beside)
+            *cells, done = measurer.measure(case, order.budget_s, order.max_s, Path(folder))
+        return [*cells, done.model_copy(update={"device": self.used.name})]
 
     def _run(self, order: CommandOrder) -> CommandDone:
-        """Releases the device first: the command takes it itself."""
+        """Releases the device first: the command takes it itself. A command that does not end by itself is
+        killed with all that it started."""
         self.close()
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             out = Path(folder) / "out"
             out.mkdir()
             words = [argument.replace("{out}", str(out)) for argument in order.arguments]
-            code, output = _run_python(words, self._environment(), order.deadline_s)
+            process = subprocess.Popen(
+                [sys.executable, "-c", RUN, *words],
+                cwd=ROOT,
+                env=os.environ | self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            try:
+                printed, _ = process.communicate(timeout=order.deadline_s)
+                code: int | None = process.returncode
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                printed, _ = process.communicate()
+                code = None
             files = {
                 file.relative_to(out).as_posix(): file.read_bytes()
                 for file in sorted(out.rglob("*"))
                 if file.is_file()
             }
-        return CommandDone(code, output[-LAST_CHARACTERS:], files)
+        return CommandDone(code, printed[-LAST_CHARACTERS:], files)
 
     def _environment(self) -> dict[str, str]:
         """Variables with which a command sees this device alone and uses the same number of threads."""
-        assert self.platform is not None
-        threads = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
+        threads = {"OMP_NUM_THREADS": str(self.device.threads)} if self.device.threads else {}
         if self.platform.kind == "cpu":
             return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
         if not self.platform.uuid.startswith(("GPU-", "MIG-")):
             return threads
         name = "CUDA_VISIBLE_DEVICES" if self.platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
         return threads | {name: self.platform.uuid}
-
-
-def _run_python(
-    arguments: Sequence[str], environment: Mapping[str, str], deadline_s: float
-) -> tuple[int | None, str]:
-    """Returns the exit code, None where the command was killed at its deadline, and what it printed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, *arguments],
-        cwd=ROOT,
-        env=os.environ | dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=deadline_s)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        _kill_group(process.pid)
-        return None, process.communicate()[0]
-    except BaseException:
-        _kill_group(process.pid)
-        raise
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def device_used(platform: Platform, type: str) -> DeviceUsed:
@@ -282,19 +253,16 @@ class ThisMachine:
         """The devices that are there now."""
         return [self.device]
 
-    def start(self, opening: Opening) -> None:
-        """Starts a device's agent with its first order."""
-        self.send(opening.device.id, opening)
-
     def send(self, id: str, order: Order) -> None:
-        """Sends an order to a device's agent, which has answered the last one."""
+        """Sends an order to a device's agent, which has answered the last one. The first, which is the
+        device, starts the agent."""
         # A command is killed at its deadline by the agent itself, and answered.
         seconds = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:
             if math.isfinite(seconds):
                 signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-            self.answers.append(self.agent.answer(order, id))
+            self.answers.append(self.agent.answer(id, order))
         except TimeIsUp:
             pass
         finally:

@@ -4,15 +4,15 @@ costs no case: another device measures it."""
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.cluster.agent import Answer, CommandDone, Device, Opened, Opening, Order, ThisMachine
-from harness.cluster.ray_cluster import RayPool
+from harness.cluster.agent import Answer, CommandDone, Device, Opened, Order, ThisMachine
+from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
-from harness.results.schema import Record
+from harness.results.schema import Calibration, Record
 from harness.run.device import DeviceFacts
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ MOST_FAILURES = 2
 """After so many failures in a row a device is left out; after so many in all a task is given up."""
 EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
 
-
 Pool = ThisMachine | RayPool
 
 
@@ -37,8 +36,6 @@ class Task:
 
     job: str
     key: str
-    measure_s: float  # seconds of measuring
-    aside_s: float  # seconds for set-up and checks, until a task of the job is done
     device: str = ""  # the only device that may do it; empty: any of the job's type
 
 
@@ -52,12 +49,21 @@ class Job:
     rank: int  # jobs of a lower rank come first; those of one rank take turns
     waiting: deque[Task] = field(default_factory=deque, kw_only=True)
     """Tasks that no device has, the most valuable first."""
+    measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
+    aside_s: float = field(default=0.0, kw_only=True)
+    """Seconds that a task takes beside measuring: a guess, and then as seen in those that are done."""
+    seen: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
-    aside_s: float | None = field(default=None, kw_only=True)
-    """Seconds that a task takes beside measuring, as seen in those that are done."""
 
-    def expected_s(self, task: Task) -> float:
-        return task.measure_s + (task.aside_s if self.aside_s is None else self.aside_s)
+    @property
+    def expected_s(self) -> float:
+        """Seconds of wall-clock that each task is expected to take."""
+        return self.measure_s + self.aside_s
+
+    def learn(self, aside_s: float) -> None:
+        """Notes what a task took beside measuring: the job's others will take about as long."""
+        self.aside_s = EARLIER * self.aside_s + (1 - EARLIER) * aside_s if self.seen else aside_s
+        self.seen = True
 
     def order(self, task: Task, left_s: float) -> Order | None:
         """The order for a task; None where the job's own budget is spent."""
@@ -77,83 +83,27 @@ class Job:
         """Notes that nothing more comes."""
 
 
-@dataclass
-class Dispatcher:
-    """Decides which task a device is given, and what becomes of a task that failed. It knows neither
-    processes nor clocks, so that a plan can be simulated."""
+def next_task(
+    jobs: Iterable[Job], device: str, type: str, left_s: float, failed: Collection[Task] = ()
+) -> Task | None:
+    """Takes the task that comes next for a device; None where none fits the time.
 
-    jobs: dict[str, Job] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)  # how often each device failed in a row
-    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    given_up: list[Task] = field(default_factory=list)
+    It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
+    tasks were given. Time is kept for tasks that only this device may do.
 
-    def add(self, job: Job) -> None:
-        self.jobs[job.name] = job
-
-    def wanting(self, types: Set[str], left_s: float) -> int:
-        """How many tasks that would fit the time wait for a device that is not there.
-
-        types: of the devices that are there
-        """
-        return sum(
-            not task.device
-            and (job.type not in types or task in self.tried)
-            and job.expected_s(task) <= left_s
-            for job in self.jobs.values()
-            for task in job.waiting
-        )
-
-    def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
-        """Takes the task that comes next for a device; None where none fits the time.
-
-        It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
-        tasks were given. Time is kept for tasks that only this device may do.
-
-        alone: there is no other device of its type, which could try what this one failed at
-        """
-        jobs = [job for job in self.jobs.values() if job.type == type and job.waiting]
-        owed_s = sum(job.expected_s(task) for job in jobs for task in job.waiting if task.device == device)
-        for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
-            for index, task in enumerate(job.waiting):
-                mine = task.device in ("", device) and (alone or device not in self.tried.get(task, ()))
-                others_s = 0.0 if task.device else owed_s
-                if mine and job.expected_s(task) + others_s <= left_s:
-                    del job.waiting[index]
-                    job.given += 1
-                    return task
-        return None
-
-    def done(self, task: Task, device: str, wall_s: float, measured_s: float) -> None:
-        """Notes how long a task took: the job's others will take about as long."""
-        self.failures.pop(device, None)
-        job, aside_s = self.jobs[task.job], max(0.0, wall_s - measured_s)
-        job.aside_s = aside_s if job.aside_s is None else EARLIER * job.aside_s + (1 - EARLIER) * aside_s
-
-    def fail(self, task: Task, device: str, alone: bool = False) -> str:
-        """Notes that a device failed at a task. Another device gets the task next; the same one gets it after
-        the job's others if it is alone. Returns what becomes of task and device, in words."""
-        self.failures[device] = self.failures.get(device, 0) + 1
-        tried = self.tried.setdefault(task, [])
-        tried.append(device)
-        job = self.jobs[task.job]
-        job.given -= 1
-        if task.device:
-            what = "given up"
-        elif len(tried) >= MOST_FAILURES:
-            self.given_up.append(task)
-            what = f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
-        elif alone:
-            job.waiting.append(task)
-            what = "tried again later"
-        else:
-            job.waiting.appendleft(task)
-            what = "given to another device"
-        if self.is_out(device):
-            what += f"; {device} is left out, as it failed {self.failures[device]} times in a row"
-        return what
-
-    def is_out(self, device: str) -> bool:
-        return self.failures.get(device, 0) >= MOST_FAILURES
+    failed: the tasks that are left to other devices, because this one failed at them
+    """
+    jobs = [job for job in jobs if job.type == type and job.waiting]
+    owed_s = sum(job.expected_s for job in jobs for task in job.waiting if task.device == device)
+    for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
+        for index, task in enumerate(job.waiting):
+            others_s = 0.0 if task.device else owed_s
+            mine = task.device in ("", device) and task not in failed
+            if mine and job.expected_s + others_s <= left_s:
+                del job.waiting[index]
+                job.given += 1
+                return task
+    return None
 
 
 @dataclass
@@ -161,9 +111,10 @@ class Member:
     """A device that has an agent."""
 
     device: Device
+    began: float  # when its start, and then its task, began, by the clock
+    until: float  # when that has taken far too long; requests to workers have deadlines of their own
     opened: Opened | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None
-    began: float = 0.0  # when it began its task or its start, by the clock
 
     @property
     def name(self) -> str:
@@ -179,8 +130,13 @@ class Driver:
     on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
     ends: float = float("inf")  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
+    go_on: str = ""  # how a person goes on where the pool is gone
+    calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
-    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
+    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
+    given_up: list[Task] = field(default_factory=list)
     members: dict[str, Member] = field(default_factory=dict)
     references: dict[str, Opened] = field(default_factory=dict)
     """By type, the device that the others must be like; empty until all have started."""
@@ -189,7 +145,7 @@ class Driver:
     names: set[str] = field(default_factory=set)  # names of all devices that were there
     lost: set[str] = field(default_factory=set)
     """Devices whose agent was lost before it had started; a second time leaves one out."""
-    there: set[str] = field(default_factory=set)
+    there: set[str] = field(default_factory=set)  # devices that the pool had at the last look
     deserted: bool = False  # whether work was left for which no device was there
     looked: float = float("-inf")
     idle_since: float | None = None
@@ -197,37 +153,31 @@ class Driver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.pool.close()
-        for job in self.dispatcher.jobs.values():
+        for job in self.jobs.values():
             job.end()
+        if isinstance(error, PoolGone) and self.go_on:
+            raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
     @property
     def failed(self) -> bool:
         """Whether there is work that no device did, though there was time."""
-        return self.deserted or bool(self.dispatcher.given_up)
+        return self.deserted or bool(self.given_up)
 
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
         is said before anything is measured. Returns the devices of each type. Raises NothingRan."""
-        until = min(self.ends, self.clock() + STARTING_S)
-        while self.clock() < until:
-            self._look()
-            starting = any(member.opened is None for member in self.members.values())
-            again = (self.lost & self.there) - self.members.keys() - self.refused.keys()
-            if not starting and not again:
-                break
-            for answer in self.pool.wait(1.0):
-                self._take(answer)
-        types = self._types()
-        self.references = {type: most_alike(devices) for type, devices in types.items()}
+        self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
+        self.references = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
             if member.opened:
                 self._welcome(member, member.opened)
+        types = self._types()
         if not types:
             reasons = "; ".join(self.refused.values())
             raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
-        return self._types()
+        return types
 
     def _types(self) -> dict[str, list[Opened]]:
         types: dict[str, list[Opened]] = {}
@@ -237,37 +187,35 @@ class Driver:
         return types
 
     def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self.dispatcher.add(job)
+        self.jobs |= {job.name: job for job in jobs}
 
     def run(self) -> None:
-        """Works until all is done that can be. Raises PoolGone where the pool is gone, and what a job raises
-        that cannot record."""
-        while True:
+        """Works until all is done that can be, or the time is up. Raises PoolGone where the pool is gone, and
+        what a job raises that cannot record."""
+        self._work(self.ends, self._is_over)
+        for member in self.members.values():
+            if member.task:
+                self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
+                self.jobs[member.task.job].take_back(member.task)
+
+    def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
+        while self.clock() < ends:
             self._look()
             for member in list(self.members.values()):
                 if member.opened and not member.task:
                     self._give(member)
-            if self._is_over():
+            if is_over():
                 return
-            for answer in self.pool.wait(max(0.0, min(1.0, self.ends - self.clock()))):
+            for answer in self.pool.wait(max(0.0, min(1.0, ends - self.clock()))):
                 self._take(answer)
             for member in list(self.members.values()):
-                if self.clock() > member.began + self._limit_s(member):
+                if self.clock() > member.until:
                     reason = "it takes far longer than anything should"
                     self._take(Answer(member.device.id, None, reason, lost=True))
-            if self.clock() >= self.ends:
-                self._cut_off()
-                return
 
-    def _limit_s(self, member: Member) -> float:
-        """The most that a device's task or start may take; requests to workers have deadlines of their
-        own."""
-        if member.opened is None:
-            return STARTING_S
-        if member.task is None:
-            return float("inf")
-        return LONGEST_S + 10 * self.dispatcher.jobs[member.task.job].expected_s(member.task)
+    def _have_started(self) -> bool:
+        starting = any(member.opened is None for member in self.members.values())
+        return not starting and not (self.lost & self.there) - self.members.keys() - self.refused.keys()
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
@@ -277,10 +225,9 @@ class Driver:
         devices = self.pool.devices()
         self.there = {device.id for device in devices}
         for device in devices:
-            if device.id in self.members or device.id in self.refused:
-                continue
-            self.members[device.id] = Member(device, began=self.clock())
-            self.pool.start(Opening(device, self.threads))
+            if device.id not in self.members and device.id not in self.refused:
+                self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
+                self.pool.send(device.id, replace(device, threads=self.threads))
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""
@@ -288,35 +235,34 @@ class Driver:
         if any(member.task for member in members):
             self.idle_since = None
             return False
-        waiting = any(job.waiting for job in self.dispatcher.jobs.values())
-        if waiting and any(not member.opened for member in members):
-            return False
-        types = {member.device.type for member in members}
-        wanting = self.dispatcher.wanting(types, self.ends - self.clock())
-        if not wanting:
+        # A device that has started could do none of these: it is of another type, or it failed at them.
+        left_s = self.ends - self.clock()
+        fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
+        waiting = sum(not task.device for job in fitting for task in job.waiting)
+        if not waiting:
             return True
         if self.idle_since is None:
             self.idle_since = self.clock()
-        if self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S:
+        starting = any(not member.opened for member in members)
+        if starting or (self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S):
             return False
         self.deserted = True
-        self.log(f"no device is left for {wanting} of what waits")
+        self.log(f"no device is left for {waiting} of what waits")
         return True
 
     def _alone(self, member: Member) -> bool:
         return sum(other.device.type == member.device.type for other in self.members.values()) == 1
 
     def _give(self, member: Member) -> None:
-        while True:
-            left_s = self.ends - self.clock()
-            task = self.dispatcher.next(member.name, member.device.type, left_s, self._alone(member))
-            if task is None:
-                return
-            job = self.dispatcher.jobs[task.job]
+        left_s, name = self.ends - self.clock(), member.name
+        failed = [] if self._alone(member) else [task for task in self.tried if name in self.tried[task]]
+        while task := next_task(self.jobs.values(), name, member.device.type, left_s, failed):
+            job = self.jobs[task.job]
             order = job.order(task, left_s)
             if order is not None:
                 member.task, member.began = task, self.clock()
-                self.on_begin(task, member.name)
+                member.until = member.began + LONGEST_S + 10 * job.expected_s
+                self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
                 return
             job.waiting.clear()  # its budget is spent
@@ -325,71 +271,86 @@ class Driver:
         member = self.members.get(answer.device)
         if member is None:
             return
-        task, member.task = member.task, None
-        if isinstance(answer.result, Opened):
+        task, member.task, member.until = member.task, None, float("inf")
+        if answer.result is None:
+            self._failed(member, task, answer)
+        elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.references:
                 self._welcome(member, answer.result)
-        elif task is None:
-            self._not_opened(member, answer)
-        elif answer.result is not None:
-            assert member.opened is not None
-            wall_s = self.clock() - member.began
-            job = self.dispatcher.jobs[task.job]
+        else:
+            assert task is not None and member.opened is not None
+            wall_s, job = self.clock() - member.began, self.jobs[task.job]
             measured_s = job.take(task, answer.result, member.opened, wall_s)
-            self.dispatcher.done(task, member.name, wall_s, measured_s)
-        else:
-            self.dispatcher.jobs[task.job].take_back(task)
-            then = self.dispatcher.fail(task, member.name, self._alone(member))
-            self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
-            if self.dispatcher.is_out(member.name):
-                self._refuse(member, "")
-        if answer.lost and answer.device in self.members:
-            self.pool.stop(answer.device)
-            del self.members[answer.device]
-            self.looked = self.clock()  # until the next look the pool knows whether its node has gone
+            job.learn(max(0.0, wall_s - measured_s))
+            self.failures.pop(member.name, None)
 
-    def _welcome(self, member: Member, opened: Opened) -> None:
-        """Keeps a device that has started, or leaves it out."""
-        type, jobs = member.device.type, self.dispatcher.jobs.values()
-        reference = self.references.get(type, opened)
-        if different := differences(reference.facts, opened.facts):
-            of = reference.used.name
-            self._refuse(member, f"{opened.used.name} differs from {of}: {'; '.join(different)}")
-        elif jobs and type not in {job.type for job in jobs}:
-            self._refuse(member, f"nothing is measured on devices of type {type}")
-        else:
-            if jobs:
-                known = opened.used.name in self.names
-                self.log(f"{opened.used.name} {'is back' if known else 'has joined'}")
-                for job in jobs:
-                    if job.type == type and not known:
-                        job.joined(opened)
-            self.names.add(opened.used.name)
-            for line in opened.facts.busy:
-                self.log(f"note: {opened.used.name}: {line}")
-
-    def _not_opened(self, member: Member, answer: Answer) -> None:
-        """Leaves out a device that cannot be opened. An agent that was lost is started again, once."""
+    def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
+        """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
+        agent that was lost is started again; one that had not started yet, only once."""
         id = member.device.id
-        if answer.lost and id not in self.lost:
+        if task is not None:
+            self.failures[member.name] += 1
+            then = self._return(task, member)
+            if is_out := self.failures[member.name] >= MOST_FAILURES:
+                then += f"; {member.name} is left out, as it failed {MOST_FAILURES} times in a row"
+            self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
+            if is_out:
+                self._refuse(member, "")
+        elif answer.lost and id not in self.lost:
             self.lost.add(id)
         else:
             self._refuse(member, f"{member.name}: {answer.error}")
+        if answer.lost and id in self.members:
+            self._remove(member)
+            self.looked = self.clock()  # until the next look the pool knows whether its node has gone
+
+    def _return(self, task: Task, member: Member) -> str:
+        """Takes a task back from a device that failed at it. Another device gets it next; the same one gets
+        it after the job's others if it is alone. Returns what becomes of the task, in words."""
+        job, tried = self.jobs[task.job], self.tried.setdefault(task, [])
+        job.take_back(task)
+        job.given -= 1
+        tried.append(member.name)
+        if task.device:
+            return "given up"
+        if len(tried) >= MOST_FAILURES:
+            self.given_up.append(task)
+            return f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
+        if self._alone(member):
+            job.waiting.append(task)
+            return "tried again later"
+        job.waiting.appendleft(task)
+        return "given to another device"
+
+    def _welcome(self, member: Member, opened: Opened) -> None:
+        """Keeps a device that has started, or leaves it out."""
+        type, name, jobs = member.device.type, opened.used.name, self.jobs.values()
+        reference = self.references.get(type, opened)
+        if different := differences(reference.facts, opened.facts):
+            self._refuse(member, f"{name} differs from {reference.used.name}: {'; '.join(different)}")
+            return
+        if jobs and type not in {job.type for job in jobs}:
+            self._refuse(member, f"nothing is measured on devices of type {type}")
+            return
+        if jobs:
+            self.log(f"{name} is back" if name in self.names else f"{name} has joined")
+            for job in jobs:
+                if job.type == type and name not in self.names:
+                    job.joined(opened)
+        self.names.add(name)
+        for line in opened.facts.busy:
+            self.log(f"note: {name}: {line}")
 
     def _refuse(self, member: Member, reason: str) -> None:
         self.refused[member.device.id] = reason
         if reason:
             self.log(f"left out: {reason}")
-        self.pool.stop(member.device.id)
-        self.members.pop(member.device.id, None)
+        self._remove(member)
 
-    def _cut_off(self) -> None:
-        for member in self.members.values():
-            if member.task:
-                self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
-                self.dispatcher.jobs[member.task.job].take_back(member.task)
-                member.task = None
+    def _remove(self, member: Member) -> None:
+        self.pool.stop(member.device.id)
+        del self.members[member.device.id]
 
 
 # What all devices of a type must have in common to measure one run, the last on CPUs only. All libraries and
@@ -399,8 +360,7 @@ MACHINE = ("device", "arch", "driver", "threads")
 
 def most_alike(devices: Sequence[Opened]) -> Opened:
     """The first of the devices that most others are like."""
-    alike = [sum(not differences(a.facts, b.facts) for b in devices) for a in devices]
-    return devices[alike.index(max(alike))]
+    return max(devices, key=lambda a: sum(not differences(a.facts, b.facts) for b in devices))
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-import kernels
 from harness import files
-from harness.cluster.agent import CaseOrder, CommandDone, CommandOrder, Opened, Order
+from harness.cluster.agent import CaseOrder, CommandDone, CommandOrder, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.ray_cluster import PoolGone, RayPool
-from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
+from harness.cluster.ray_cluster import RayPool
+from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.files import JournalFull, JsonObject, require_writable
-from harness.plan import budget, select
-from harness.plan.settings import PLAIN
+from harness.plan import budget
 from harness.results.effects import regressions
 from harness.results.journal import Journal
 from harness.results.read import write_outputs
-from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record, Run
+from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
 from harness.run.execute import ENOUGH, Display, Outcome, exit_code, keep
-from harness.run.folder import begin, finished_cases, planned_case, resume, select_all
+from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.statistics.intervals import CONFIDENCE
 from harness.tune.race import (
     Race,
     RaceDisplay,
@@ -43,9 +39,6 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case
 
-ASIDE_S = {"smoke": 15.0, "cpu": 60.0, "gpu": 30.0}
-"""Seconds that a case takes beside its measuring, before one was seen: what runs in results/epyc-zen4-2core
-took. The figure for GPUs is a guess."""
 MOST = 3.0  # a case whose first rounds take longer than its budget may take so many times that budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
@@ -53,13 +46,14 @@ CALIBRATION_CASES = {
     "gpu": ("m=64 n=2112 k=7168", "m=8192 n=2112 k=7168"),  # few rows read memory, many compute
 }
 CALIBRATION_S = 3.0
-CALIBRATION_ASIDE_S = {"cpu": 12.0, "gpu": 15.0}
 
 
-def case_tasks(job: str, keys: Iterable[str], per_case_s: float, suite: str, kind: str) -> list[Task]:
-    """A task for each case of a job. kind: of platform"""
-    aside_s = ASIDE_S["smoke" if suite == "smoke" else "cpu" if kind == "cpu" else "gpu"]
-    return [Task(job, key, per_case_s, aside_s) for key in keys]
+def beside_s(suite: str, kind: str) -> float:
+    """Seconds that a case takes beside its measuring, before one was seen: what runs in
+    results/epyc-zen4-2core took. The figure for GPUs is a guess. kind: of platform"""
+    if suite == "smoke":
+        return 15.0
+    return 60.0 if kind == "cpu" else 30.0
 
 
 @dataclass
@@ -68,7 +62,6 @@ class RunJob(Job):
 
     journal: Journal
     plan: RunPlan
-    request: Request
     on_case: Callable[[Case, list[Record]], None]  # is given each finished case's records
     devices: int
     """How many devices share the cases: the run's budget is each device's. 0: the wall-clock is the budget,
@@ -76,23 +69,23 @@ class RunJob(Job):
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
 
     def __post_init__(self) -> None:
-        finished = finished_cases(self.journal, self.plan.retry)
-        done = [r for records in finished.values() for r in records if isinstance(r, CaseDone)]
-        self.began = time.perf_counter()
-        self.spent_s = sum(record.measured_s for record in done)
-        self.given_s: dict[str, float] = {}
+        record = self.plan.record
+        self.measure_s = self.plan.per_case_s
+        self.aside_s = beside_s(record.suite, record.provenance["machine"]["platform"])
+        self.planned = {planned.key: case_of(planned) for planned in record.cases}
+        self.finished: set[str] = set()
+        self.statuses: Counter[str] = Counter()
+        self.spent_s = 0.0
+        self.given_s: dict[str, float] = {}  # for cases that are being measured
         self.recorded = {device.name for device in self.journal.devices()}
-        self.met: set[str] = set()
-        self.planned = {planned.key: planned for planned in self.plan.record.cases}
-        self.finished = set(finished)
-        cells = [r for records in finished.values() for r in records if isinstance(r, Cell)]
-        self.statuses = Counter[str](cell.status for cell in cells)
+        self.met: set[str] = set()  # devices that measured a case in this command
+        self.kept = self.journal.calibrations()
+        for key, records in finished_cases(self.journal, self.plan.retry).items():
+            self._count(key, records)
         # Cases that are measured again come last: what broke may break again.
         before = self.journal.finished()
-        keys = [key for key in sorted(self.planned, key=lambda key: key in before) if key not in finished]
-        record = self.plan.record
-        kind = record.provenance["machine"]["platform"]
-        self.waiting.extend(case_tasks(self.name, keys, self.plan.per_case_s, record.suite, kind))
+        again = sorted(self.planned, key=lambda key: key in before)
+        self.waiting.extend(Task(self.name, key) for key in again if key not in self.finished)
 
     @property
     def cases(self) -> int:
@@ -104,54 +97,75 @@ class RunJob(Job):
 
     @property
     def left_out(self) -> list[Case]:
-        return [case_of(planned) for key, planned in self.planned.items() if key not in self.finished]
+        return [case for key, case in self.planned.items() if key not in self.finished]
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
-        per_case_s = self.plan.per_case_s
-        share_s, most_s = per_case_s, MOST * per_case_s
+        share_s, most_s = self.plan.per_case_s, MOST * self.plan.per_case_s
         if self.devices:
             most_s = self.plan.budget_s * self.devices - self.spent_s - sum(self.given_s.values())
-            if (self.spent_s or self.given_s) and most_s < ENOUGH * per_case_s:
+            if (self.spent_s or self.given_s) and most_s < ENOUGH * self.plan.per_case_s:
                 return None
-            reach = max(1, int(most_s // per_case_s))
-            queue = [task, *islice(self.waiting, reach)]
-            cases = [case_of(self.planned[each.key]) for each in queue]
-            share_s, _ = budget.allowance(most_s, cases, per_case_s)
+            queue = [self.planned[each.key] for each in (task, *self.waiting)]
+            share_s, _ = budget.allowance(most_s, queue, self.plan.per_case_s)
         self.given_s[task.key] = share_s
-        record = self.plan.record.model_copy(update={"cases": [self.planned[task.key]]})
-        return CaseOrder(record, self.request, min(share_s, left_s), min(most_s, left_s), left_s)
+        return CaseOrder(_of_case(self.plan, task.key), min(share_s, left_s), min(most_s, left_s), left_s)
 
     def take_back(self, task: Task) -> None:
         self.given_s.pop(task.key, None)
 
     def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, list)
-        done = next(record for record in result if isinstance(record, CaseDone))
         self.given_s.pop(task.key, None)
-        self.finished.add(task.key)
-        self.spent_s += done.measured_s
-        self.statuses.update(record.status for record in result if isinstance(record, Cell))
+        measured_s = self._count(task.key, result)
         try:
             keep(self.journal, [*self._device_records(by.used), *result])
         finally:
-            self.on_case(case_of(self.planned[task.key]), result)
-        return done.measured_s
+            self.on_case(self.planned[task.key], result)
+        return measured_s
+
+    def _count(self, key: str, records: Sequence[Record]) -> float:
+        """Counts a finished case. Returns its seconds of measuring."""
+        measured_s = sum(record.measured_s for record in records if isinstance(record, CaseDone))
+        self.finished.add(key)
+        self.spent_s += measured_s
+        self.statuses.update(record.status for record in records if isinstance(record, Cell))
+        return measured_s
 
     def _device_records(self, used: DeviceUsed) -> list[Record]:
-        """What is recorded with a device's first case: the device and its calibrations, which a kill would
-        lose later."""
-        made: list[Record] = [] if used.name in self.recorded else [used]
-        if used.name not in self.met:
-            made += [calibration for calibration in self.calibrations if calibration.device == used.name]
+        """What is recorded with a case of a device: the device and its calibrations, which a kill would lose
+        later, as far as they are not recorded yet."""
+        device: list[Record] = [] if used.name in self.recorded else [used]
         self.recorded.add(used.name)
         self.met.add(used.name)
-        return made
+        return [*device, *self._calibrations()]
+
+    def _calibrations(self) -> list[Calibration]:
+        new = [made for made in self.calibrations if made.device in self.met and made not in self.kept]
+        self.kept += new
+        return new
 
     def end(self) -> None:
-        known = self.journal.calibrations()
-        mine = [made for made in self.calibrations if made.device in self.met and made not in known]
-        if mine:
-            keep(self.journal, mine)
+        if new := self._calibrations():
+            keep(self.journal, new)
+
+    def outcome(self) -> Outcome:
+        """Read from the journal."""
+        finished = self.journal.finished()
+        return Outcome(
+            records=[record for records in finished.values() for record in records],
+            cases=len(finished),
+            left_out=self.left_out,
+            before_s=0.0,
+            budget_s=self.plan.budget_s,
+            folder=self.journal.folder,
+            calibrations=self.journal.calibrations(),
+        )
+
+
+def _of_case(plan: RunPlan, key: str) -> RunPlan:
+    """The plan with one of its cases alone."""
+    cases = [planned for planned in plan.record.cases if planned.key == key]
+    return replace(plan, record=plan.record.model_copy(update={"cases": cases}))
 
 
 @dataclass
@@ -165,8 +179,9 @@ class CommandJob(Job):
     cases = 1
 
     def __post_init__(self) -> None:
+        self.aside_s = self.wall_s
         if not self.done:
-            self.waiting.append(Task(self.name, self.name, 0.0, self.wall_s))
+            self.waiting.append(Task(self.name, self.name))
 
     @property
     def file(self) -> Path:
@@ -185,16 +200,11 @@ class CommandJob(Job):
             return {}
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
-    def order(self, task: Task, left_s: float) -> Order | None:
+    def order(self, task: Task, left_s: float) -> CommandOrder:
         return CommandOrder(self.arguments, min(left_s, 2 * self.wall_s))
 
     def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, CommandDone)
-        for name, content in result.files.items():
-            self._write(name, content)
-        self.on_done(result.code, result.output)
-        if result.code is None:  # killed at its time, which may be longer when the campaign goes on
-            return 0.0
         facts: JsonObject = {
             "arguments": list(self.arguments),
             "code": result.code,
@@ -203,14 +213,16 @@ class CommandJob(Job):
             "provenance": by.facts.provenance,
             "output": result.output,
         }
-        self._write(self.file.name, (json.dumps(facts, indent=1) + "\n").encode())
+        written = dict(result.files)
+        if result.code is not None:  # else it was killed at its time, which is longer in a longer campaign
+            written[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
+        for name, content in written.items():
+            try:
+                files.replace(self.folder / name, content)
+            except OSError as error:
+                raise JournalFull(f"cannot write to {self.folder / name}: {error.strerror}") from None
+        self.on_done(result.code, result.output)
         return 0.0
-
-    def _write(self, name: str, content: bytes) -> None:
-        try:
-            files.replace(self.folder / name, content)
-        except OSError as error:
-            raise JournalFull(f"cannot write to {self.folder / name}: {error.strerror}") from None
 
 
 @dataclass
@@ -224,120 +236,94 @@ class CalibrationJob(Job):
     log: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        facts, op = self.devices[0].facts, kernels.OPS[CALIBRATION_OP]
-        self.kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
-        cases = select.choose_cases(op, None, CALIBRATION_CASES[self.kind], "core", facts.platform.arch)
-        baseline = select.choose_baseline(op, facts.platform, None, select.choose_implementations(op, None))
-        whole = Run(
-            id="calibration",
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            command=[],
-            op=op.name,
-            suite="ad hoc",
-            cases=[planned_case(case) for case in cases],
-            implementations=[baseline],
-            baseline=baseline,
-            settings={PLAIN: {}},
-            launches=["eager"],
-            cache="serving",
-            budget_s=CALIBRATION_S,
-            per_case_s=CALIBRATION_S,
-            seed=0,
-            confidence=CONFIDENCE,
-            disturbed="prefer",
-            ceilings={},
-            provenance=facts.provenance,
-        )
-        self.runs = {case.key: whole.model_copy(update={"cases": [case]}) for case in whole.cases}
+        facts = replace(self.devices[0].facts, ceilings=None)
+        kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
+        self.measure_s, self.aside_s = CALIBRATION_S, beside_s("smoke", kind)
+        with tempfile.TemporaryDirectory() as folder:  # nothing of this run is recorded
+            request = Request(
+                op=CALIBRATION_OP,
+                case=CALIBRATION_CASES[kind],
+                boundary="core",
+                launch="eager",
+                budget=f"{CALIBRATION_S}s",
+                out=f"{folder}/calibration",
+            )
+            selection = select_all(request, facts.platform)
+            selection = replace(selection, implementations=[selection.baseline])
+            _, self.plan = begin(request, facts.platform, lambda _: facts, selection, lambda _: None)
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
     def _add(self, devices: Sequence[Opened]) -> None:
-        aside_s = CALIBRATION_ASIDE_S[self.kind]
-        self.waiting.extend(
-            Task(self.name, key, CALIBRATION_S, aside_s, device.used.name)
-            for device in devices
-            for key in self.runs
-        )
+        keys = [case.key for case in self.plan.record.cases]
+        self.waiting.extend(Task(self.name, key, device.used.name) for device in devices for key in keys)
 
     def joined(self, device: Opened) -> None:
         self.devices.append(device)
         self._add(self.devices if len(self.devices) == 2 else [device])
 
-    def order(self, task: Task, left_s: float) -> Order | None:
-        max_s = min(left_s, 3 * CALIBRATION_S)
-        return CaseOrder(self.runs[task.key], Request(), CALIBRATION_S, max_s, left_s)
+    def order(self, task: Task, left_s: float) -> CaseOrder:
+        most_s = min(left_s, 3 * CALIBRATION_S)
+        return CaseOrder(_of_case(self.plan, task.key), CALIBRATION_S, most_s, left_s)
 
     def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
         assert isinstance(result, list)
         for cell in result:
             if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
-                self.made.append(
-                    Calibration(
-                        device=by.used.name,
-                        type=self.type,
-                        when=self.when,
-                        case=task.key,
-                        impl=cell.impl,
-                        time_us=cell.time_us,
-                        low_us=cell.low_us,
-                        high_us=cell.high_us,
-                    )
-                )
+                shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
+                name = by.used.name
+                self.made.append(Calibration(device=name, type=self.type, when=self.when, **shared))
             elif isinstance(cell, Cell):
                 self.log(f"{by.used.name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S
 
 
-def calibrations(
-    type: str, devices: Sequence[Opened], made: list[Calibration], log: Callable[[str], None]
-) -> list[Job]:
+def calibrations(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
     """The jobs before and after all others."""
+    made, log = driver.calibrations, driver.log
     return [
         CalibrationJob(f"calibration of {type}, first", type, -1, "first", list(devices), made, log),
         CalibrationJob(f"calibration of {type}, last", type, 1 << 30, "last", list(devices), made, log),
     ]
 
 
-def run_on_cluster(request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
-    """As `harness.run.execute.run`. request_of: what the command asks for on a device of the cluster"""
-    require_writable(request.json, request.csv)
-    pool = RayPool(request.cluster or "auto", [request.device] if request.device else [])
-    return run_on(pool, request, request_of, display)
+def run_on_cluster(
+    request: Request,
+    request_of: Callable[[Platform], Request],
+    display: Display,
+    pool: Pool | None = None,
+) -> int:
+    """As `harness.run.execute.run`, on the devices of one type of a pool, by default the cluster's.
 
-
-def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
-    """Measures a run on the devices of one type that a pool has. Returns the exit code."""
+    request_of: what the command asks for on a device of the pool
+    """
     began = time.perf_counter()
+    require_writable(request.json, request.csv)
+    pool = pool or RayPool(request.cluster or "auto", request.device)
     driver = Driver(pool, display.log, threads=request.threads)
-    jobs: list[RunJob] = []
-    with _measuring(driver, jobs) as (type, devices, made):
-        jobs.append(_run_job(type, devices, request_of(devices[0].facts.platform), made, display))
-    (job,) = jobs
-    outcome = replace(_outcome(job), before_s=job.began - began)
-    display.end(job.plan.record, outcome)
-    write_outputs(request.json, request.csv, job.plan.record, outcome.records)
+    with driver:
+        type, devices = only_type(driver)
+        journal, plan = begin_run(request_of(devices[0].facts.platform), devices[0], display.log)
+        record, count = plan.record, len(devices)
+        names = ", ".join(device.used.name for device in devices)
+        display.log(f"{len(record.cases)} cases on {count} of {type}: {names}")
+
+        def on_case(case: Case, records: Sequence[Record]) -> None:
+            if max(count, len(job.recorded)) == 1:
+                records = [each.nameless if isinstance(each, CaseDone) else each for each in records]
+            display.case(record, case, records)
+
+        job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
+        driver.add([job, *calibrations(driver, type, devices)])
+        driver.go_on = f"--resume {journal.folder} measures the rest"
+        before_s = time.perf_counter() - began
+        driver.run()
+    outcome = replace(job.outcome(), before_s=before_s)
+    display.end(record, outcome)
+    write_outputs(request.json, request.csv, record, outcome.records)
     code = exit_code(outcome.records)
-    regressed = bool(job.plan.record.trees) and regressions(outcome.records)
+    regressed = bool(record.trees) and regressions(outcome.records)
     return FAILED if code == OK and (driver.failed or regressed) else code
-
-
-@contextlib.contextmanager
-def _measuring(
-    driver: Driver, jobs: Sequence[RunJob]
-) -> Iterator[tuple[str, Sequence[Opened], list[Calibration]]]:
-    """Opens a driver's devices, which must be of one type, and yields that type, the devices and the list of
-    their calibrations. Afterwards it measures the jobs that were added within."""
-    try:
-        with driver:
-            type, devices = only_type(driver)
-            made: list[Calibration] = []
-            yield type, devices, made
-            driver.add([*jobs, *calibrations(type, devices, made, driver.log)])
-            driver.run()
-    except PoolGone as gone:
-        then = "".join(f"; --resume {job.journal.folder} measures the rest" for job in jobs)
-        raise HarnessError(f"{gone}; finished cases are recorded{then}") from None
 
 
 def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
@@ -349,67 +335,43 @@ def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
     return next(iter(driver.open().items()))
 
 
-def _run_job(
-    type: str, devices: Sequence[Opened], request: Request, made: Sequence[Calibration], display: Display
-) -> RunJob:
-    """The job of a run that begins, or goes on. made: the devices' calibrations"""
-    facts = devices[0].facts
+def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> tuple[Journal, RunPlan]:
+    """Begins a run for devices that are like this one, or goes on with it."""
+    facts = device.facts
     if request.resume:
-        journal, plan = resume(request, facts.provenance)
-    else:
-        selection = select_all(request, facts.platform)
-        journal, plan = begin(request, facts.platform, lambda _: facts, selection, display.log)
-    names = ", ".join(device.used.name for device in devices)
-    display.log(f"{len(plan.record.cases)} cases on {len(devices)} of {type}: {names}")
-
-    def on_case(case: Case, records: Sequence[Record]) -> None:
-        if max(len(devices), len(job.recorded)) == 1:
-            records = [record.nameless if isinstance(record, CaseDone) else record for record in records]
-        display.case(plan.record, case, records)
-
-    job = RunJob(plan.record.id, type, 0, journal, plan, request, on_case, len(devices), made)
-    return job
+        return resume(request, facts.provenance)
+    selection = select_all(request, facts.platform)
+    return begin(request, facts.platform, lambda _: facts, selection, log)
 
 
-def _outcome(job: RunJob) -> Outcome:
-    """Read from the job's journal."""
-    finished = job.journal.finished()
-    return Outcome(
-        records=[record for records in finished.values() for record in records],
-        cases=len(finished),
-        left_out=job.left_out,
-        before_s=0.0,
-        budget_s=job.plan.budget_s,
-        folder=job.journal.folder,
-        calibrations=job.journal.calibrations(),
-    )
-
-
-def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """As `harness.tune.race.tune`."""
-    pool = RayPool(request.cluster or "auto", [request.device] if request.device else [])
-    return race_on(pool, request, display)
-
-
-def race_on(pool: Pool, request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """Races all implementations at once on the devices of one type that a pool has."""
+def race_on_cluster(
+    request: TuneRequest, display: RaceDisplay, pool: Pool | None = None
+) -> tuple[int, list[Row]]:
+    """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool, by
+    default the cluster's."""
+    pool = pool or RayPool(request.cluster or "auto", request.device)
     driver = Driver(pool, display.log)
     jobs: list[RunJob] = []
     races: list[Race] = []
-    with _measuring(driver, jobs) as (type, devices, made):
+    with driver:
+        type, devices = only_type(driver)
         platform, count = devices[0].facts.platform, len(devices)
         implementations = implementations_here(request, platform)
         if not implementations:
             raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
         for implementation in implementations:
-            journal, plan, race = begin_race(implementation, request, devices[0], display)
+            journal, race = begin_race(implementation, request, devices[0], display)
             name = implementation.name
             display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
-            jobs.append(RunJob(name, type, 0, journal, plan, request, race.on_case, count, made))
+            jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, driver.calibrations))
             races.append(race)
+        driver.add([*jobs, *calibrations(driver, type, devices)])
+        folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
+        driver.go_on = f"{folders} measures the rest"
+        driver.run()
     codes = [FAILED] if driver.failed else []
     for job in jobs:
-        outcome = _outcome(job)
+        outcome = job.outcome()
         display.end(job.plan.record, outcome)
         codes.append(exit_code(outcome.records))
     return race_result(codes, races, display.log)
@@ -417,7 +379,7 @@ def race_on(pool: Pool, request: TuneRequest, display: RaceDisplay) -> tuple[int
 
 def begin_race(
     implementation: Tunable, request: TuneRequest, device: Opened, display: RaceDisplay
-) -> tuple[Journal, RunPlan, Race]:
+) -> tuple[Journal, Race]:
     """Begins a race for devices that are like this one, or goes on with it."""
     facts = device.facts
     journal, plan = open_race(
@@ -425,4 +387,4 @@ def begin_race(
     )
     race = Race(implementation, device.target, plan, display, stores=request.stores)
     race.resume(finished_cases(journal, plan.retry))
-    return journal, plan, race
+    return journal, race

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.catalogue.devices import known_type
-from harness.cluster.agent import Agent, Answer, Device, Opened, Opening, Order
+from harness.cluster.agent import Agent, Answer, Device, Opened, Order
 from harness.compile.compiler import CompileEach, Resources, compile_launch
 from harness.compile.launches import KernelLaunch
 from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
@@ -32,17 +32,18 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
-"""Of the temporary folder, in characters: Ray keeps sockets below it, whose paths may have 107."""
+"""Characters of the path of the temporary folder from which on Ray is given another folder: Ray keeps sockets
+in it, and the path of a socket has at most 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
-"""Seconds for the head to take a connection, and after which it is gone if it takes none."""
+"""Seconds to wait for a connection to the head, and after which the head is gone if it takes none."""
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
-"""Seconds for an actor to begin: its node loads Python and the suite. Longer, and another driver has its
-device."""
+"""Seconds for an actor to begin: its node loads Python and the suite. An actor that takes longer waits for a
+device that another driver has."""
 BEAT_S, HANG_S = 10.0, 60.0
 """Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
-PROBE_S = 120.0  # seconds for a node to tell its version of Triton
+FIRST_S = 300.0  # seconds for the cluster to compile its first kernel
 
 
 def join(address: str) -> ModuleType:
@@ -58,8 +59,8 @@ def join(address: str) -> ModuleType:
         )
     looked_for = address == "auto"
     address = _running() if looked_for else address
-    if address:
-        _require_answer(address)
+    if address and (reason := _refusal(address)):
+        raise UsageError(f"no Ray cluster at {address!r}: {reason}")
     if not address or _is_loopback(address):
         # Set before Ray is imported, so that all of its ports, those of nodes too, are this machine's alone.
         os.environ[LOOPBACK_ONLY] = "0"
@@ -70,18 +71,20 @@ def join(address: str) -> ModuleType:
         raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # Ray prints pages about nodes that died; the driver says it in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "runtime_env": {"env_vars": _environment()},
-    }
+    options: dict[str, Any] = {"address": address}
+    if looked_for:
+        options["address"] = "auto" if address else "local"  # `auto` also looks for a token
+    if not address:
+        gpus = sum(platform.kind != "cpu" for platform in devices().values())
+        folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
+        options |= {"include_dashboard": False, "num_gpus": gpus, "_temp_dir": folder}
     try:
-        if address:
-            ray.init(address="auto" if looked_for else address, **quiet)  # `auto` also looks for a token
-        else:
-            gpus = sum(platform.kind != "cpu" for platform in devices().values())
-            folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
-            ray.init(address="local", include_dashboard=False, num_gpus=gpus, _temp_dir=folder, **quiet)
+        ray.init(
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": _environment()},
+            **options,
+        )
     except (OSError, RuntimeError, ValueError) as error:
         if "node info" in str(error):
             how = f"`ray start --address={address}` makes it one"
@@ -99,39 +102,28 @@ def _running() -> str:
         return address
     file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     address = file.read_text().strip() if file.exists() else ""
-    try:
-        _require_answer(address)
-        host = _split(address)[0]
-    except UsageError:
-        return ""
-    return address if host == _our_address() or host.startswith("127.") else ""
+    here = address.startswith(("127.", f"{_our_address()}:"))
+    return address if here and not _refusal(address) else ""
 
 
-def _require_answer(address: str) -> None:
-    """Raises UsageError where no head answers; Ray itself would try for minutes."""
-    try:
-        socket.create_connection(_split(address), 5).close()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", "") or "write HOST:PORT"
-        raise UsageError(f"no Ray cluster at {address!r}: {reason}") from None
-
-
-def _split(address: str) -> tuple[str, int]:
+def _refusal(address: str, seconds: float = 5.0) -> str:
+    """Why no head answers at an address; empty if one does. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    return host, int(port)
+    try:
+        socket.create_connection((host, int(port)), seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:
+        return "write HOST:PORT"
+    return ""
 
 
 def _is_loopback(address: str) -> bool:
     """Whether the head answers on this machine only; then Ray must not use the machine's other address."""
-    host, port = _split(address)
-    if not socket.gethostbyname(host).startswith("127."):
-        return False
+    host, _, port = address.rpartition(":")
     ours = _our_address()
-    try:
-        socket.create_connection((ours, port), 5).close()
-    except OSError:
-        return True
-    return ours.startswith("127.")
+    loopback = socket.gethostbyname(host).startswith("127.")
+    return loopback and (ours.startswith("127.") or bool(_refusal(f"{ours}:{port}")))
 
 
 def _our_address() -> str:
@@ -168,21 +160,17 @@ class Head:
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray = ray
-        self.address = _split(ray.get_runtime_context().gcs_address)
-        self.answered = time.monotonic()
+        self.address: str = ray.get_runtime_context().gcs_address
         self.gone = False
 
-    def answers(self) -> bool:
-        """Raises PoolGone where it has not answered for a while."""
-        try:
-            socket.create_connection(self.address, HEAD_S).close()
-            self.answered = time.monotonic()
-            return True
-        except OSError:
-            if time.monotonic() < self.answered + HEAD_GONE_S:
-                return False
-        self.gone = True
-        raise PoolGone("the cluster's head at {}:{} is gone".format(*self.address)) from None
+    def require(self) -> None:
+        """Waits until it answers. Raises PoolGone where it does not for a while."""
+        until = time.monotonic() + HEAD_GONE_S
+        while _refusal(self.address, HEAD_S):
+            if time.monotonic() >= until:
+                self.gone = True
+                raise PoolGone(f"the cluster's head at {self.address} is gone")
+            time.sleep(0.2)
 
     def leave(self) -> None:
         """Leaves the cluster, and ends one that was started here."""
@@ -207,17 +195,16 @@ class RayAgent:
             os.environ.pop("OMP_NUM_THREADS", None)
         self.agent = Agent()
 
-    def obey(self, order: Order) -> Answer:
+    def obey(self, id: str, order: Order) -> Answer:
         slow = _without_niceness()
-        answer = self.agent.answer(order)
+        answer = self.agent.answer(id, order)
         if slow and isinstance(answer.result, Opened):
             facts = replace(answer.result.facts, busy=[*answer.result.facts.busy, slow])
             answer = replace(answer, result=replace(answer.result, facts=facts))
         return answer
 
-    def beat(self) -> bool:
-        """A sign of life, given beside what the agent does."""
-        return True
+    def beat(self) -> None:
+        """Is a sign of life, given beside what the agent does."""
 
 
 def _without_niceness() -> str:
@@ -236,11 +223,11 @@ def _without_niceness() -> str:
 class _Actor:
     """A Ray actor with an agent. Its calls give references to what they will return."""
 
-    actor: Any
+    agent: Any
     beat: Any  # the sign of life that was asked for last
-    asked: float  # when it was
-    begun: bool = False  # whether the actor has given a sign of life
+    asked: float  # when that was
     task: Any = None  # the order that it obeys
+    begun: bool = False  # whether the actor has given a sign of life
 
 
 class RayPool:
@@ -249,68 +236,61 @@ class RayPool:
 
     grows = True
 
-    def __init__(self, address: str, types: Sequence[str] = (), agent: type[Any] = RayAgent) -> None:
-        """address: as for `join`; types: of the devices that are used, all by default; agent: has RayAgent's
+    def __init__(self, address: str, type: str | None = None, agent: type[Any] = RayAgent) -> None:
+        """address: as for `join`; type: of the devices that are used, all by default; agent: has RayAgent's
         methods"""
         self.ray = join(address)
         self.head = Head(self.ray)
-        self.types, self.agent = set(types), agent
+        self.type, self.agent = type, agent
         self.actors: dict[str, _Actor] = {}
-        self.known: Sequence[Device] = ()
 
     def devices(self) -> Sequence[Device]:
-        if self.head.answers():
-            nodes = [node for node in self.ray.nodes() if node["Alive"]]
-            there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
-            hosts = Counter(host for host, device in there if not device.is_gpu)
-            self.known = [
-                replace(device, beside=max(1, hosts[host]))
-                for host, device in there
-                if not self.types or device.type in self.types
-            ]
-        return self.known
-
-    def start(self, opening: Opening) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        device, resources = opening.device, dict(opening.device.resources)
-        actor = (
-            self.ray.remote(self.agent)
-            .options(
-                num_cpus=resources.pop("CPU", 0),
-                num_gpus=resources.pop("GPU", 0),
-                resources=resources,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
-                max_concurrency=2,
-                max_restarts=0,
-            )
-            .remote()
-        )
-        self.actors[device.id] = _Actor(actor, actor.beat.remote(), time.monotonic())
-        self.send(device.id, opening)
+        self.head.require()
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
+        hosts = Counter(host for host, device in there if not device.is_gpu)
+        return [
+            replace(device, beside=max(1, hosts[host]))
+            for host, device in there
+            if self.type in (None, device.type)
+        ]
 
     def send(self, id: str, order: Order) -> None:
-        actor = self.actors[id]
-        actor.task = actor.actor.obey.remote(order)
+        if isinstance(order, Device):
+            agent = self._started(order)
+            self.actors[id] = _Actor(agent, agent.beat.remote(), time.monotonic())
+        self.actors[id].task = self.actors[id].agent.obey.remote(id, order)
+
+    def _started(self, device: Device) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        resources = dict(device.resources)
+        remote = self.ray.remote(self.agent).options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
+            max_concurrency=2,
+            max_restarts=0,
+        )
+        return remote.remote()
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        if not self.head.answers():
-            time.sleep(min(timeout_s, 0.2))
-            return []
+        self.head.require()
         working = {actor.task: id for id, actor in self.actors.items() if actor.task is not None}
-        if not working:
+        if working:
+            ready, _ = self.ray.wait(list(working), timeout=timeout_s)
+            answers = [self._answer(working[reference], reference) for reference in ready]
+        else:
             time.sleep(min(timeout_s, 0.2))
-            return self._silent()
-        ready, _ = self.ray.wait(list(working), num_returns=len(working), timeout=0)
-        if not ready:
-            ready, _ = self.ray.wait(list(working), num_returns=1, timeout=timeout_s)
-        return [*(self._answer(working[ref], ref) for ref in ready), *self._silent()]
+            answers = []
+        return [*answers, *self._silent()]
 
-    def _answer(self, id: str, ref: Any) -> Answer:
+    def _answer(self, id: str, reference: Any) -> Answer:
         self.actors[id].task = None
         try:
-            answer: Answer = self.ray.get(ref)
-            return replace(answer, device=id)
+            answer: Answer = self.ray.get(reference)
+            return answer
         except self.ray.exceptions.RayError as error:
             return Answer(id, None, f"its agent is gone ({_cause(error)})", lost=True)
 
@@ -324,7 +304,7 @@ class RayPool:
                     self.ray.get(actor.beat)
                 actor.begun = True
                 if now > actor.asked + BEAT_S:
-                    actor.asked, actor.beat = now, actor.actor.beat.remote()
+                    actor.asked, actor.beat = now, actor.agent.beat.remote()
             elif actor.begun and now > actor.asked + HANG_S:
                 lost.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
             elif not actor.begun and now > actor.asked + START_S:
@@ -335,8 +315,8 @@ class RayPool:
     def stop(self, id: str) -> None:
         if (actor := self.actors.pop(id, None)) is not None:
             with contextlib.suppress(Exception):  # the actor or the head may be gone already
-                if self.head.answers():
-                    self.ray.kill(actor.actor)
+                self.head.require()
+                self.ray.kill(actor.agent)
 
     def close(self) -> None:
         if not self.head.gone:
@@ -348,23 +328,18 @@ class RayPool:
 def _devices(node: dict[str, Any]) -> list[Device]:
     """A node's devices: its GPUs; without any GPU, all of its CPUs as one device."""
     resources: dict[str, float] = node["Resources"]
-    named = [name for name in resources if name.startswith(TYPE)]
-    gpus = int(resources.get("GPU", 0))
-    models = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
-    if named:
-        type = named[0].removeprefix(TYPE)
-    else:
-        type = known_type(models[0] if models else "gpu") if gpus else "cpu"
-    takes, node_id = dict.fromkeys(named[:1], 1.0), node["NodeID"]
-    where = f"{node['NodeManagerHostname']}-{node_id[:6]}"
+    named = next((name for name in resources if name.startswith(TYPE)), "")
+    model = next((name for name in resources if name.startswith(ACCELERATOR)), "gpu")
+    where, gpus = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}", int(resources.get("GPU", 0))
+    takes = {named: 1.0} if named else {}
     if gpus:
+        type, ids = known_type(model.removeprefix(ACCELERATOR)), [f"{where}-gpu{i}" for i in range(gpus)]
         takes["GPU"] = 1.0
-        names = [f"{where}-gpu{i}" for i in range(gpus)]
-        return [Device(name, type, is_gpu=True, node=node_id, resources=takes) for name in names]
-    if not resources.get("CPU"):
-        return []
-    takes["CPU"] = resources["CPU"]
-    return [Device(where, type, node=node_id, resources=takes)]
+    else:
+        type, ids = "cpu", [where] if resources.get("CPU") else []
+        takes["CPU"] = resources.get("CPU", 0.0)
+    type = named.removeprefix(TYPE) or type
+    return [Device(id, type, is_gpu=gpus > 0, node=node["NodeID"], resources=takes) for id in ids]
 
 
 def _cause(error: Exception) -> str:
@@ -376,50 +351,40 @@ def _cause(error: Exception) -> str:
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns what compiles launches on the CPUs of a cluster. Raises UsageError where a node has another
-    Triton, NothingRan or UsageError where there is no cluster.
+    """Returns what compiles launches on the CPUs of a cluster; it raises UsageError where a node has another
+    Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there is no cluster.
 
     address: as for `join`
     """
     ray = join(address)
     head = Head(ray)
-    _require_same_triton(ray)
 
     def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-        task = ray.remote(compile_launch).options(num_cpus=1, max_retries=2)
-        keys = {task.remote(launch.kernel, launch.arch, launch.data): key for key, launch in todo.items()}
+        task, ours = ray.remote(_compiled).options(num_cpus=1, max_retries=2), version("triton")
+        keys = {task.remote(launch, ours): key for key, launch in todo.items()}
+        given_up = time.monotonic() + FIRST_S
         while keys:
-            head.answers()
-            ready, _ = ray.wait(list(keys), num_returns=1, timeout=2)
-            for ref in ready:
-                key = keys.pop(ref)
+            head.require()
+            ready, _ = ray.wait(list(keys), timeout=2)
+            if len(keys) == len(todo) and not ready and time.monotonic() > given_up:
+                raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
+            for reference in ready:
+                key = keys.pop(reference)
                 try:
-                    yield key, ray.get(ref)
+                    made = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    yield key, Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                    made = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                if isinstance(made, str):
+                    raise UsageError(made)
+                yield key, made
 
     return compile_each
 
 
-def _require_same_triton(ray: Any) -> None:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    ours, task = version("triton"), ray.remote(_triton)
-    answers = {
-        node["NodeManagerHostname"]: task.options(
-            num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU")
-    }
-    for host, answer in answers.items():
-        try:
-            theirs = ray.get(answer, timeout=PROBE_S)
-        except ray.exceptions.RayError as error:
-            raise UsageError(f"{host} does not answer: {type(error).__name__}; are its CPUs taken?") from None
-        if theirs != ours:
-            raise UsageError(f"{host} has triton {theirs or 'missing'}, this machine {ours}: make them alike")
-
-
-def _triton() -> str | None:
-    return version("triton")
+def _compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
+    """Compiles a launch on a node; returns the mistake instead where the node has another Triton."""
+    here = version("triton")
+    if here != triton:
+        host = socket.gethostname()
+        return f"{host} has triton {here or 'missing'}, the driver's machine {triton}: make them alike"
+    return compile_launch(launch.kernel, launch.arch, launch.data)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from harness.cluster import driver, ray_cluster
-from harness.cluster.agent import Answer, CaseOrder, Opened, Opening, Order
+from harness.cluster.agent import Answer, CaseOrder, Device, Opened, Order
 from harness.cluster.execute import RunJob
 from harness.cluster.ray_cluster import PoolGone
 from harness.errors import HarnessError
@@ -34,20 +34,20 @@ class SleepingAgent:
 
         self.name = ray.get_runtime_context().get_node_id()[:6]
 
-    def obey(self, order: Order) -> Answer:
-        if isinstance(order, Opening):
+    def obey(self, id: str, order: Order) -> Answer:
+        if isinstance(order, Device):
             facts = DeviceFacts(named("cpu"), PROVENANCE, None)
-            used = DeviceUsed(name=self.name, type=order.device.type, host=self.name)
-            return Answer("", Opened(used, facts, CPU))
+            used = DeviceUsed(name=self.name, type=order.type, host=self.name)
+            return Answer(id, Opened(used, facts, CPU))
         assert isinstance(order, CaseOrder)
         self.hold.with_name(f"{self.name}.begun").touch()
         time.sleep(CASE_S)
         while self.hold.exists():
             time.sleep(0.05)
-        return Answer("", records(order, self.name, 3))
+        return Answer(id, records(order, self.name, 3))
 
-    def beat(self) -> bool:
-        return True
+    def beat(self) -> None:
+        pass
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def main() -> int:
         with (driving := driver.Driver(pool, lambda line: print(line, flush=True))):
             (type,) = driving.open()
             print("opened", flush=True)
-            job = RunJob("run", type, 0, journal, plan, Request(), lambda case, _: None, 0)
+            job = RunJob("run", type, 0, journal, plan, lambda case, _: None, 0)
             driving.add([job])
             driving.run()
     except PoolGone as gone:

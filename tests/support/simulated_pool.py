@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cluster.agent import Answer, CaseOrder, CommandDone, Device, Opened, Opening, Order
+from harness.cluster.agent import Answer, CaseOrder, CommandDone, Device, Opened, Order
 from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named
@@ -39,7 +39,7 @@ class SimulatedPool:
     now: float = 0.0
     closed: bool = False
     measured: list[tuple[str, str]] = field(default_factory=list)
-    openings: list[Opening] = field(default_factory=list)
+    openings: list[Device] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     coming: list[tuple[float, int, Answer]] = field(default_factory=list)
     started: dict[str, int] = field(default_factory=dict)
@@ -54,13 +54,10 @@ class SimulatedPool:
         there = {id: type for id, type in self.types.items() if self._is_there(id)}
         return [Device(id, type, beside=len(there)) for id, type in there.items()]
 
-    def start(self, opening: Opening) -> None:
-        assert opening.device.id not in self.started, "it has an agent"
-        self.started[opening.device.id] = next(self.numbers)
-        self.send(opening.device.id, opening)
-
     def send(self, device: str, order: Order) -> None:
-        if isinstance(order, Opening):
+        if isinstance(order, Device):
+            assert device not in self.started, "it has an agent"
+            self.started[device] = next(self.numbers)
             self.openings.append(order)
             if (takes := self.takes_s(device, "opening")) == "hangs":
                 return
@@ -69,10 +66,10 @@ class SimulatedPool:
                 return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
-            used = DeviceUsed(name=device, type=order.device.type, host=device)
+            used = DeviceUsed(name=device, type=order.type, host=device)
             self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
-            case = order.run.cases[0].key
+            case = order.plan.record.cases[0].key
             takes = self.takes_s(device, case)
             if isinstance(takes, float):
                 self.measured.append((device, case))
@@ -115,7 +112,8 @@ class SimulatedPool:
 
 def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> list[Record]:
     """The records of a case as an agent would give them, with made-up times."""
-    case = order.run.cases[0].key
+    run = order.plan.record
+    case = run.cases[0].key
     draw = random.Random(case)
     samples = Samples(
         block=[i // 5 for i in range(rounds)],
@@ -123,12 +121,12 @@ def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> 
         seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
     )
     times = {"time_us": 1000.0 * slower, "low_us": 990.0 * slower, "high_us": 1010.0 * slower}
-    facts = {"op": order.run.op, "case": case, "arch": "x86-amx", "cache": "serving", **times}
+    facts = {"op": run.op, "case": case, "arch": "x86-amx", "cache": "serving", **times}
     done = CaseDone(
         case=case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
         stopped="budget",
     )  # fmt: skip
-    return [*(a_cell(impl=name, samples=samples, **facts) for name in order.run.implementations), done]
+    return [*(a_cell(impl=name, samples=samples, **facts) for name in run.implementations), done]
 
 
 def pool(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from harness.campaign.execute import (
 from harness.campaign.plan import Step, arguments, steps_of
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
+from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.assemble import inputs
 from harness.results import load
@@ -46,9 +48,9 @@ class Shown:
         self.log = self.lines.append
         self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
         self.task = lambda task, device, driver: self.begun.append(task.job)
-        self.case = lambda step, run, case, records: self.cases.append(f"{step}: {case.key}")
+        self.case = lambda run, case, records: self.cases.append(f"{run.id}: {case.key}")
         self.command = lambda step, code, output: self.cases.append(step)
-        self.end = lambda outcome: setattr(self, "outcome", outcome)
+        self.finish = lambda outcome: setattr(self, "outcome", outcome)
 
 
 Campaign = Callable[..., tuple[int, Shown]]
@@ -122,6 +124,22 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
         campaign(pool("a"))
 
 
+def test_where_the_cluster_is_gone_it_says_how_to_go_on(campaign, tmp_path, monkeypatch):
+    devices = pool("a")
+    wait = devices.wait
+
+    def gone(timeout_s: float) -> Any:
+        if len(devices.measured) == 3:
+            raise PoolGone("its head is gone")
+        return wait(timeout_s)
+
+    monkeypatch.setattr(devices, "wait", gone)
+    said = f"its head is gone; finished cases are recorded, --resume {tmp_path / 'here'} measures the rest"
+    with pytest.raises(PoolGone, match=f"^{re.escape(said)}$"):
+        campaign(devices)
+    assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 2
+
+
 def crashing(*given: Any, status: str = "crashed") -> list[Any]:
     made = records(*given)
     return [made[0].model_copy(update={"status": status, "time_us": None}), *made[1:]]
@@ -131,7 +149,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
 
     def some_crash(*given: Any) -> list[Any]:
-        status = next((ends[of] for of in ends if of in given[0].run.cases[0].key), "")
+        status = next((ends[of] for of in ends if of in given[0].plan.record.cases[0].key), "")
         return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
@@ -179,8 +197,9 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     options = arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
-    whole = Steps([step], 1e3, read_step, tmp_path, True, Shown())
-    (job,) = whole._jobs(step, "cpu", SimpleNamespace(facts=None), [])
+    types = {"cpu": [SimpleNamespace(facts=None)]}
+    whole = Steps(types, [], 1e3, read_step, tmp_path, True, Shown())
+    (job,) = whole.jobs(step, "x", "cpu")
     order = job.order(job.waiting[0], 1e3)
     assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"
     job.folder.mkdir()
@@ -195,7 +214,7 @@ def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkey
 
     monkeypatch.setattr("harness.cluster.ray_cluster.RayPool", pool)
     done = here("campaign", "--cluster", "head:1", "--device", "H200")
-    assert error_line(done) == "asked: ('head:1', ['H200'])"
+    assert error_line(done) == "asked: ('head:1', 'H200')"
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

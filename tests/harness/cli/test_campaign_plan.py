@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from harness.cli.campaign import campaign
-from harness.cli.campaign_plan import NAMES
+from harness.cli.campaign_display import NAMES
 from harness.paths import ROOT
 
 CHECKOUT = ROOT.as_posix()

@@ -16,7 +16,6 @@ from harness.cluster.agent import (
     CommandOrder,
     Device,
     Opened,
-    Opening,
     ThisMachine,
     _ranges,
 )
@@ -28,6 +27,7 @@ from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
 from harness.run.device import device_lock
 from harness.run.folder import planned_case
+from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels import OPS
 from kernels.platform import Platform, detect
@@ -48,10 +48,10 @@ def order_of(opened: Opened) -> CaseOrder:
     run = made_up_run(1, ("torch.naive",)).model_copy(
         update={"cases": [case], "provenance": opened.facts.provenance, "per_case_s": 0.5}
     )
-    return CaseOrder(run, Request(disturbed="keep"), 0.5, 1.0)
+    return CaseOrder(RunPlan.of(run, Request(disturbed="keep")), 0.5, 1.0)
 
 
-MINE = Opening(Device("mine", "mine", beside=4, device="cpu"))
+MINE = Device("mine", "mine", beside=4, device="cpu")
 
 
 def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
@@ -69,7 +69,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
     assert isinstance(records, list) and made.call_args.args[-1] == 0.25
     assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
     (done,) = [r for r in records if isinstance(r, CaseDone)]
-    assert (done.case, done.device) == (order.run.cases[0].key, opened.used.name)
+    assert (done.case, done.device) == (order.plan.record.cases[0].key, opened.used.name)
     assert records[-1] is done
     agent.close()
     with device_lock(detect("cpu")):
@@ -126,7 +126,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
         (Platform("cuda", "sm_90", "cuda:0", uuid="MIG-33"), {"CUDA_VISIBLE_DEVICES": "MIG-33"}),
         (detect("cpu"), {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4"}),
     ):
-        agent.platform, agent.threads = platform, 4
+        agent.platform, agent.device = platform, Device("mine", "mine", threads=4)
         assert shown.items() <= agent._environment().items()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("GPU_DEVICE_ORDINAL", "0")
@@ -140,7 +140,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
     assert variables["PYTHONPATH"].split(":")[0] == str(ROOT) and THREADS_ASKED not in variables
     monkeypatch.setattr("harness.cluster.agent.choose_device", lambda _: detect("cpu"))
     with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):
-        agent.obey(Opening(Device("gpu0", "H200", is_gpu=True)))
+        agent.obey(Device("gpu0", "H200", is_gpu=True))
     assert [_ranges(cores) for cores in ([0], [0, 1, 2, 8], [1, 3, 4], [])] == ["0", "0-2,8", "1,3-4", ""]
 
 
@@ -150,7 +150,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     (device,) = here.devices()
     assert (device.type, device.device) == ("mine", "cpu")
     with captured_here():
-        here.start(Opening(device))
+        here.send(device.id, device)
     (opened,) = here.wait(0.0)
     assert isinstance(opened.result, Opened) and opened.device == device.id, opened.error
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: signal.pause())
@@ -161,7 +161,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     assert [answer.result for answer in here.wait(0.0)] == [CommandDone(None, "", {})], "it is killed alone"
     here.stop(device.id)
     with device_lock(detect("cpu")):
-        here.start(Opening(device))
+        here.send(device.id, device)
     (said,) = here.wait(0.0)
     assert said.result is None and not said.lost
     assert said.error.startswith("device cpu is being measured by process ")

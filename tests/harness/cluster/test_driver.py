@@ -3,7 +3,6 @@
 import math
 import random
 import socket
-import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.cluster.agent import Device, Opening
-from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
+from harness.cluster.agent import Device
+from harness.cluster.driver import Driver, Job, Task, differences, next_task
 from harness.cluster.execute import RunJob, calibrations, only_type
-from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, compile_on
+from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, _compiled, compile_on
+from harness.compile.compiler import Resources
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal
@@ -38,7 +38,7 @@ class Driven:
         run = made_up_run(cases)
         self.journal = Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, run)
         plan = RunPlan.of(self.journal.run(), Request())
-        self.job = RunJob("run", type, 0, self.journal, plan, Request(), self._on_case, 0)
+        self.job = RunJob("run", type, 0, self.journal, plan, self._on_case, 0)
         self.driver = Driver(pool, self.lines.append, ends=ends, clock=pool.clock)
         with self.driver:
             self.driver.open()
@@ -134,8 +134,10 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
         by: dict[str, list[str]] = {}
         for device, case in devices.measured:
             by.setdefault(device, []).append(case.removeprefix("case "))
-        given_up = [task.key for task in driven.driver.dispatcher.given_up]
+        given_up = [task.key for task in driven.driver.given_up]
         left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
+        cut_off = sum(line.startswith("the time is up") for line in driven.lines)
+        assert driven.job.given == len(driven.recorded) + cut_off, "what failed was given back"
         assert devices.closed and max(Counter(driven.recorded).values(), default=1) == 1
         assert {*driven.recorded} | {*given_up} | {*left_out} == {*keys(cases)}, name
         texts += [
@@ -151,24 +153,23 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
 
 
 def test_time_is_kept_for_what_only_one_device_may_do():
-    tasks = (Task("run", "a case", 10, 10), Task("last", "calibration", 3, 12, device="a"))
+    tasks = (Task("run", "a case"), Task("last", "calibration", device="a"))
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
-        dispatcher = Dispatcher()
-        for rank, task in enumerate(tasks):
-            dispatcher.add(Job(task.job, "cpu", rank, waiting=deque([task])))
-        assert dispatcher.next(device, "cpu", left_s).key == key
-    job, case = dispatcher.jobs["run"], tasks[0]
-    for wall_s in (30.0, 20.0):
-        dispatcher.done(case, "b", wall_s, 10.0)
-    assert job.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
-    dispatcher.fail(case, "b")
-    assert (job.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "it is given again, elsewhere"
+        run = Job("run", "cpu", 0, waiting=deque(tasks[:1]), measure_s=10, aside_s=10)
+        last = Job("last", "cpu", 1, waiting=deque(tasks[1:]), measure_s=3, aside_s=12)
+        assert next_task([run, last], device, "cpu", left_s).key == key
+    assert run.given == 1
+    for aside_s in (20.0, 10.0):
+        run.learn(aside_s)
+    assert run.expected_s == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    run.waiting.append(tasks[0])
+    assert next_task([run], "b", "cpu", 1e3, failed=tasks) is None, "another device is to try it"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
-    job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
+    job = RunJob("run", "cpu", 0, journal, plan, print, devices=2)
     first = job.waiting.popleft()
     last = job.order(first, 4.0)
     assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
@@ -177,12 +178,12 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
     plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
-    assert RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1).order(first, math.inf)
+    assert RunJob("run", "cpu", 0, journal, plan, print, devices=1).order(first, math.inf)
     crash = {"status": "crashed"}
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
-    again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
+    again = RunJob("run", "cpu", 0, journal, plan, print, devices=1)
     assert again.waiting[-1].key == first.key, "what broke may break again"
-    full = RunJob("run", "cpu", 0, journal, plan, Request(), Mock(), devices=1)
+    full = RunJob("run", "cpu", 0, journal, plan, Mock(), devices=1)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
     with pytest.raises(JournalFull):
         full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
@@ -193,11 +194,11 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     devices = pool("ab")
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
-    assert devices.openings == [Opening(Device(id, type, beside=2), 3) for id in "ab"]
-    first, _ = calibrations(type, opened, [], print)
+    assert devices.openings == [Device(id, type, beside=2, threads=3) for id in "ab"]
+    first, _ = calibrations(driver, type, opened)
     orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
-    of_one, _ = calibrations(type, opened[:1], [], print)
+    of_one, _ = calibrations(driver, type, opened[:1])
     assert not of_one.waiting
     of_one.joined(opened[1])
     assert len(of_one.waiting) == 2, "the first is beside another now"
@@ -215,31 +216,31 @@ def test_devices_of_several_types_are_to_be_chosen_from():
     assert not several.started
 
 
-def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
-    """Ray would wait for the head for a minute and then end the process."""
-    asked = []
-    pool = RayPool.__new__(RayPool)
-    pool.head = SimpleNamespace(answers=lambda: False)
-    pool.ray = SimpleNamespace(wait=lambda *_, **__: asked.append("wait"), kill=asked.append)
-    pool.actors, pool.known = {"a": SimpleNamespace(task="a case", actor="agent")}, ["a"]
-    assert (pool.devices(), pool.wait(0.0)) == (["a"], [])
-    pool.stop("a")
-    assert not pool.actors and not asked
-
-
 def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
+    """Ray itself is asked for nothing then: it would wait for the head for a minute and end the process."""
     clock = Mock(return_value=0.0)
-    monkeypatch.setattr("harness.cluster.ray_cluster.time", Mock(monotonic=clock))
+    slept = Mock(side_effect=lambda s: clock.configure_mock(return_value=clock.return_value + 2.9))
+    monkeypatch.setattr("harness.cluster.ray_cluster.time", Mock(monotonic=clock, sleep=slept))
+    ray = Mock()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-        head = Head(Mock(get_runtime_context=lambda: Mock(gcs_address=address)))
-        clock.return_value = 100.0
-        assert head.answers()
-    clock.return_value = 105.9
-    assert not head.answers()
-    clock.return_value = 106.0
-    with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
-        head.answers()
+        ray.get_runtime_context.return_value.gcs_address = address
+        pool = RayPool.__new__(RayPool)
+        pool.head, pool.ray, pool.actors = (
+            Head(ray),
+            ray,
+            {"a": SimpleNamespace(task="a case", agent="agent")},
+        )
+        pool.head.require()
+        assert not slept.called
+    ray.reset_mock()
+    for asks in (pool.devices, lambda: pool.wait(0.0)):
+        slept.reset_mock()
+        with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
+            asks()
+        assert slept.call_count == 3, "5.8 s are not enough"
+    pool.close()
+    assert not ray.mock_calls
 
 
 def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
@@ -249,15 +250,15 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
         ("b", {"GPU": 1.0, "device:MI300X": 1.0}), ("dead", {"GPU": 8.0}), ("c", {"GPU": 1.0}),
     ]  # fmt: skip
     pool = RayPool.__new__(RayPool)
-    pool.head, pool.ray, pool.types = Mock(), Mock(), set()
+    pool.head, pool.ray, pool.type = Mock(), Mock(), None
     pool.ray.nodes.return_value = [
         {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": f"{i}234567", "Resources": resources}
         for i, (host, resources) in enumerate(has)
     ]
     assert [(d.id, d.type, d.beside, d.is_gpu, d.resources) for d in pool.devices()] == [
         *((f"a-023456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
-        ("a-123456", "cpu", 2, None, {"CPU": 4.0}),
-        ("a-223456", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
+        ("a-123456", "cpu", 2, False, {"CPU": 4.0}),
+        ("a-223456", "left", 2, False, {"CPU": 8.0, "device:left": 1.0}),
         ("b-423456-gpu0", "MI300X", 1, True, {"GPU": 1.0, "device:MI300X": 1.0}),
         ("c-623456-gpu0", "gpu", 1, True, {"GPU": 1.0}),
     ]
@@ -293,7 +294,7 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
         return draw.uniform(5, 30)
 
     driven = drive(SimulatedPool(dict.fromkeys(names, "cpu"), takes, joins=joins, leaves=leaves), 60)
-    given_up = {task.key for task in driven.driver.dispatcher.given_up}
+    given_up = {task.key for task in driven.driver.given_up}
     assert max(Counter(driven.recorded).values()) == 1
     assert {*driven.recorded} | given_up == {*keys(60)}
     assert not {*driven.recorded} & given_up
@@ -301,48 +302,39 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
     assert len(driven.journal.devices()) == len({d.name for d in driven.journal.devices()})
 
 
-class RayTask:
-    """Stands in for a task of Ray: it runs when its result is asked for.
-
-    on: the node that it was sent to; empty: any
-    """
-
-    def __init__(self, function: Callable[..., object], on: str = "") -> None:
-        self.function, self.on = function, on
-        self.options = lambda scheduling_strategy="", **_: RayTask(function, scheduling_strategy)
-
-    def remote(self, *given: object) -> Callable[[], object]:
-        return lambda: self.function(*given, *filter(None, [self.on]))
+OURS = version("triton")
 
 
-def answered(answer: object) -> object:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def compiled(monkeypatch, theirs: str | None = OURS, waits: bool = False) -> dict[str, Resources]:
+    """What two kernels come to on a cluster whose nodes have that Triton. The second one's node dies."""
 
+    def on_a_node(launch: Mock, triton: str) -> Resources | str:
+        monkeypatch.setattr("harness.cluster.ray_cluster.version", lambda module: theirs)
+        if launch.arch == "dies":
+            raise OSError("it died")
+        return _compiled(launch, triton)
 
-@pytest.mark.parametrize(("theirs", "said"), [
-    (OURS := version("triton"), ""), ("0.1", f"node b has triton 0.1, this machine {OURS}: "),
-    (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
-])  # fmt: skip
-def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
-    """Where a node dies while it compiles, only that kernel has no result."""
-    ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
-    ray.wait = lambda refs, **_: (refs[:1], refs[1:])
-    ray.nodes.return_value = [
-        {"Alive": id != "dead", "NodeManagerHostname": f"node {id}", "NodeID": id, "Resources": has}
-        for id, has in (("a", {"CPU": 2.0}), ("b", {"CPU": 1.0}), ("no CPU", {}), ("dead", {"CPU": 4.0}))
-    ]
-    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()),
-                           ("_triton", lambda node: answered({"a": OURS, "b": theirs}[node])),
-                           ("compile_launch", lambda kernel, arch, data: answered(data))):  # fmt: skip
+    ray = Mock(get=lambda reference: reference(), exceptions=Mock(RayError=OSError))
+    ray.remote.return_value.options.return_value.remote = lambda *given: lambda: on_a_node(*given)
+    ray.wait = lambda refs, **_: ([], refs) if waits else (refs[:1], refs[1:])
+    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()), ("FIRST_S", 0.0),
+                           ("compile_launch", lambda kernel, arch, data: Resources(error=arch))):  # fmt: skip
         monkeypatch.setattr(f"harness.cluster.ray_cluster.{name}", stand_in)
-    if said:
-        with pytest.raises(UsageError, match=f"^{said}"):
-            compile_on("auto")
-    else:
-        todo = {key: Mock(data=data) for key, data in (("x", "resources"), ("y", OSError("died")))}
-        (_, made), (_, lost) = sorted(compile_on("auto")(todo))
-        assert (made, lost.error) == ("resources", "compiling failed: its node gave OSError")
+    return dict(compile_on("auto")({arch: Mock(arch=arch) for arch in ("lives", "dies")}))
+
+
+def test_where_a_node_dies_while_it_compiles_only_that_kernel_has_no_result(monkeypatch):
+    made = compiled(monkeypatch)
+    assert made["lives"] == Resources(error="lives")
+    assert made["dies"] == Resources(error="compiling failed: its node gave OSError")
+
+
+@pytest.mark.parametrize(("theirs", "said"), [("0.1", "has triton 0.1, "), (None, "has triton missing, ")])
+def test_kernels_are_compiled_where_nodes_have_this_triton(monkeypatch, theirs, said):
+    with pytest.raises(UsageError, match=f"{said}the driver's machine {OURS}: make them alike$"):
+        compiled(monkeypatch, theirs)
+
+
+def test_a_cluster_whose_cpus_are_taken_is_not_waited_for(monkeypatch):
+    with pytest.raises(UsageError, match=r"^no kernel was compiled within 0 s: are all CPUs taken\?$"):
+        compiled(monkeypatch, waits=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.run_display import RunDisplay
-from harness.cluster.execute import run_on
+from harness.cluster.execute import run_on_cluster
 from harness.errors import FAILED, OK
 from harness.page.assemble import assemble, inputs
 from harness.page.document import PageSection
@@ -32,7 +32,7 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         )  # fmt: skip
         with RunDisplay(request) as display:
             several = pool(devices, takes, slower={"c": 1.3})
-            assert run_on(several, request, lambda platform: request, display) == code
+            assert run_on_cluster(request, lambda platform: request, display, several) == code
         return capsys.readouterr().out, tmp_path / "run"
 
     return run

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 import kernels
-from harness.cluster.execute import race_on
+from harness.cluster.execute import race_on_cluster
 from harness.compile.compiler import Resources
 from harness.errors import FAILED, OK, HarnessError
 from harness.results.journal import Journal
@@ -302,10 +302,10 @@ def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_p
                         tuned=str(tmp_path), out=run, keep=2)  # fmt: skip
     goes_on = TuneRequest(tuned=str(tmp_path), resume=run)
     devices, failing = pool("ab"), pool("a", lambda device, case: "dies", grows=False)
-    assert race_on(failing, begun, Mock()) == (FAILED, [])
+    assert race_on_cluster(begun, Mock(), failing) == (FAILED, [])
     assert Journal(Path(run)).run().race == RaceSettings(keep=2, folder=str(tmp_path))
     for again in (devices, pool("a")):
-        code, rows = race_on(again, goes_on, display := Mock())
+        code, rows = race_on_cluster(goes_on, display := Mock(), again)
         assert (code, [row["config"] for row in rows]) == (OK, [None, None])
         assert display.end.call_args.args[1].cases == 2
     assert {device for device, _ in devices.measured} == {"a", "b"}
@@ -313,7 +313,7 @@ def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_p
     for said, several in told.items():
         monkeypatch.setattr("harness.plan.select.choose_implementations", Mock(return_value=several))
         with pytest.raises(HarnessError, match=said):
-            race_on(pool("a"), begun, Mock())
+            race_on_cluster(begun, Mock(), pool("a"))
 
 
 @pytest.mark.parametrize(("word", "code"), [("faster", FAILED), ("slower", OK), ("unclear", OK)])

@@ -462,7 +462,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def _memory_groups(root: Path) -> list[Path]:
     """The folders of this process's control group for memory, and of the groups around it.
-    (harness.machine.cgroups has a function for CPU time. It is separate because workers use it with kernels
+    (harness.machine.cpu_threads has a function for CPU time. It is separate because workers use it with kernels
     of older commits.)"""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()

@@ -26,7 +26,7 @@ from harness.progress import Progress
 from harness.results.schema import Calibration, Record, Run
 from harness.run.execute import BROKEN, Outcome
 from harness.run.folder import begin, resume, select_all
-from harness.run.request import Request
+from harness.run.plan import Request
 from harness.tune.race import TuneRequest, implementations_here
 from shapes.case import Case
 

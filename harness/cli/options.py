@@ -107,7 +107,7 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
 
     def request() -> type[DataclassInstance]:
-        from harness.run.request import Request
+        from harness.run.plan import Request
 
         return Request
 

@@ -12,7 +12,7 @@ from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
 
 if TYPE_CHECKING:
-    from harness.run.request import Request
+    from harness.run.plan import Request
     from kernels.platform import Platform
 
 

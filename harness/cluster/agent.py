@@ -28,8 +28,7 @@ from harness.progress import Progress
 from harness.results.schema import CaseDone, DeviceUsed, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
-from harness.run.plan import RunPlan, case_of
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan, case_of
 from harness.tune.race import racing, target_here
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform

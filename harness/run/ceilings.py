@@ -13,8 +13,8 @@ from pathlib import Path
 
 from harness import files
 from harness.catalogue.devices import Ceilings, last_level, peaks
+from harness.machine.device import driver
 from harness.machine.monitor.base import Monitor
-from harness.machine.provenance import driver
 from harness.paths import cache
 from harness.workers.child import METER
 from harness.workers.environment import thread_environment

@@ -20,8 +20,7 @@ from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
-from harness.run.plan import RunPlan
-from harness.run.request import PLANNING, Request
+from harness.run.plan import PLANNING, Request, RunPlan
 from harness.statistics.intervals import CONFIDENCE
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform

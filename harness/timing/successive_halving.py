@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from harness.statistics.multiple import Series, log_time
 from harness.statistics.paired import Comparison, compare
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds, Sample
+from harness.timing.rounds import Policy, Rounds, Sample, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
 BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import files
 from harness.errors import UsageError
-from harness.workers.child.source_hash import bare
+from harness.workers.child.profile import bare
 from kernels.op import Implementation
 
 ABOUT = "What `python -m harness tune` measured."

@@ -17,7 +17,6 @@ from typing import Any
 from harness.paths import ROOT
 from harness.plan.entry import Status
 from harness.workers.child import JUDGE
-from harness.workers.child.blob import receive, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
@@ -96,7 +95,7 @@ class WorkerProcess:
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:
-            send(self.connection, (request, arguments))
+            self.connection.send((request, arguments))
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
@@ -123,7 +122,7 @@ class WorkerProcess:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = receive(self.connection)
+            kind, value = self.connection.recv()
         except (EOFError, OSError):
             raise self._crashed(doing) from None
         if kind == "crashed":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.files import JsonObject
-from harness.machine.cgroups import control_groups
+from harness.machine.cpu_threads import control_groups
 from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

@@ -23,8 +23,7 @@ from harness.plan.select import launches
 from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
 from harness.serving.replay.step import ReplayStep, StepPlace
 from harness.statistics.intervals import interval
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds
+from harness.timing.rounds import Policy, Rounds, measure
 from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, free_memory

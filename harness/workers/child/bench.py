@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import device as devices
-from harness.workers.child.blob import LARGE, Blob
 from harness.workers.child.device import empty_cache, ready_device
-from harness.workers.child.outputs import LEAST_CALLS, SPOILT, OwnedOutput, Repeats, bits
-from harness.workers.child.profile import fingerprint, profile, start
-from harness.workers.child.source_hash import source_of
+from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, OwnedOutput, Repeats, bits
+from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
 from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported

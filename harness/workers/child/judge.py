@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import kernels
 from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS, kept_references
-from harness.workers.child.blob import Blob
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
+from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 from kernels.platform import available_memory
 
 if TYPE_CHECKING:
     import torch
-
 
 CHEAP = 0.005
 """A reference that takes less than this share of the work that a reference may take is never sampled."""

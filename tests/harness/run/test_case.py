@@ -25,8 +25,7 @@ from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import exit_code, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
 from harness.timing.rounds import Policy, Rounds, Sample
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds

@@ -7,7 +7,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.launches import implementations
 from harness.tune import store
-from harness.workers.child.source_hash import bare
+from harness.workers.child.profile import bare
 from kernels.tuning import TUNED
 
 

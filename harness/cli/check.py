@@ -12,11 +12,11 @@ from harness.cli.interrupt import interruptible
 from harness.cli.options import gathered, seconds_option, target_device
 
 if TYPE_CHECKING:
-    from harness.run.check import CheckRequest
+    from harness.run.single import CheckRequest
 
 
 def _request() -> type[CheckRequest]:
-    from harness.run.check import CheckRequest
+    from harness.run.single import CheckRequest
 
     return CheckRequest
 
@@ -48,20 +48,16 @@ def _request() -> type[CheckRequest]:
 @seconds_option("--call-timeout", "120s", "For one request.", show_default=True)
 def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
-    from harness.run.check import check as checked
+    from harness.run.single import check as checked
 
     def say(stage: str) -> None:
         click.echo(stage, err=True)
 
     with interruptible(""):
         found = checked(request, say)
-    click.echo(f"{found.case.key}: {found.name} is {_word(found.status)}")
-    if found.reason:
-        click.echo(found.reason)
+    click.echo(f"{found.case.key}: {found.entry.name} is {found.verdict}")
+    if found.entry.reason:
+        click.echo(found.entry.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
     sys.exit(found.exit_code)
-
-
-def _word(status: str) -> str:
-    return "right" if status in ("ok", "checked") else status

@@ -1,5 +1,5 @@
-"""Interleaved timing: entries are timed one after the other, in rounds of a new random order each (`measure`).
-`Policy` says how long and in what order; `Rounds` holds what was measured."""
+"""Interleaved timing: entries are timed one after the other, in rounds of a new random order each
+(`measure`). `Policy` says how long and in what order; `Rounds` holds what was measured."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The interface of monitors, what they share (notes of readings, the check of clocks), and what the monitors of
-GPUs share.
+"""The interface of monitors, what they share (notes of readings, the check of clocks), and what the
+monitors of GPUs share.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.

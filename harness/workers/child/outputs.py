@@ -117,8 +117,9 @@ LARGE = 1 << 24  # an output of this many bytes or more travels as a Blob
 
 class Blob:
     """Bytes in shared memory, in a file without a name. A message between processes holds where the file is
-    open, so that the bytes are neither pickled nor copied; its receiver opens the file while it unpickles. The
-    sender keeps the blob until then: a worker until the next request, the parent until it has the answer."""
+    open, so that the bytes are neither pickled nor copied; its receiver opens the file while it unpickles.
+    The sender keeps the blob until then: a worker until the next request, the parent until it has the
+    answer."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor, self.size = descriptor, size

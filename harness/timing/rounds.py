@@ -51,9 +51,8 @@ class Policy:
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
     margin: float = MARGIN  # a smaller difference than this counts as none (`same`)
     slow: float = math.inf
-    """An entry that takes more than this many times as long as the fastest is sampled in a block's first
-    round
-    only: the rest of the budget goes to the entries between which the choice is."""
+    """An entry that takes more than this many times as long as the fastest is sampled only in a block's
+    first round: the rest of the budget goes to the entries between which the choice is."""
     budget_s: float = 30.0
     """Seconds of samples for all blocks together. A round that would not fit is not begun."""
     begin_block: Callable[[int, Collection[str]], None] = lambda block, entries: None
@@ -236,8 +235,7 @@ def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Roun
     several times. What they leave open gets long blocks, with a look at the results after each
     (`stopping_reason`). A disturbed round is made again, up to TRIES times the wanted rounds;
     `Rounds.choose` decides which rounds count in the end. Where most rounds were disturbed, all of them
-    count and none is made
-    again: further blocks tell more.
+    count, and none is made again, because further blocks tell more.
     """
     import scipy.special  # noqa: F401 - a look needs it, and it must not be loaded between samples
 

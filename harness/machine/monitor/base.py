@@ -290,7 +290,7 @@ class GpuMonitor(Monitor):
             self.clocks.see(work, look.clock)
 
     def end(self) -> str:
-        return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._strangers()])
+        return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._foreign_lines()])
 
     def _slowdowns(self) -> list[str]:
         """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""
@@ -305,7 +305,7 @@ class GpuMonitor(Monitor):
                 lines.append(f"{reason} for {share:.0%} of the round")
         return [*lines, *(f"{r} seen" for r in sorted(self.slowed - slowed.keys()))]
 
-    def _strangers(self) -> list[str]:
+    def _foreign_lines(self) -> list[str]:
         ran, ours = self._ran(), self.workers | set(self.ours())
         if ran and not self.same_numbers:
             self._foreign(self._holders(), ours)

@@ -144,7 +144,7 @@ class Counters:
         return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
 
     def children(self, pid: int, all_threads: bool = False) -> list[int]:
-        """The processes that the main thread started, or that any thread did: one file is read for each."""
+        """The child processes of the main thread, or of all threads. One file is read for each thread."""
         tasks = f"{self.proc}/{pid}/task"
         try:
             threads = os.listdir(tasks) if all_threads else [str(pid)]  # noqa: PTH208 - twice as fast
@@ -152,8 +152,8 @@ class Counters:
         except OSError:
             return []
 
-    def everyone(self) -> list[int]:
-        """The ids of all processes."""
+    def all_processes(self) -> list[int]:
+        """The ids of all processes of the machine."""
         return [int(entry.name) for entry in self.proc.iterdir() if entry.name.isdigit()]
 
     def name_of(self, pid: int) -> str:
@@ -269,7 +269,7 @@ class CpuMonitor(Monitor):
         """Also `processes`: name and id of others that took more than OTHERS of a CPU since the last call ->
         per cent of a CPU."""
         taken = super().conditions()
-        now, spent, ours = self.counters.clock(), self._spent(), self._family(all_threads=True)
+        now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
         before = dict.fromkeys(spent, 0.0) | self.spent
         if others := self._busiest(before, spent, now - self.since, ours):
             taken["processes"] = {
@@ -334,15 +334,15 @@ class CpuMonitor(Monitor):
         rounding = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
         limit = max(OTHERS * wall, OTHERS_OF_ALL * whole, rounding)
         if others > limit:  # perhaps they are descendants of ours that were not known yet
-            known = self.counters.read(self._family(all_threads=True)).ours
+            known = self.counters.read(self._own_processes(all_threads=True)).ours
             others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
         self.notes.add("others_percent", max(0.0, 100 * others / wall))
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
 
     def _read(self) -> Reading:
-        return self.counters.read(self._family())
+        return self.counters.read(self._own_processes())
 
-    def _family(self, all_threads: bool = False) -> set[int]:
+    def _own_processes(self, all_threads: bool = False) -> set[int]:
         """This process, the workers and their descendants.
 
         Main threads start nearly all children, and it takes a millisecond to read the children of a hundred
@@ -362,4 +362,4 @@ class CpuMonitor(Monitor):
 
     def _spent(self) -> dict[int, float]:
         """CPU seconds of every process."""
-        return self.counters.read(self.counters.everyone()).ours
+        return self.counters.read(self.counters.all_processes()).ours

@@ -109,9 +109,9 @@ class Bench:
     op: Op
     sets: list[Operands]
 
-    def __init__(self, *guests: Implementation) -> None:
-        """guests: implementations that are in no folder and no plug-in"""
-        self.guests = guests
+    def __init__(self, *unlisted: Implementation) -> None:
+        """unlisted: implementations that are in no folder and no plug-in"""
+        self.unlisted = unlisted
         self.ready: dict[str, _Ready] = {}
         # Whether the operands are only checked, and not yet moved to where calls are timed.
         self.checked_only = True
@@ -281,7 +281,7 @@ class Bench:
         }
 
     def _implementation(self, name: str, config: Mapping[str, Any] | None) -> Implementation:
-        known = [*self.guests, *kernels.implementations(self.op.name)]
+        known = [*self.unlisted, *kernels.implementations(self.op.name)]
         implementation = next((i for i in known if i.name == name), None)
         if implementation is None:
             raise Unsupported(f"there is no {name} in this setting's source tree")

@@ -20,7 +20,7 @@ LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
-"""For this many of them each right row is tried, in this many columns."""
+"""So many wrong rows are compared with every right row, in so many columns."""
 
 FEWEST = 16  # elements of a row that suffice to tell it from other rows
 
@@ -280,7 +280,7 @@ def _other_rows(
     tolerance: Tolerance,
     layout: Layout,
 ) -> Kind | None:
-    """Whether wrong rows hold the right answers of other rows: each of some is sought among all right
+    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
     rows."""
     import torch
 

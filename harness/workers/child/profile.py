@@ -115,7 +115,7 @@ def _onednn(call: Callable[[], None]) -> list[str]:
     if not torch.backends.mkldnn.is_available():
         return []
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-        log = _said(call)
+        log = _printed_by(call)
     return onednn_names(log.splitlines())
 
 
@@ -128,7 +128,7 @@ def onednn_names(lines: Collection[str]) -> list[str]:
     return list(names) or ["onednn none"]
 
 
-def _said(call: Callable[[], None]) -> str:
+def _printed_by(call: Callable[[], None]) -> str:
     """What a call writes to file descriptor 1, including what C libraries write."""
     sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
@@ -190,9 +190,8 @@ CONTRACTS = {"op", "operands", "platform", "sizes", "support", "visibility"}
 
 def source_of(implementation: Implementation) -> str:
     """A hash, 12 hexadecimal digits, of the provider's file and of all files of kernels/ that it imports,
-    directly or not. Comments, docstrings, layout and the place of a file do not count. The library's own
-    code does not
-    either: `version` stands for it."""
+    directly or not. Comments, docstrings, layout and the place of a file do not count, and neither does
+    the library's own code, for which `version` stands."""
     return _hash(Path(inspect.getfile(type(implementation))))
 
 

@@ -1,4 +1,5 @@
-"""Facts about a machine: what it is, which differences can be told there, and what would improve that."""
+"""Facts about a machine: what it is, how small a difference can be measured on it, and what would improve
+that."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ DRAWING = 256 * MIB
 """What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator."""
 
 ROTATE_CACHES = 2
-"""Before calls come to the same set of operands again they touch this many times the last-level cache, or
-as many bytes as were measured to be enough."""
+"""Between two calls on the same set of operands, other calls touch this many times the bytes of the
+last-level cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 

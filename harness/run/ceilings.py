@@ -1,5 +1,5 @@
-"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Datasheets
-give the rates that are impossible."""
+"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Rates beyond
+the datasheet are taken to be impossible."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
 
 
 def _note(entry: Entry, measured: Measured) -> str:
-    """What a reader should know of an entry that is right."""
+    """Remarks on an entry that is right."""
     notes = [entry.impl.composition(measured.case.boundary)]
     if any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds):
         notes.append("disturbed")

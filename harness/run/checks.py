@@ -32,8 +32,9 @@ SAMPLE_S = 0.05  # seconds of one timed sample
 REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
 FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
-"""Comparing the outputs of an entry takes a quarter of the seconds of its samples, or half where that is less
-than FEW_COMPARING_S; at most COMPARING_S."""
+"""Comparing the outputs of an entry takes a quarter of the time of its samples. Where that is less than
+FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
+COMPARING_S."""
 
 SAMPLED = ("live", "lengths")
 """Operands for which only a sample of the rows is compared. They show an answer that was kept from earlier
@@ -217,8 +218,8 @@ class CaseChecks:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
     def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output]]]:
-        """The digest of the operands `first` as a worker makes them, and the outputs of its entries, which are
-        prepared one after the other."""
+        """The digest of a worker's operands `first`, and the outputs of its entries, which are prepared one
+        after the other."""
         digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
         outputs = []
         for entry in worker.living:
@@ -279,7 +280,7 @@ class CaseChecks:
         if not report["ok"]:
             ignored = RETURNS if output.get("ignored") else ""
             entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
-        if name not in SAMPLED or not report["ok"]:  # errors of a small sample say less than those before
+        if name not in SAMPLED or not report["ok"]:  # a sampled reference has fewer errors to report
             entry.check |= report
         entry.check["ok"] &= entry.status != "wrong"
 
@@ -321,7 +322,7 @@ class CaseChecks:
                 if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
                     self._check_far(worker, entry, name, stage)
                 if not entry.alive and entry.status != "wrong":
-                    # It does not run at these sizes, which is not what was asked for.
+                    # It fails at these sizes only, and the run is about others.
                     entry.status, entry.reason = None, ""
             return preparing_s
 
@@ -406,8 +407,8 @@ class CaseChecks:
         entry with each live operand changed alone, then all with other operands, and with others of the
         same lengths."""
         workers = list(dict.fromkeys(worker for worker, _ in self.timed))
-        # Where the sets are copies of each other, an entry that takes the operands of the first set on
-        # another one shows only if the sets differ: then other operands are put on a further set.
+        # Where the sets are copies of each other, an entry that always reads the first set would not be
+        # found. So other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
 
         def check(worker: Worker) -> None:
@@ -485,7 +486,7 @@ def comparing_s(samples_s: float) -> float:
 
 def _start_profiler(worker: Worker) -> None:
     if any(not entry.interpreted for entry in worker.living):
-        with contextlib.suppress(WorkerFailure):  # the profile itself tells it
+        with contextlib.suppress(WorkerFailure):  # taking the profile fails with the reason
             worker.start_profiler()
 
 

@@ -78,7 +78,7 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice  # which configurations of an implementation enter a case
+    configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
     make_rounds: MakeRounds = measure
     """How entries are timed: `measure`, or `halving` in a race of many."""
 

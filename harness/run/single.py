@@ -50,7 +50,8 @@ class SingleEntry:
         seed: int = 0,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """worker: of this one entry; say: is told the name of each phase of the checks as it begins"""
+        """worker: the worker of this one entry; say: shows the name of each phase of the checks as it
+        begins"""
         self.case, self.worker, self.monitor = case, worker, monitor
         (self.entry,) = worker.entries
         self.rotation = rotation_of_one(self.entry, case, worker.platform, cache)
@@ -204,8 +205,8 @@ class Checked:
 
 
 def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
-    """Checks an implementation; `say` is told each stage. Raises UsageError for what cannot be understood,
-    and NothingRan where another run has the device."""
+    """Checks an implementation; `say` shows the name of each phase. Raises UsageError for what cannot be
+    understood, and NothingRan where another run has the device."""
     platform, op = choose_device(request.device), select.choose_op(request.op)
     case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
     implementation = select.choose_implementation(op.name, request.impl)

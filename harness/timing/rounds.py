@@ -279,7 +279,7 @@ def _one_round(
 
 def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Order]:
     """The orders of all rounds, block by block. Each order follows from what was recorded in `rounds`
-    before it. Where this ends, `rounds.stopped` says why."""
+    before it. When the generator ends, `rounds.stopped` says why."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):

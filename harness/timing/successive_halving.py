@@ -75,7 +75,8 @@ def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
 
 
 def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
-    """Seconds for an elimination among these rivals, if as many follow as halving takes."""
+    """Seconds for the next elimination: what eliminations may still take, divided by the number of
+    eliminations that halving these rivals takes."""
     return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
 

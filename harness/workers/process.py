@@ -1,5 +1,5 @@
-"""A worker process as its parent sees it: started, asked, and killed where it hangs. The judge is one,
-too."""
+"""Worker processes, from the side of the parent: they are started, asked, and killed where they hang. The
+judge is one of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WorkerProcess:
         plugins: the files of plug-ins that it imports
         """
         self.log = log
-        # What the process tells of its device (see child/device.py).
+        # What `hello` returned (see ready_device in child/device.py).
         self.facts: dict[str, Any] = {}
         self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0

@@ -44,8 +44,8 @@ class Answers(Protocol):
 class Worker:
     """The process of the entries of one setting and runtime.
 
-    It keeps the requests that lead to the present stage (making operands, moving them to fresh buffers, loading
-    live ones) and repeats them in a process that replaces a dead one.
+    It keeps the requests that lead to the present stage (making operands, moving them to fresh buffers,
+    loading live ones) and repeats them in a process that replaces a dead one.
     """
 
     def __init__(

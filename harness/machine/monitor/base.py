@@ -198,7 +198,8 @@ class GpuMonitor(Monitor):
     disturbing: frozenset[str]
     """The reasons for a slowdown that do not come from the kernel's own work."""
     power: str
-    """The reason that does come from it: a heavy product normally runs at the power limit."""
+    """The reason for a slowdown that comes from the kernel's own work: a heavy product normally runs at the
+    power limit."""
 
     def __init__(self, platform: Platform, ours: Ours) -> None:
         super().__init__()
@@ -233,7 +234,7 @@ class GpuMonitor(Monitor):
         """Recent utilisation in per cent of the time."""
 
     def _foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
-        """The processes that are known to be foreign, and how many others must be.
+        """The processes that are known to be foreign, and the number of further ones that must be foreign.
 
         In a container the driver may use the host's numbers, while we know our workers by other numbers.
         Then the processes that were there before our first worker are foreign. Of the rest as many are

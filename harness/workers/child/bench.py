@@ -131,7 +131,7 @@ class Bench:
     def hello(
         self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Readies the device; returns what `ready_device` tells of it."""
+        """Makes the device ready; returns what `ready_device` does."""
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads, planned)
 
@@ -446,8 +446,8 @@ class Bench:
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
-        """Makes one call that is compared. changed: a call on another activation comes right before it, whose
-        output must be another one"""
+        """Makes one call that is compared. changed: right before it a call is made on another activation; the
+        output of that call must be another one"""
         if changed:
             places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
             is_other = _roll(places, 1)
@@ -471,8 +471,9 @@ class Bench:
             repeats.see(each, ready.result(each), self._copies)
 
     def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
-        """Of the sets between the first and the last, which are judged anyway: the one whose output lies
-        farthest from what the calls on set 0 give for its live operands; 0 where all have the same bits."""
+        """Compares the output of each set between the first and the last, which the judge sees, with the
+        output of set 0 for the same live operands. Returns the set whose output differs most; 0 where none
+        differs."""
         if len(self.sets) < 3:
             return 0
         unlike = Repeats()
@@ -552,7 +553,7 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
 
 
 def reads_of(prepared: Prepared) -> dict[str, torch.Tensor]:
-    """Where the calls read live operands. Kernels of older commits tell it only through `inputs`."""
+    """Where the calls read live operands. Kernels of older commits have `inputs` only."""
     return dict(getattr(prepared, "reads", prepared.inputs)())
 
 

@@ -28,7 +28,7 @@ EXPLAINED = 0.02
 """A factor that leaves this share of the squared error is called `about` that factor."""
 
 TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
-MOST_RANGES = 4  # more ranges than this are told by their number
+MOST_RANGES = 4  # of more ranges than this only the number of indices is given
 FEW_GROUPS = 3  # the most experts that are named
 BLOCK = 16  # columns that are off and less than this apart belong to one range
 DENSE = 0.3  # of which this share at least is off
@@ -452,7 +452,9 @@ def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Which columns are off, bool [columns]. z: [rows, columns], the error of the wrong rows in units of sigma
+    """Which columns are off, bool [columns].
+
+    z: [rows, columns], the error of the wrong rows in units of sigma
 
     The errors of right values have a root mean square near 1, which varies less over more rows. Some columns
     of a wrong range are near the right value by chance, so that a range counts as a whole where enough of its

@@ -31,7 +31,7 @@ COMPARING = 96
 and some room for more."""
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
-FEW_ROWS = 8  # fewer rows than this do not tell how much the bias of a row scatters
+FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
 
 ROWS_AT_ONCE = 1024
 """How many rows of the output's first dimension are worked on at once, so that large outputs need little

@@ -22,8 +22,8 @@ GUARD = 1 << 16
 CANARY = 0xA5  # the value of each guard byte
 
 SPOILT = -1536.0
-"""What outputs are filled with before calls that are compared with each other: a finite number, which a later
-output that was not written can be told by."""
+"""What outputs are filled with before calls that are compared with each other. An output that still holds
+this finite number was not written."""
 
 ROWS = 8192
 """How many rows of the first dimension are compared at once: all rows of a large output in fp32 would take

@@ -113,9 +113,14 @@ class WorkerProcess:
                 os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
-        """Makes its device ready within `deadline` seconds. Raises WorkerFailure."""
+        """Makes its device ready within `deadline` seconds. Where that fails, the process is killed and
+        WorkerFailure raised."""
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
-        self.facts = self.ask("hello", deadline, threads=threads, **device)
+        try:
+            self.facts = self.ask("hello", deadline, threads=threads, **device)
+        except WorkerFailure:
+            self.kill()
+            raise
 
     def _answer(self, deadline: float, doing: str) -> Any:
         try:
@@ -171,9 +176,5 @@ def start_judge(platform: Platform, threads: int, deadline: float, log: Path) ->
     # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)
-    try:
-        judge.hello(platform, threads, deadline)
-    except WorkerFailure:
-        judge.kill()
-        raise
+    judge.hello(platform, threads, deadline)
     return judge

@@ -74,14 +74,10 @@ class Worker:
             | setting.variables
         )
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+        process.hello(self.platform, threads, self.deadlines.prepare)
         self.worker = process
         self.prepared.clear()
-        try:
-            threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
-            process.hello(self.platform, threads, self.deadlines.prepare)
-        except WorkerFailure:
-            self.stop()
-            raise
         for entry in self.entries:
             entry.pinned = process.facts["pinned"]
 

@@ -30,8 +30,20 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_name: str = "clock") -> None:
+        """clock_name: what the clock is called in the reasons of `end`"""
         self.notes = Notes()
+        self.clock_of_lines = clock_name
+        self.highest: dict[str, float] = {}
+        """The highest clock of each work in this run, in MHz."""
+        self.fallen: list[str] = []
+        """A line for each clock of this round that was far below the highest of the same work."""
+
+    def see_clock(self, work: str, megahertz: float) -> None:
+        highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
+        if megahertz < MIN_CLOCK * highest:
+            share = f"{megahertz / highest:.0%} of the {highest:.0f} MHz before"
+            self.fallen.append(f"{self.clock_of_lines} {megahertz:.0f} MHz, {share}")
 
     @abstractmethod
     def begin(self) -> None:
@@ -118,23 +130,6 @@ class Notes:
         return dict(sorted((unread | values).items()))
 
 
-class Clocks:
-    """Finds clocks that are far below the highest of the same work."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.highest: dict[str, float] = {}
-        self.fallen: list[str] = []
-        """A line for each such clock of this round."""
-
-    def see(self, work: str, megahertz: float) -> None:
-        highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
-        if megahertz < MIN_CLOCK * highest:
-            self.fallen.append(
-                f"{self.name} {megahertz:.0f} MHz, {megahertz / highest:.0%} of the {highest:.0f} MHz before"
-            )
-
-
 class Blind(Monitor):
     """A monitor that reads nothing and says why. The run goes on without readings."""
 
@@ -202,10 +197,9 @@ class GpuMonitor(Monitor):
     power limit."""
 
     def __init__(self, platform: Platform, ours: Ours) -> None:
-        super().__init__()
+        super().__init__(f"{self.clock_name} clock")
         self.device = platform.device
         self.ours = ours
-        self.clocks = Clocks(f"{self.clock_name} clock")
         self.there_before = set(self._holders())
         self.same_numbers = False
         """Whether the driver was seen to use our numbers of processes (see `_foreign`)."""
@@ -247,7 +241,7 @@ class GpuMonitor(Monitor):
         return present & self.there_before, max(0, len(present - self.there_before) - len(ours))
 
     def begin(self) -> None:
-        self.clocks.fallen.clear()
+        self.fallen.clear()
         self.slowed.clear()
         self.workers = set(self.ours())
         self.elapsed, self.slowed_before = self._slowdown_counters()
@@ -288,10 +282,10 @@ class GpuMonitor(Monitor):
             return
         self.notes.add(f"{self.clock_name.lower()}_clock_mhz", look.clock)
         if look.busy and self.power not in look.slowed:
-            self.clocks.see(work, look.clock)
+            self.see_clock(work, look.clock)
 
     def end(self) -> str:
-        return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._foreign_lines()])
+        return "; ".join([*self._slowdowns(), *self.fallen, *self._foreign_lines()])
 
     def _slowdowns(self) -> list[str]:
         """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""

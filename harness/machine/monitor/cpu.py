@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.files import JsonObject
 from harness.machine.cpu_threads import control_groups
-from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
+from harness.machine.monitor.base import Blind, Monitor, Ours
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
@@ -219,11 +219,10 @@ def open_cpu(ours: Ours) -> Monitor:
 
 class CpuMonitor(Monitor):
     def __init__(self, ours: Ours, counters: Counters, sleep: Callable[[float], None] = time.sleep) -> None:
-        super().__init__()
+        super().__init__("CPU frequency")
         self.ours = ours
         self.sleep = sleep
         self.counters = counters
-        self.clocks = Clocks("CPU frequency")
         self.adopted: set[int] = set()
         """Descendants of workers that only a look at all threads found."""
         self.start: Reading | None = None
@@ -233,7 +232,7 @@ class CpuMonitor(Monitor):
         """CPU seconds of every process when `conditions` was last called, at `since`."""
 
     def begin(self) -> None:
-        self.clocks.fallen.clear()
+        self.fallen.clear()
         self.start = self._read()
 
     def sample(self, work: str = "") -> None:
@@ -243,10 +242,10 @@ class CpuMonitor(Monitor):
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
         self.notes.add("frequency_mhz", frequency)
-        self.clocks.see(work, frequency)
+        self.see_clock(work, frequency)
 
     def end(self) -> str:
-        reasons = list(self.clocks.fallen)
+        reasons = list(self.fallen)
         if self.start is not None:
             reasons += self._judge(self.start, self._read())
             try:

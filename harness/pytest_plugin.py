@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from harness.files import JsonObject
-    from harness.run.single import KernelBenchmark
+    from harness.run.single import SingleEntry
 
 ROUNDS = 20
 
@@ -110,9 +110,10 @@ def kernel_benchmark(
         yield measure
 
 
-def _accept(measured: KernelBenchmark) -> None:
+def _accept(measured: SingleEntry) -> None:
     __tracebackhide__ = True
-    if measured.status == "unsupported":
-        pytest.skip(measured.reason)
-    if measured.status is not None:
-        pytest.fail(f"{measured.name} is {measured.status}: {measured.reason}", pytrace=False)
+    entry = measured.entry
+    if entry.status == "unsupported":
+        pytest.skip(entry.reason)
+    if entry.status is not None:
+        pytest.fail(f"{entry.name} is {entry.status}: {entry.reason}", pytrace=False)

@@ -194,5 +194,3 @@ class EngineTuned(Tunable):
             config = EngineConfig(*tile, group, *option)
             if config.shared <= target.shared and config.registers(lanes) <= limit:
                 yield config
-
-

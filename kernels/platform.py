@@ -461,8 +461,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def _memory_groups(root: Path) -> list[Path]:
     """The folders of this process's control group for memory, and of the groups around it.
-    (harness.machine.cgroups has a function for CPU time. It is separate because workers use it with kernels
-    of older commits.)"""
+    harness.machine.cpu_threads does the same for CPU time. This function is separate because workers use it
+    beside kernels of older commits."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

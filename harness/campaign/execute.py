@@ -21,8 +21,7 @@ from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mi
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
 from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
 
 FILE = "campaign.json"

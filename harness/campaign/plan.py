@@ -21,7 +21,7 @@ from harness.files import read_toml
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
 from harness.run.folder import select_all, worth_s
-from harness.run.request import Request
+from harness.run.plan import Request
 from harness.tune.race import TuneRequest, implementations_here, race_selection
 from kernels.platform import Platform
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
     from harness.campaign.plan import Step
     from harness.cluster.driver import Pool
-    from harness.run.request import Request
+    from harness.run.plan import Request
     from harness.tune.race import TuneRequest
     from kernels.platform import Platform
 
@@ -95,7 +95,7 @@ def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
     from harness.cli.toggle import toggle, toggle_request
     from harness.cli.tune import tune
     from harness.errors import UsageError
-    from harness.run.request import Request
+    from harness.run.plan import Request
     from harness.tune.race import TuneRequest
 
     if not step.casewise:

@@ -13,11 +13,11 @@ from harness.cli.interrupt import interruptible
 from harness.cli.options import gathered, seconds_option, target_device
 
 if TYPE_CHECKING:
-    from harness.run.check import CheckRequest
+    from harness.run.single import CheckRequest
 
 
 @click.command()
-@gathered("harness.run.check:CheckRequest")
+@gathered("harness.run.single:CheckRequest")
 @click.option("--op", required=True, help="The op.")
 @click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
 @click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.")
@@ -45,14 +45,13 @@ if TYPE_CHECKING:
 @seconds_option("--call-timeout", "120s", "The most time for one request to the worker.", show_default=True)
 def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
-    from harness.run.check import check as checked
+    from harness.run.single import check as checked
 
     with interruptible(""):
         found = checked(request, partial(click.echo, err=True))
-    word = "right" if found.status in ("ok", "checked") else found.status
-    click.echo(f"{found.case.key}: {found.name} is {word}")
-    if found.reason:
-        click.echo(found.reason)
+    click.echo(f"{found.case.key}: {found.entry.name} is {found.verdict}")
+    if found.entry.reason:
+        click.echo(found.entry.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
     sys.exit(found.exit_code)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-from harness.run.request import Request
+
+if TYPE_CHECKING:
+    from harness.run.plan import Request
 
 
 @click.command()

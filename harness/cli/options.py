@@ -107,7 +107,7 @@ MEASURING = [
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
-    command = gathered("harness.run.request:Request")(command)
+    command = gathered("harness.run.plan:Request")(command)
     for option in reversed(MEASURING):
         command = option(command)
     return command

@@ -4,12 +4,15 @@ here is told at the head of harness/run/execute.py."""
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-from harness.run.request import Request
+
+if TYPE_CHECKING:
+    from harness.run.plan import Request
 
 
 @click.command()

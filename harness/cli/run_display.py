@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from harness.run.execute import Outcome
-    from harness.run.request import Request
+    from harness.run.plan import Request
 
 
 class TerminalDisplay:

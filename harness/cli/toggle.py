@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-from harness.run.request import Request
-from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    from harness.run.plan import Request
+    from kernels.platform import Platform
 
 
 @click.command()

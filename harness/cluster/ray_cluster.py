@@ -23,7 +23,7 @@ from harness.cluster.agent import Agent, Answer, Device, Opened, Order
 from harness.compile.compiler import CompileEach, Resources, compile_launch
 from harness.compile.launches import KernelLaunch
 from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
-from harness.machine.provenance import steers
+from harness.machine.device import steers
 from harness.paths import ROOT
 from kernels.platform import devices, version
 

@@ -1,26 +1,31 @@
-"""Facts about a machine: what it is, which differences can be told there, and what would improve that."""
+"""Facts about a machine: what it is, how small a difference can be measured on it, and what would improve
+that."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
-from harness.doctor.advice import advice
 from harness.files import JsonObject
-from harness.machine.device import torch_advice
+from harness.machine.cpu_threads import cores, cpus_in, quota
+from harness.machine.device import LIBRARIES, torch_advice
 from harness.machine.monitor.base import Blind, Monitor
-from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.intervals import MIN_BLOCKS
 from harness.statistics.paired import Comparison, compare, noise_of
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy
+from harness.timing.rounds import Policy, measure
 from harness.workers.environment import provenance, worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess
-from kernels.platform import Platform, devices, lookalike, version
+from kernels.gpus import smi
+from kernels.platform import Platform, devices, lookalike, run, unseen, version
+from kernels.vendor import Vendor, last_read
 
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05
@@ -106,3 +111,147 @@ def _difference(pair: list[WorkerProcess], workload: str, seconds: float) -> Com
     for reason in rounds.dropped.values():
         raise WorkerFailure("error", reason)
     return compare(rounds.series("0"), rounds.series("1"), blocks=rounds.blocks)
+
+
+Ask = Callable[..., str]
+
+
+def advice(here: Platform, threads: int, root: Path = Path("/"), ask: Ask = run) -> list[str]:
+    """Returns lines of advice. root: the folder that holds sys and proc; ask: runs a command and returns what
+    it prints, an empty string where it fails."""
+    if here.kind == "cpu":
+        lines = _cpu(root, threads)
+    elif here.kind == "cuda":
+        lines = _persistence(here)
+    else:
+        lines = _torch_devices(ask)
+    if here.kind == "cpu" and "hypervisor" in here.features:
+        lines.append(
+            "a virtual machine: its neighbours' noise is not visible from inside; trust ratios within a run, "
+            "or use a machine of your own"
+        )
+    return lines + _libraries(here)
+
+
+def _libraries(here: Platform) -> list[str]:
+    """The libraries that implementations for this platform lack, and the libraries that are newer than the
+    releases that their implementations were written for."""
+    lacks: dict[str, list[str]] = {}
+    newer: dict[str, None] = {}
+    for op in kernels.OPS:
+        for row in kernels.implementations(op):
+            support = row.available(here)
+            if not support.ok and "not installed" in support.reason:
+                lacks.setdefault(support.reason, []).append(row.name)
+            if isinstance(row, Vendor) and here.kind in row.kinds:
+                library = row.library or row.provider
+                if read := last_read(library, row.version):
+                    newer[
+                        f"{library} {row.version} is newer than {read}, the last that its rows were read "
+                        "against: `python -m harness doctor --bind` says which calls still fit"
+                    ] = None
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()] + [*newer]
+
+
+def _cpu(root: Path, threads: int) -> list[str]:
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(root, "proc/self/status"), re.MULTILINE)
+    ours = sorted(cpus_in(allowed[1])) if allowed else []
+    lines = [
+        *_clocks(root, ours),
+        _threads(root, threads, ours),
+        _quota(root, threads),
+        _pages(root),
+        unseen(),
+    ]
+    return [line for line in lines if line]
+
+
+def _clocks(root: Path, cpus: list[int]) -> list[str]:
+    folder = "sys/devices/system/cpu"
+    lines = []
+    governors = {_text(root, f"{folder}/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
+    if slow := governors - {"", "performance"}:
+        wanted = "clocks drift less under `cpupower frequency-set -g performance`"
+        lines.append(f"the frequency governor is {', '.join(sorted(slow))}: {wanted}")
+    # Intel's driver has no_turbo, the others have boost.
+    for name, on, off in (("intel_pstate/no_turbo", "0", 1), ("cpufreq/boost", "1", 0)):
+        if _text(root, f"{folder}/{name}") == on:
+            how = f"for steadier ones `echo {off} > /{folder}/{name}`, though engines serve with it on"
+            lines.append(f"turbo is on, so clocks follow load and heat: {how}")
+    return lines
+
+
+def _threads(root: Path, threads: int, cpus: list[int]) -> str:
+    """Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores."""
+    nodes = [len(node) for node in cores(root, set(cpus))]
+    if cpus and threads > sum(nodes):
+        return f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
+    if cpus and threads > nodes[0]:
+        return (
+            f"{threads} threads span NUMA nodes, and where memory lies changes times: --threads {nodes[0]} "
+            "keeps to one node"
+        )
+    return ""
+
+
+def _quota(root: Path, threads: int) -> str:
+    cpus = quota(root)
+    if cpus >= threads:
+        return ""
+    return (
+        f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: raise its "
+        f"quota, or run with --threads {max(1, int(cpus))}"
+    )
+
+
+def _pages(root: Path) -> str:
+    path = "sys/kernel/mm/transparent_hugepage/enabled"
+    mode = re.search(r"\[(\w+)\]", _text(root, path))
+    if mode is None or mode[1] == "always" or "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""):
+        return ""
+    how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+    if mode[1] == "never":
+        how = f"`echo madvise > /{path}`, then {how}"
+    return f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
+
+
+def _persistence(here: Platform) -> list[str]:
+    """nvidia-smi tells the mode of whole GPUs only. Untested on hardware."""
+    device = here.uuid or here.device.partition(":")[2] or "0"
+    query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
+    if device.startswith("MIG-") or smi(*query)[0] != "Disabled":
+        return []
+    return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
+
+
+WITH_AMDSMI = "import torch; print(torch.cuda.device_count())"
+"""Where amdsmi can be imported, torch counts devices with it, and otherwise with HIP."""
+WITHOUT_AMDSMI = f"import sys; sys.modules['amdsmi'] = None; {WITH_AMDSMI}"
+
+
+def _torch_devices(ask: Ask) -> list[str]:
+    """Checks, in processes of its own, that torch counts the devices that the kernel driver shows. Beside an
+    amdsmi that has its own library torch counts none (pytorch/pytorch#186516). Untested on hardware."""
+    shown = sum(platform.kind == "rocm" for platform in devices().values())
+    beside, alone = (ask(sys.executable, "-c", code) for code in (WITH_AMDSMI, WITHOUT_AMDSMI))
+    if not beside.isdigit() or not alone.isdigit():  # there is no torch, or it fails
+        return []
+    if beside != alone:
+        return [
+            f"beside the installed amdsmi torch counts {beside} devices, without it {alone}, of {shown} that "
+            "the driver shows: `pip uninstall amdsmi`, then `pip install` ROCm's own, in its share/amd_smi"
+        ]
+    if int(alone) != shown:
+        return [
+            f"torch counts {alone} devices of {shown} that the driver shows: see that it is the build for "
+            "this ROCm, and that this user may open /dev/kfd and /dev/dri (groups render and video)"
+        ]
+    return []
+
+
+def _text(root: Path, path: str) -> str:
+    """The text of a small file; empty where it cannot be read."""
+    try:
+        return (root / path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,11 +1,21 @@
-"""The device that a command names."""
+"""The device that a command names, and the provenance of a measurement: the machine, the versions, the code,
+the environment."""
 
 from __future__ import annotations
 
+import os
+import platform as host
+import re
+import socket
 import sys
+from pathlib import Path
 
+from harness.catalogue.flags import catalogue
 from harness.errors import UsageError
-from kernels.platform import BUILDS, Platform, detect, unseen
+from harness.files import JsonObject
+from harness.paths import ROOT, portable
+from kernels.gpus import smi
+from kernels.platform import BUILDS, Platform, detect, run, unseen, version
 
 
 def choose_device(name: str | None = None) -> Platform:
@@ -32,3 +42,64 @@ def torch_advice(here: Platform) -> str:
     wrong = here.other_build()
     how = f"install PyTorch's build for {BUILDS[here.kind]} in its place, or measure the CPU: --device cpu"
     return f"{wrong}; {how}" if wrong else ""
+
+
+LIBRARIES = [
+    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
+    *("flash_attn", "flash_attn_interface", "flash_attn.cute"),
+    *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
+]
+
+STEERING = re.compile(
+    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
+    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
+)
+"""Variables, besides those of the catalogue, that change kernels, their libraries or their threads."""
+
+
+def surroundings(platform: Platform | None = None) -> JsonObject:
+    """The machine, the versions, the commit of this checkout and the variables that change kernels."""
+    platform = platform or detect()
+    return {
+        "machine": {
+            "host": socket.gethostname(),
+            "platform": platform.kind,
+            "arch": platform.arch,
+            "device": platform.name,
+            "device_id": platform.device,
+            "uuid": platform.uuid,
+            "device_memory": platform.memory,
+            "last_level_cache": platform.last_level,
+            "driver": driver(platform),
+            "cpus": os.cpu_count(),
+            "os": host.platform(),
+        },
+        "versions": {"python": host.python_version()}
+        | {module: release for module in LIBRARIES if (release := version(module))},
+        "git": git_state(),
+        "environment": {k: portable(v) for k, v in sorted(os.environ.items()) if steers(k)},
+    }
+
+
+def steers(variable: str) -> bool:
+    """Whether a variable may change a kernel, so that a record names it."""
+    return bool(STEERING.match(variable)) or variable in catalogue()
+
+
+def driver(platform: Platform) -> str:
+    """The version of the GPU's driver, as the kernel module or else nvidia-smi tells it; empty if unknown."""
+    name = {"cuda": "nvidia", "rocm": "amdgpu"}.get(platform.kind, "")
+    module = Path("/sys/module", name, "version")
+    if name and module.exists():
+        return module.read_text().strip()
+    if platform.kind != "cuda":
+        return ""
+    answer = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
+    return answer if re.fullmatch(r"[\d.]+", answer) else ""  # where nvidia-smi fails it prints the reason
+
+
+def git_state() -> JsonObject:
+    """The commit of the code, and whether any file outside results/ differs from it."""
+    commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
+    return {"commit": commit, "dirty": bool(changed)}

@@ -71,10 +71,10 @@ class Entry:
     check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
     kernels: list[dict[str, Any]] = field(default_factory=list)
     """What ran in a call (see workers/child/profile.py)."""
-    picked: str = ""  # what its library says of its choice
+    picked: str = ""  # what its library reports of the kernel that it chose
     ran: list[str] = field(default_factory=list)
     """What else identifies the code that ran (see workers/child/profile.py)."""
-    source: str = ""  # a hash of its code (see workers/child/source_hash.py)
+    source: str = ""  # a hash of its code (see workers/child/profile.py)
     synchronises: bool = False  # whether its calls wait for the device before they return
     host_s: list[float] = field(default_factory=list)
     """On a GPU, the host's seconds to launch one call, of each sample."""

@@ -26,16 +26,15 @@ WORKER_STREAMS = 2
 """The streams that a worker on a GPU uses: the default one, and the one that graphs are captured on."""
 
 CONTEXT = 700 * MIB
-"""What the driver takes in each process that computes on a GPU, with the loaded code of torch's and
-libraries'
-kernels: 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl)."""
+"""What the driver takes in each process that computes on a GPU, with the loaded code of kernels:
+0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl)."""
 
 DRAWING = 256 * MIB
 """What drawing operands and hashing them piece by piece takes at least, in segments of torch's allocator."""
 
 ROTATE_CACHES = 2
-"""Before calls come to the same set of operands again they touch this many times the last-level cache, or
-as many bytes as were measured to be enough."""
+"""Between two calls on the same set of operands, other calls touch this many times the bytes of the
+last-level cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 

@@ -138,7 +138,8 @@ def parse_threads(text: str | None) -> int | None:
 
 
 BESIDE = ("harness", "shapes")
-"""What a revision's folder takes of this checkout: one harness measures all revisions, on the same cases."""
+"""The packages of this checkout to which a revision's folder links: one harness measures all revisions, on
+the same cases."""
 
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:

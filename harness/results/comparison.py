@@ -22,9 +22,17 @@ from typing import Literal
 from harness.plan.settings import PLAIN
 from harness.results.read import RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
-from harness.statistics.independent import measured, pooled, quotient, widened
 from harness.statistics.intervals import CONFIDENCE, students_t, weighted_mean
-from harness.statistics.paired import MARGIN, Comparison, compare, verdict
+from harness.statistics.paired import (
+    MARGIN,
+    Comparison,
+    compare,
+    measured,
+    pooled,
+    quotient,
+    verdict,
+    widened,
+)
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
 TERMS = ("op", "cache", "seed")

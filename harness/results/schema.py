@@ -100,7 +100,7 @@ class Cell(Record):
     version: str = ""
     """The version of the library."""
     source: str = ""
-    """A hash of the suite's code around the library (see source_hash.py)."""
+    """A hash of the suite's code around the library (see workers/child/profile.py)."""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
     """Where memory splits a case into groups, the baseline has those of every group, and the time of the

@@ -1,5 +1,5 @@
-"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Datasheets
-give the rates that are impossible."""
+"""Ceilings of a device: the highest rates that it reaches, measured and stored, for percentages. Rates beyond
+the datasheet are taken to be impossible."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from harness import files
 from harness.catalogue.devices import Ceilings, last_level, peaks
+from harness.machine.device import driver
 from harness.machine.monitor.base import Monitor
-from harness.machine.provenance import driver
 from harness.paths import cache
 from harness.workers.child import METER
 from harness.workers.environment import thread_environment

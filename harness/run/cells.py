@@ -70,7 +70,7 @@ def build_records(
         blocks = max(blocks, part.rounds.next_block)
         made.append(part.rounds)
         more, compared = build_cells(part, platform, yardsticks)
-        # In every part but the first the baseline is there for the ratios only.
+        # The baseline is in every part. Its cell is that of the first part, with the samples of all.
         for entry, cell in zip(part.entries, more, strict=True):
             first = cells.setdefault(entry.name, cell)
             if first is not cell:
@@ -119,10 +119,10 @@ def build_cells(
     """The cells of one part, and the verdicts between those that have a time."""
     op = kernels.OPS[measured.case.op]
     work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
-    cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.entries]
+    cells = [_cell(entry, measured, platform, work, yardsticks) for entry in measured.entries]
     valid = [
-        c.name
-        for c, cell in zip(measured.entries, cells, strict=True)
+        entry.name
+        for entry, cell in zip(measured.entries, cells, strict=True)
         if cell.status == "ok" and cell.samples.seconds
     ]
     return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
@@ -206,7 +206,7 @@ def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
 
 
 def _note(entry: Entry, measured: Measured) -> str:
-    """What a reader should know of an entry that is right."""
+    """Remarks on an entry that is right."""
     notes = [entry.impl.composition(measured.case.boundary)]
     if any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds):
         notes.append("disturbed")

@@ -32,12 +32,13 @@ SAMPLE_S = 0.05  # seconds of one timed sample
 REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
 FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
-"""Comparing the outputs of an entry takes a quarter of the seconds of its samples, or half where that is less
-than FEW_COMPARING_S; at most COMPARING_S."""
+"""Comparing the outputs of an entry takes a quarter of the time of its samples. Where that is less than
+FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
+COMPARING_S."""
 
 SAMPLED = ("live", "lengths")
-"""Operands for which a sample of the rows is compared: they can only show an answer that was kept, which is
-wrong in all rows."""
+"""Operands for which only a sample of the rows is compared. They show an answer that was kept from earlier
+operands, and such an answer is wrong in all rows."""
 
 FEW = 0.05  # the share of a reference's work that such a sample takes
 
@@ -56,9 +57,6 @@ Answer = TypeVar("Answer")
 
 Output = dict[str, Any]  # an entry's output and what is known of it (see bench.Bench.output)
 
-Outputs = tuple[int | None, list[tuple[Entry, Output]]]
-"""The digest of a worker's operands, and the outputs of its entries."""
-
 
 @dataclass(kw_only=True)
 class CaseChecks:
@@ -67,7 +65,7 @@ class CaseChecks:
     case: Case
     workers: Sequence[Worker]
     start_judge: Callable[[], WorkerProcess]  # starts the judge, or gives one that runs already
-    say: Callable[[str], None]  # is told the name of each phase as it begins
+    say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
     ragged: Sequence[Case] = ()
     """Small cases of uneven sizes, at which the timed entries are checked before."""
@@ -114,7 +112,7 @@ class CaseChecks:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the seconds of the block to a phase, whose name is told once."""
+        """Adds the seconds of the `with` block to a phase. The first time the name of the phase is shown."""
         if name not in self.phases and name != PREPARING_ANEW:
             self.say(name)
         started = time.perf_counter()
@@ -136,15 +134,18 @@ class CaseChecks:
         for number, case in enumerate(self.ragged):
             with self.phase("checking at ragged sizes"):
                 compiling_s = self._check_ragged(timed, case, f"ragged-{number}")
-            # Compilers take their time there as they do in the case itself.
+            # Compiling for these sizes is preparation, as it is in the case itself.
             self.phases["checking at ragged sizes"] -= compiling_s
             self.phases["preparing ragged sizes"] += compiling_s
         with self.phase("preparing and references"):
             references = self.pool.submit(self._references)
-            taken = self._outputs(timed, "first")
+            taken = self.side_by_side(timed, self._first_outputs)
             references.result()
         with self.phase("checking"):
-            self._judge_all(timed, taken, "first")
+            for worker, (digest, outputs) in zip(timed, taken, strict=True):
+                self._compare_operands(worker, digest, "first")
+                for entry, output in outputs:
+                    self._judge(entry, "first", output)
         self.judge.pause()
 
     def after(self, rotation: Rotation) -> None:
@@ -216,27 +217,16 @@ class CaseChecks:
     def _judged_at(self, entry: Entry) -> str:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
-    def _outputs(self, workers: Sequence[Worker], name: str, stage: str = "") -> list[Outputs]:
-        """The outputs of all workers' entries on the named operands."""
-        return self.side_by_side(workers, lambda worker: self._outputs_of(worker, name, stage))
-
-    def _outputs_of(self, worker: Worker, name: str, stage: str) -> Outputs:
-        """Prepares a worker's entries one after the other and calls each."""
-        digest = attempt(worker.living, worker.open, self.case, self.seeds[name])
+    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output]]]:
+        """The digest of a worker's operands `first`, and the outputs of its entries, which are prepared one
+        after the other."""
+        digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
         outputs = []
         for entry in worker.living:
-            output = self._output(worker, entry, digest, stage)
+            output = self._output(worker, entry, digest)
             if output is not None:
                 outputs.append((entry, output))
         return digest, outputs
-
-    def _judge_all(
-        self, workers: Sequence[Worker], taken: Sequence[Outputs], name: str, stage: str = ""
-    ) -> None:
-        for worker, (digest, outputs) in zip(workers, taken, strict=True):
-            self._compare_operands(worker, digest, name)
-            for entry, output in outputs:
-                self._judge(entry, name, output, stage)
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
         """A worker that makes other operands than the judge cannot be judged."""
@@ -290,7 +280,7 @@ class CaseChecks:
         if not report["ok"]:
             ignored = RETURNS if output.get("ignored") else ""
             entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
-        if name not in SAMPLED or not report["ok"]:  # errors of a small sample say less than those before
+        if name not in SAMPLED or not report["ok"]:  # a sampled reference has fewer errors to report
             entry.check |= report
         entry.check["ok"] &= entry.status != "wrong"
 
@@ -332,15 +322,14 @@ class CaseChecks:
                 if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
                     self._check_far(worker, entry, name, stage)
                 if not entry.alive and entry.status != "wrong":
-                    # It does not run at these sizes, which is not what was asked for.
+                    # It fails at these sizes only, and the run is about others.
                     entry.status, entry.reason = None, ""
             return preparing_s
 
         return max(self.side_by_side(workers, check), default=0.0)
 
     def _check_far(self, worker: Worker, entry: Entry, name: str, stage: str) -> None:
-        """Checks an entry with operands whose offsets need more than 32 bits, where memory has room for
-        them."""
+        """Checks an entry with operands at offsets of more than 32 bits, where memory has room for them."""
         far = attempt([entry], worker.ask, entry, "far")
         if not entry.alive:  # a device that failed answers no further request
             worker.stop()
@@ -418,8 +407,8 @@ class CaseChecks:
         entry with each live operand changed alone, then all with other operands, and with others of the
         same lengths."""
         workers = list(dict.fromkeys(worker for worker, _ in self.timed))
-        # Where the sets are copies of each other, an entry that takes the operands of the first set on
-        # another one shows only if the sets differ: then other operands are put on a further set.
+        # Where the sets are copies of each other, an entry that always reads the first set would not be
+        # found. So other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
 
         def check(worker: Worker) -> None:
@@ -430,18 +419,20 @@ class CaseChecks:
                 if entry.impl.plugin and not entry.interpreted:
                     self._check_reading(worker, entry)
             self._open(worker, "other", has_copies)
-            self._check_each(
-                worker, "other", "with other stationary operands: ", which=1 if has_copies else 0
-            )
+            which = 1 if has_copies else 0
+            self._check_each(worker, "other", "with other stationary operands: ", which=which)
             if "lengths" in self.seeds:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")
 
         self.side_by_side(workers, check)
 
-    def _check_each(self, worker: Worker, name: str, stage: str, **how: Any) -> None:
+    def _check_each(
+        self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any
+    ) -> None:
+        """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands."""
         for entry in worker.living:
-            if not entry.interpreted:
+            if entry.interpreted == interpreted:
                 self._check(worker, entry, name, stage, **how)
 
     def _load(self, worker: Worker, which: int) -> None:
@@ -458,8 +449,8 @@ class CaseChecks:
         self._compare_operands(worker, digest, name)
 
     def _check_reading(self, worker: Worker, entry: Entry) -> None:
-        """An entry whose output does not change with a live operand does not read it in its calls: it
-        converted or cached it when it was loaded, outside the timed call."""
+        """Checks that the output of an entry changes with each live operand. Where it does not, the entry
+        converted or cached that operand when it was loaded, outside the timed call."""
         unread = attempt([entry], worker.ask, entry, "unread")
         if unread:
             names = " and ".join(unread)
@@ -476,13 +467,18 @@ class CaseChecks:
         workers = list(dict.fromkeys(worker for worker, _ in interpreted))
         for worker in self.workers:
             worker.stop()
-        for name, stage in (("first", ""), ("other", "with other operands: ")):
-            self._judge_all(workers, self._outputs(workers, name, stage), name, stage)
+
+        def check(worker: Worker) -> None:
+            for name, stage in (("first", ""), ("other", "with other operands: ")):
+                self._open(worker, name)
+                self._check_each(worker, name, stage, interpreted=True)
+
+        self.side_by_side(workers, check)
 
 
 def comparing_s(samples_s: float) -> float:
-    """Seconds for comparing the outputs of an entry whose samples took so many seconds, so that all
-    checking takes no longer than measuring."""
+    """Seconds for comparing the outputs of an entry. samples_s: the seconds that its samples took, which
+    checking must not exceed"""
     if not samples_s:
         return FEW_COMPARING_S
     return min(max(samples_s / 4, min(samples_s / 2, FEW_COMPARING_S)), COMPARING_S)
@@ -490,7 +486,7 @@ def comparing_s(samples_s: float) -> float:
 
 def _start_profiler(worker: Worker) -> None:
     if any(not entry.interpreted for entry in worker.living):
-        with contextlib.suppress(WorkerFailure):  # the profile itself tells it
+        with contextlib.suppress(WorkerFailure):  # taking the profile fails with the reason
             worker.start_profiler()
 
 

@@ -25,8 +25,7 @@ from typing import Protocol
 
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull, require_writable
-from harness.machine.device import choose_device
-from harness.machine.provenance import surroundings
+from harness.machine.device import choose_device, surroundings
 from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
@@ -36,8 +35,7 @@ from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all
-from harness.run.plan import RunPlan, case_of
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan, case_of
 from harness.workers.process import WorkerProcess
 from shapes.case import Case
 

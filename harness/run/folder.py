@@ -20,8 +20,7 @@ from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
-from harness.run.plan import RunPlan
-from harness.run.request import PLANNING, Request
+from harness.run.plan import PLANNING, Request, RunPlan
 from harness.statistics.intervals import CONFIDENCE
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
@@ -67,8 +66,8 @@ def begin(
     log: Callable[[str], None],
     race: RaceSettings | None = None,
 ) -> tuple[Journal, RunPlan]:
-    """Creates the folder of a new run. The default budget is 60 s; of a race, the least that its cases are
-    worth. Raises StoredError where KERNEL_BENCH_TUNED names something that is no folder.
+    """Creates the folder of a new run. The default budget is 60 s; that of a race, the sum of what its cases
+    should get at least. Raises StoredError where KERNEL_BENCH_TUNED names something that is no folder.
 
     facts_of: the facts of the device, given the threads of each worker
     log:      is told in a line that there are no ceilings, or that a folder of the user's has no
@@ -130,7 +129,7 @@ def _has_choices(folder: Path) -> bool:
 
 
 def worth_s(request: Request, suite: str) -> float:
-    """The least seconds of measuring that a case is worth."""
+    """How many seconds of measuring a case should get at least."""
     if request.per_case:
         return budget.parse_seconds(request.per_case, "--per-case")
     return suites()[suite].per_case_s if suite in suites() else CASE_S

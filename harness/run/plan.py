@@ -1,4 +1,5 @@
-"""The plan of a run: what its record says, and what a command may choose anew when the run goes on."""
+"""The options of a measuring command as they were given (`Request`), and the plan that follows from them
+(`RunPlan`): what the record of the run says, and what a command may choose anew when the run goes on."""
 
 from __future__ import annotations
 
@@ -13,13 +14,56 @@ from harness.plan.entry import ConfigsOf, own_choice
 from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
 from harness.run.cells import Yardsticks
-from harness.run.request import Request
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Disturbed, Policy, Rounds, Sample
+from harness.statistics.paired import MARGIN
+from harness.timing.rounds import Disturbed, Policy, Rounds, Sample, measure
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `run`, not yet interpreted; of `toggle`, with the settings that it compares; of
+    `compare --revisions`, with a source tree in each setting."""
+
+    op: str | None = None
+    impl: str | None = None
+    suite: str | None = None
+    case: Sequence[str] = ()
+    boundary: str | None = None
+    baseline: str | None = None
+    device: str | None = None
+    cluster: str | None = None
+    """The address of a Ray cluster; `device` is then a type of its devices."""
+    cache: str | None = None
+    launch: str | None = None
+    budget: str | None = None
+    per_case: str | None = None
+    set: Sequence[str] = ()
+    margin: float = MARGIN
+    settings: Sequence[Setting] = ()
+    flags: dict[str, list[str | None]] = field(default_factory=dict)
+    resume: str | None = None
+    retry: bool = False
+    out: str | None = None
+    json: str | None = None
+    csv: str | None = None
+    published: bool = False
+    quiet: bool = False
+    disturbed: Disturbed | None = None
+    seed: int | None = None
+    threads: int | None = None
+    prepare_timeout: float = 900.0
+    call_timeout: float = 120.0
+
+
+PLANNING = (
+    *("impl", "suite", "case", "boundary", "baseline", "cache"),
+    *("launch", "set", "out", "seed", "threads"),
+)
+"""The options that decide a run's plan, and so cannot be given again when the run is resumed."""
+
 
 MakeRounds = Callable[[Mapping[str, Sample], Policy], Rounds]
 
@@ -34,7 +78,7 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice  # which configurations of an implementation enter a case
+    configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
     make_rounds: MakeRounds = measure
     """How entries are timed: `measure`, or `halving` in a race of many."""
 

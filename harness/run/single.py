@@ -1,32 +1,274 @@
-"""A benchmark of one kernel at one case, for tools that make their own rounds, such as pytest-benchmark: it
-is checked, timed sample by sample, and checked again. A kernel that only the calling process knows is
-measured in that process, by the same Bench that workers run."""
+"""One implementation on one case, beside a run: `check`, and benchmarks for tools that make their own rounds,
+such as pytest-benchmark. It is checked, sampled, and checked again. A kernel that only the calling process
+knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import kernels
-from harness.errors import UsageError, one_line
+from harness.errors import FAILED, NOTHING_RAN, OK, UsageError, one_line
 from harness.machine.cpu_threads import default_threads
+from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
-from harness.plan import select, settings
-from harness.plan.entry import Entry
+from harness.plan import select
+from harness.plan.entry import Entry, entry_name
+from harness.plan.settings import Setting, parse_setting
 from harness.run.case import rotation_of_one
-from harness.run.checks import SAMPLE_S, CaseChecks
+from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
+from harness.run.device import own_device
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
+from harness.workers.environment import worker_threads
 from harness.workers.process import WorkerFailure, start_judge, worker_pids
-from harness.workers.worker import Deadlines, Worker
+from harness.workers.worker import Deadlines, Worker, attempt
 from kernels.op import Implementation, Prepared, Support, Unsupported
 from kernels.platform import Platform
-from shapes.case import Case
+from kernels.tuning import Tunable
+from shapes.case import Case, parse
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SingleEntry:
+    """One entry at one case, with the worker that calls it."""
+
+    def __init__(
+        self,
+        case: Case,
+        worker: Worker,
+        cache: str,
+        monitor: Monitor,
+        *,
+        seed: int = 0,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """worker: the worker of this one entry; say: shows the name of each phase of the checks as it
+        begins"""
+        self.case, self.worker, self.monitor = case, worker, monitor
+        (self.entry,) = worker.entries
+        self.rotation = rotation_of_one(self.entry, case, worker.platform, cache)
+        # What disturbed each disturbed sample. These are made again, unless most are disturbed.
+        self.disturbed: list[str] = []
+        # The number of samples, with the disturbed ones.
+        self.made = 0
+        judge_log = worker.log.with_name("judge.log")
+        self.checks = CaseChecks(
+            case=case,
+            workers=[worker],
+            start_judge=lambda: start_judge(
+                worker.platform, worker.threads, worker.deadlines.prepare, judge_log
+            ),
+            say=say,
+            seed=seed,
+        )
+
+    def begin(self) -> None:
+        """Checks the entry, and prepares it for samples. Does nothing where it is not supported."""
+        if not self.entry.alive:
+            return
+        self.checks.before(self.rotation)
+        if self.entry.alive and not self.entry.interpreted:
+            attempt([self.entry], self.worker.fresh, self.rotation)
+            attempt([self.entry], self.worker.prepare, self.entry)
+
+    def sample(self) -> float:
+        """Takes a sample that nothing disturbed, or any where most are disturbed. Returns seconds per
+        call."""
+        while True:
+            self.monitor.begin()
+            with self.monitor.watching(f"{self.case.key} {self.entry.name}"):
+                seconds: float = self.worker.ask(self.entry, "sample", at_least=SAMPLE_S)["seconds"]
+            self.made += 1
+            reason = self.monitor.end()
+            if reason:
+                self.disturbed.append(reason)
+            if not reason or mostly_disturbed(len(self.disturbed), self.made):
+                return seconds
+
+    def end(self) -> None:
+        """Checks the entry again."""
+        self.checks.after(self.rotation)
+
+    def facts(self, seconds: float | None) -> dict[str, Any]:
+        """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
+        op, platform, entry = kernels.OPS[self.case.op], self.worker.platform, self.entry
+        work = op.work(op.sizes(self.case.sizes), self.case.boundary)
+        facts: dict[str, Any] = {
+            "op": self.case.op,
+            "case": self.case.text,
+            "boundary": self.case.boundary,
+            "implementation": entry.impl.name,
+            "version": entry.impl.version,
+            "device": platform.name,
+            "arch": platform.arch,
+            "launch": entry.launch,
+            "cache": self.rotation.mode,
+            "check": entry.check,
+            "kernels": [kernel["name"] for kernel in entry.kernels],
+            "ran": entry.ran,
+            "picked": entry.picked,
+        }
+        if self.disturbed:
+            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} samples: {self.disturbed[-1]}"
+        if seconds:
+            facts |= {"tflops": work.flops / seconds / 1e12, "gbps": work.bytes / seconds / 1e9}
+        return facts
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes the first wrong output, or the last one if all were right, with what it was judged by and
+        the operands that it is the answer to. Returns the files."""
+        kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
+        if not kept:
+            return []
+        facts = {
+            "implementation": self.entry.name,
+            "version": self.entry.impl.version,
+            "status": self.entry.status or "ok",
+            "reason": self.entry.reason,
+            **kept,
+        }
+        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
+        return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
+
+    def close(self) -> None:
+        self.checks.close()
+
+
+def entry_of(
+    implementation: Implementation,
+    case: Case,
+    platform: Platform,
+    launch: str | None,
+    setting: Setting | None = None,
+    config: dict[str, Any] | None = None,
+) -> Entry:
+    """The entry of an implementation in one launch mode, unsupported where it cannot run the case. launch:
+    graph or eager; None: the default of the device"""
+    mode, setting = select.launches(platform, launch)[0], setting or Setting()
+    support = implementation.supports(case, platform)
+    interpreted = support.ok and implementation.interpreted(platform)
+    if interpreted or not implementation.captures:
+        mode = "eager"
+    name = entry_name(implementation.name, setting.name, mode, platform.kind, config)
+    entry = Entry(name, implementation, setting, mode, interpreted, config)
+    if not support.ok:
+        entry.fail("unsupported", support.reason)
+    return entry
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The options of `check`, not yet interpreted."""
+
+    op: str
+    impl: str
+    case: str
+    boundary: str | None = None
+    device: str | None = None
+    cache: str | None = None
+    launch: str | None = None
+    set: Sequence[str] = ()
+    config: str | None = None
+    save: str | None = None  # a folder for the tensors
+    seed: int | None = None
+    threads: int | None = None
+    prepare_timeout: float = 900.0
+    call_timeout: float = 120.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of a check."""
+
+    case: Case
+    entry: Entry
+    saved: Sequence[Path] = ()  # the files that were written
+
+    @property
+    def verdict(self) -> str:
+        """`right`, or the status of a cell."""
+        return self.entry.status or "right"
+
+    @property
+    def exit_code(self) -> int:
+        if self.entry.status is None:
+            return OK
+        return NOTHING_RAN if self.entry.status == "unsupported" else FAILED
+
+
+def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
+    """Checks an implementation; `say` shows the name of each phase. Raises UsageError for what cannot be
+    understood, and NothingRan where another run has the device."""
+    platform, op = choose_device(request.device), select.choose_op(request.op)
+    case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
+    implementation = select.choose_implementation(op.name, request.impl)
+    setting, config = parse_setting(request.set), _config(implementation, request.config)
+    entry = entry_of(implementation, case, platform, request.launch, setting, config)
+    if not entry.alive:
+        return Checked(case, entry)
+    folder, threads = _folder(request.save), worker_threads(request.threads)
+    deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
+    saved: list[Path] = []
+    with (
+        own_device(platform) as device,
+        tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
+    ):
+        worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
+        cache, seed = request.cache or "serving", request.seed or 0
+        single = SingleEntry(case, worker, cache, device.monitor, seed=seed, say=say)
+        try:
+            single.begin()
+            if entry.alive and not entry.interpreted:
+                # The time of this sample is not used, but some kernels are wrong from their third call on.
+                attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+            single.end()
+            if folder:
+                saved = single.save(folder)
+        except WorkerFailure as failure:
+            entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+        finally:
+            single.close()
+    return Checked(case, entry, saved)
+
+
+def _folder(save: str | None) -> Path | None:
+    if save is None:
+        return None
+    try:
+        Path(save).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {save}: {error.strerror}") from None
+    return Path(save)
+
+
+def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
+    """A configuration written as in the names of rows: `block_m=16 stages=2`. Raises UsageError."""
+    if text is None:
+        return None
+    if not isinstance(implementation, Tunable):
+        raise UsageError(f"{implementation.name} takes no --config: it is not tunable")
+    try:
+        (words,) = parse(text)
+    except ValueError:
+        raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
+    truths = {"True": True, "False": False, "None": None}
+    config: dict[str, Any] = {}
+    for name, value in words.items():
+        if value in truths:
+            config[name] = truths[value]
+        elif value.lstrip("-").isdecimal():
+            config[name] = int(value)
+        else:
+            config[name] = value
+    return config
 
 
 @dataclass(frozen=True)
@@ -47,134 +289,37 @@ class KernelBenchmarks:
         boundary: str | None = None,
         cache: str | None = None,
         launch: str | None = None,
-    ) -> KernelBenchmark:
+    ) -> SingleEntry:
         """A benchmark of a kernel. Raises UsageError for what cannot be understood.
 
         kernel: an implementation's name, a function of (operands, out), or an Implementation
         """
         chosen = select.choose_one_case(select.choose_op(op), case, boundary, self.platform.arch, "benchmark")
-        implementation, worker = self._worker(op, kernel, chosen.boundary)
-        (mode,) = select.launches(self.platform, launch or self.launch)
-        entry = Entry(implementation.name, implementation, settings.Setting(), mode)
-        worker.entries.append(entry)
-        support = implementation.supports(chosen, self.platform)
-        if support.ok and implementation.interpreted(self.platform):
-            support = Support(False, "it is interpreted here: checked by `run`, never timed")
-        if not support.ok:
-            entry.fail("unsupported", support.reason)
-        monitor = monitor_for(self.platform, worker_pids)
-        return KernelBenchmark(chosen, entry, worker, cache or self.cache, monitor)
-
-    def _worker(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Worker]:
-        entries: list[Entry] = []
-        common = (entries, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
+        worker_class: type[Worker] = _WorkerHere
         if isinstance(kernel, str):
-            return select.choose_implementation(op, kernel), Worker(*common)
-        if isinstance(kernel, Implementation):
-            guest = kernel
+            implementation, worker_class = select.choose_implementation(op, kernel), Worker
+        elif isinstance(kernel, Implementation):
+            implementation = kernel
         elif callable(kernel):
-            guest = _Function(kernel, boundary)
+            implementation = _Function(kernel, chosen.boundary)
         else:
             raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out), or a name")
-        guest.op = op
-        return guest, _Here(*common)
+        implementation.op = op
+        entry = entry_of(implementation, chosen, self.platform, launch or self.launch)
+        if entry.interpreted:
+            entry.fail("unsupported", "it is interpreted here: checked by `run`, never timed")
+        log = self.scratch / "worker.log"
+        worker = worker_class([entry], self.platform, default_threads(), Deadlines(), log)
+        monitor = monitor_for(self.platform, worker_pids)
+        return SingleEntry(chosen, worker, cache or self.cache, monitor)
 
 
-class KernelBenchmark:
-    """One kernel at one case."""
-
-    def __init__(self, case: Case, entry: Entry, worker: Worker, cache: str, monitor: Monitor) -> None:
-        self.case, self.entry, self.worker, self.monitor = case, entry, worker, monitor
-        self.checks: CaseChecks | None = None
-        # What disturbed each disturbed sample. These are made again, unless most are disturbed.
-        self.disturbed: list[str] = []
-        # The number of samples, with the disturbed ones.
-        self.made = 0
-        self.rotation = rotation_of_one(entry, case, worker.platform, cache)
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    @property
-    def status(self) -> str | None:
-        """Where it ended, as of a cell; None while nothing is known against it."""
-        return self.entry.status
-
-    @property
-    def reason(self) -> str:
-        return self.entry.reason
-
-    def begin(self) -> None:
-        """Checks and prepares the kernel. Does nothing where it is not supported."""
-        if not self.entry.alive:
-            return
-        worker, folder = self.worker, self.worker.log.parent
-        self.checks = CaseChecks(
-            case=self.case,
-            workers=[worker],
-            start_judge=lambda: start_judge(worker.platform, worker.threads, 900, folder / "judge.log"),
-            say=lambda _: None,
-        )
-        self.checks.before(self.rotation)
-        if self.entry.alive:
-            worker.fresh(self.rotation)
-            worker.prepare(self.entry)
-
-    def sample(self) -> float:
-        """Takes a sample that nothing disturbed, or any where most are disturbed. Returns seconds per
-        call."""
-        while True:
-            self.monitor.begin()
-            with self.monitor.watching(f"{self.case.key} {self.name}"):
-                seconds: float = self.worker.ask(self.entry, "sample", at_least=SAMPLE_S)["seconds"]
-            self.made += 1
-            reason = self.monitor.end()
-            if reason:
-                self.disturbed.append(reason)
-            if not reason or mostly_disturbed(len(self.disturbed), self.made):
-                return seconds
-
-    def end(self) -> None:
-        """Checks the kernel again."""
-        if self.checks is not None:
-            self.checks.after(self.rotation)
-
-    def facts(self, seconds: float | None) -> dict[str, Any]:
-        """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
-        op, platform = kernels.OPS[self.case.op], self.worker.platform
-        work = op.work(op.sizes(self.case.sizes), self.case.boundary)
-        facts: dict[str, Any] = {
-            "op": self.case.op,
-            "case": self.case.text,
-            "boundary": self.case.boundary,
-            "implementation": self.name,
-            "version": self.entry.impl.version,
-            "device": platform.name,
-            "arch": platform.arch,
-            "launch": self.entry.launch,
-            "cache": self.rotation.mode,
-            "check": self.entry.check,
-            "kernels": [kernel["name"] for kernel in self.entry.kernels],
-            "ran": self.entry.ran,
-            "picked": self.entry.picked,
-        }
-        if self.disturbed:
-            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} samples: {self.disturbed[-1]}"
-        if seconds:
-            facts |= {"tflops": work.flops / seconds / 1e12, "gbps": work.bytes / seconds / 1e9}
-        return facts
-
-    def close(self) -> None:
-        self.worker.stop()
-        if self.checks is not None:
-            self.checks.close()
-
-
-class _Here(Worker):
+class _WorkerHere(Worker):
     """A worker without a process of its own, for a kernel that only this process knows."""
 
     def start(self) -> None:
+        import torch
+
         self.worker = _Local(Bench(*(entry.impl for entry in self.entries)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device

@@ -1,9 +1,10 @@
 """Paired comparison of two entries that were timed in the same rounds, and the noise that an A/A pair
-shows."""
+shows; and the arithmetic of independent measurements."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -78,10 +79,10 @@ def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) ->
 
 
 def noise_of(same_thing_twice: Comparison) -> float:
-    """The noise that an A/A pair shows: how far its interval stays away from 1, which is what intervals
-    leave unexplained on this machine; mostly 0. Where the interval allows more than MAX_NOISE, the noise is
-    the farthest end of the interval, so that only larger differences have a verdict. Infinite where the
-    pair says nothing, which makes all verdicts `unclear`."""
+    """The noise that an A/A pair shows: the distance of its interval from 1, which is 0 where the interval
+    contains 1. Where an end of the interval is farther from 1 than MAX_NOISE, the noise is the distance of
+    the farther end, so that only larger differences have a verdict. Where the pair has no interval, the noise
+    is infinite, which makes all verdicts `unclear`."""
     low, high = same_thing_twice.low, same_thing_twice.high
     if low <= 0:
         return math.inf
@@ -96,3 +97,44 @@ def _exp(log: float) -> float:
 
 def _is_time(seconds: float | None) -> bool:
     return seconds is not None and math.isfinite(seconds) and seconds > 0
+
+
+def measured(value: float, low: float | None, high: float | None) -> Comparison:
+    """One measurement, for example of a time, in any unit. None: that end of the interval is unknown."""
+    return Comparison(value, low or 0.0, high or math.inf, "unclear")
+
+
+def quotient(a: Comparison, b: Comparison) -> Comparison:
+    """The quotient of two independent measurements, a / b."""
+    ratio = a.ratio / b.ratio
+    if not (_is_bounded(a) and _is_bounded(b)):
+        return Comparison(ratio, 0.0, math.inf, "unclear")
+    return _around(ratio, math.hypot(_half(a), _half(b)))
+
+
+def pooled(several: Sequence[Comparison]) -> Comparison:
+    """One quantity that was measured several times: the mean in logarithms. Its interval is as wide as
+    their intervals explain, or as they lie apart, whichever is wider."""
+    logs = [math.log(one.ratio) for one in several]
+    ratio = math.exp(statistics.fmean(logs))
+    if not all(map(_is_bounded, several)):
+        return Comparison(ratio, 0.0, math.inf, "unclear")
+    explained = math.hypot(*map(_half, several)) / len(several)
+    return _around(ratio, max(explained, (max(logs) - min(logs)) / 2))
+
+
+def widened(one: Comparison, by: float) -> Comparison:
+    """The same value with an interval that is `by` times as wide."""
+    return _around(one.ratio, by * _half(one)) if _is_bounded(one) else one
+
+
+def _is_bounded(one: Comparison) -> bool:
+    return one.low > 0 and math.isfinite(one.high)
+
+
+def _half(one: Comparison) -> float:
+    return math.log(one.high / one.low) / 2
+
+
+def _around(ratio: float, half: float) -> Comparison:
+    return Comparison(ratio, ratio * math.exp(-half), ratio * math.exp(half), "unclear")

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from harness.statistics.multiple import Series, log_time
 from harness.statistics.paired import Comparison, compare
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds, Sample
+from harness.timing.rounds import Policy, Rounds, Sample, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
 BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
@@ -76,7 +75,8 @@ def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
 
 
 def _share(policy: Policy, measured: Rounds, rivals: Sequence[str]) -> float:
-    """Seconds for an elimination among these rivals, if as many follow as halving takes."""
+    """Seconds for the next elimination: what eliminations may still take, divided by the number of
+    eliminations that halving these rivals takes."""
     return (SELECTING * policy.budget_s - measured.spent_s) / math.ceil(math.log2(max(2, len(rivals))))
 
 

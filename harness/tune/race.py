@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import kernels
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.files import JsonObject
-from harness.machine.device import choose_device
-from harness.machine.provenance import surroundings
+from harness.machine.device import choose_device, surroundings
 from harness.plan import select
 from harness.plan.budget import parse_seconds, parse_shard
 from harness.results.journal import Journal
@@ -23,8 +22,7 @@ from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
-from harness.run.plan import RunPlan, case_of
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
 from harness.tune.store import choice, folder_name, path, provenance, store, store_winner

@@ -17,7 +17,7 @@ import kernels
 from harness import files
 from harness.errors import UsageError
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.workers.child.source_hash import jit_source
+from harness.workers.child.profile import jit_source
 from kernels.op import Implementation
 from kernels.tuning import Target, Tunable
 from shapes.case import Case

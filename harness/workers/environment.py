@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import kernels
 from harness.files import JsonObject
 from harness.machine.cpu_threads import BINDING, cores, default_threads
-from harness.machine.provenance import surroundings
+from harness.machine.device import surroundings
 from harness.paths import ROOT, cache, user_home, writable
 from harness.plan.settings import parse_threads
 from kernels.platform import Platform

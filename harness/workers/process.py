@@ -1,5 +1,5 @@
-"""A worker process as its parent sees it: started, asked, and killed where it hangs. The judge is one,
-too."""
+"""Worker processes, from the side of the parent: they are started, asked, and killed where they hang. The
+judge is one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 from harness.paths import ROOT
 from harness.plan.entry import Status
 from harness.workers.child import JUDGE
-from harness.workers.child.blob import receive, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
@@ -60,7 +59,7 @@ class WorkerProcess:
         plugins: the files of plug-ins that it imports
         """
         self.log = log
-        # What the process tells of its device (see child/device.py).
+        # What `hello` returned (see ready_device in child/device.py).
         self.facts: dict[str, Any] = {}
         self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0
@@ -96,7 +95,7 @@ class WorkerProcess:
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:
-            send(self.connection, (request, arguments))
+            self.connection.send((request, arguments))
         except OSError:
             raise self._crashed(request) from None
         return self._answer(deadline, request)
@@ -114,16 +113,21 @@ class WorkerProcess:
                 os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
-        """Makes its device ready within `deadline` seconds. Raises WorkerFailure."""
+        """Makes its device ready within `deadline` seconds. Where that fails, the process is killed and
+        WorkerFailure raised."""
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
-        self.facts = self.ask("hello", deadline, threads=threads, **device)
+        try:
+            self.facts = self.ask("hello", deadline, threads=threads, **device)
+        except WorkerFailure:
+            self.kill()
+            raise
 
     def _answer(self, deadline: float, doing: str) -> Any:
         try:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = receive(self.connection)
+            kind, value = self.connection.recv()
         except (EOFError, OSError):
             raise self._crashed(doing) from None
         if kind == "crashed":
@@ -172,9 +176,5 @@ def start_judge(platform: Platform, threads: int, deadline: float, log: Path) ->
     # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)
-    try:
-        judge.hello(platform, threads, deadline)
-    except WorkerFailure:
-        judge.kill()
-        raise
+    judge.hello(platform, threads, deadline)
     return judge

@@ -1,5 +1,5 @@
-"""A worker: the process of several entries. If the process dies, that costs the entry that it was working
-on, and it is replaced for the others."""
+"""A worker: the process of several entries. If the process dies, the entry that it was working on fails, and
+a new process takes its place for the others."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Answers(Protocol):
 class Worker:
     """The process of the entries of one setting and runtime.
 
-    It remembers the requests that lead to the present stage (operands, fresh buffers, loaded live ones,
-    prepared entries), so that a process that replaces a dead one can be brought to the same point.
+    It keeps the requests that lead to the present stage (making operands, moving them to fresh buffers,
+    loading live ones) and repeats them in a process that replaces a dead one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Worker:
         self.deadlines = deadlines
         self.log = log
         self.worker: Answers | None = None
-        self.restore: list[Callable[[], Any]] = []
+        self.restore: list[tuple[str, dict[str, Any]]] = []
         self.prepared: set[str] = set()
 
     @property
@@ -74,14 +74,10 @@ class Worker:
             | setting.variables
         )
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+        process.hello(self.platform, threads, self.deadlines.prepare)
         self.worker = process
         self.prepared.clear()
-        try:
-            threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
-            process.hello(self.platform, threads, self.deadlines.prepare)
-        except WorkerFailure:
-            self.stop()
-            raise
         for entry in self.entries:
             entry.pinned = process.facts["pinned"]
 
@@ -103,21 +99,14 @@ class Worker:
         """Makes sure that there is a living process at the present stage. Raises WorkerFailure."""
         if self.worker is None or not self.worker.alive:
             self.start()
-            for step in self.restore:
-                step()
+            for request, arguments in self.restore:
+                self._apply(request, arguments)
 
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
         """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
         digest of the last set."""
-        return self._stage(
-            [],
-            "open",
-            op=case.op,
-            sizes=dict(case.sizes),
-            boundary=case.boundary,
-            seeds=seeds,
-            beside=beside,
-        )
+        sizes, boundary = dict(case.sizes), case.boundary
+        return self._stage([], "open", op=case.op, sizes=sizes, boundary=boundary, seeds=seeds, beside=beside)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
@@ -127,18 +116,18 @@ class Worker:
         """Loads new live operands for all prepared entries, on one of the sets."""
         self._stage(self.restore, "load", seeds=seeds, which=which)
 
-    def _stage(self, before: list[Callable[[], Any]], request: str, **arguments: Any) -> Any:
-        """Makes a request that a replaced process has to be brought past, after the steps `before`."""
-
-        def step() -> Any:
-            if request != "load":
-                self.prepared.clear()
-            return self._raw(request, self.deadlines.prepare, **arguments)
-
+    def _stage(self, before: list[tuple[str, dict[str, Any]]], request: str, **arguments: Any) -> Any:
+        """Makes a request that is repeated, after the requests `before`, in a process that replaces this
+        one."""
         self.restore = before
         self.ready()
-        self.restore = [*before, step]
-        return step()
+        self.restore = [*before, (request, arguments)]
+        return self._apply(request, arguments)
+
+    def _apply(self, request: str, arguments: dict[str, Any]) -> Any:
+        if request != "load":
+            self.prepared.clear()
+        return self._raw(request, self.deadlines.prepare, **arguments)
 
     def prepare(self, entry: Entry) -> None:
         """Prepares an entry on the present operands, unless it is prepared already."""

@@ -14,8 +14,7 @@ from harness.errors import HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import DeviceUsed
 from harness.run.device import DeviceFacts
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
 from kernels.platform import named
 from kernels.triton_runtime import CPU
 from tests.support.simulated_pool import PROVENANCE, made_up_run, records

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds
+from harness.timing.rounds import Policy, Rounds, measure
 
 SAMPLE_S = 0.05
 

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import one_line
-from harness.machine.monitor.base import Blind, Monitor, Ours
-from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
+from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
 from kernels.gpus import VARIABLES, visible
 from kernels.platform import Platform
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.files import JsonObject
-from harness.machine.cgroups import control_groups
-from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
+from harness.machine.cpu_threads import control_groups
+from harness.machine.monitor.base import Blind, Monitor, Ours
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
@@ -144,7 +144,7 @@ class Counters:
         return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
 
     def children(self, pid: int, all_threads: bool = False) -> list[int]:
-        """The processes that the main thread started, or that any thread did: one file is read for each."""
+        """The child processes of the main thread, or of all threads. One file is read for each thread."""
         tasks = f"{self.proc}/{pid}/task"
         try:
             threads = os.listdir(tasks) if all_threads else [str(pid)]  # noqa: PTH208 - twice as fast
@@ -152,8 +152,8 @@ class Counters:
         except OSError:
             return []
 
-    def everyone(self) -> list[int]:
-        """The ids of all processes."""
+    def all_processes(self) -> list[int]:
+        """The ids of all processes of the machine."""
         return [int(entry.name) for entry in self.proc.iterdir() if entry.name.isdigit()]
 
     def name_of(self, pid: int) -> str:
@@ -219,11 +219,10 @@ def open_cpu(ours: Ours) -> Monitor:
 
 class CpuMonitor(Monitor):
     def __init__(self, ours: Ours, counters: Counters, sleep: Callable[[float], None] = time.sleep) -> None:
-        super().__init__()
+        super().__init__("CPU frequency")
         self.ours = ours
         self.sleep = sleep
         self.counters = counters
-        self.clocks = Clocks("CPU frequency")
         self.adopted: set[int] = set()
         """Descendants of workers that only a look at all threads found."""
         self.start: Reading | None = None
@@ -233,7 +232,7 @@ class CpuMonitor(Monitor):
         """CPU seconds of every process when `conditions` was last called, at `since`."""
 
     def begin(self) -> None:
-        self.clocks.fallen.clear()
+        self.fallen.clear()
         self.start = self._read()
 
     def sample(self, work: str = "") -> None:
@@ -243,10 +242,10 @@ class CpuMonitor(Monitor):
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
         self.notes.add("frequency_mhz", frequency)
-        self.clocks.see(work, frequency)
+        self.see_clock(work, frequency)
 
     def end(self) -> str:
-        reasons = list(self.clocks.fallen)
+        reasons = list(self.fallen)
         if self.start is not None:
             reasons += self._judge(self.start, self._read())
             try:
@@ -269,7 +268,7 @@ class CpuMonitor(Monitor):
         """Also `processes`: name and id of others that took more than OTHERS of a CPU since the last call ->
         per cent of a CPU."""
         taken = super().conditions()
-        now, spent, ours = self.counters.clock(), self._spent(), self._family(all_threads=True)
+        now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
         before = dict.fromkeys(spent, 0.0) | self.spent
         if others := self._busiest(before, spent, now - self.since, ours):
             taken["processes"] = {
@@ -334,15 +333,15 @@ class CpuMonitor(Monitor):
         rounding = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
         limit = max(OTHERS * wall, OTHERS_OF_ALL * whole, rounding)
         if others > limit:  # perhaps they are descendants of ours that were not known yet
-            known = self.counters.read(self._family(all_threads=True)).ours
+            known = self.counters.read(self._own_processes(all_threads=True)).ours
             others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
         self.notes.add("others_percent", max(0.0, 100 * others / wall))
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
 
     def _read(self) -> Reading:
-        return self.counters.read(self._family())
+        return self.counters.read(self._own_processes())
 
-    def _family(self, all_threads: bool = False) -> set[int]:
+    def _own_processes(self, all_threads: bool = False) -> set[int]:
         """This process, the workers and their descendants.
 
         Main threads start nearly all children, and it takes a millisecond to read the children of a hundred
@@ -362,4 +361,4 @@ class CpuMonitor(Monitor):
 
     def _spent(self) -> dict[int, float]:
         """CPU seconds of every process."""
-        return self.counters.read(self.counters.everyone()).ours
+        return self.counters.read(self.counters.all_processes()).ours

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from harness.machine.monitor.base import Blind, Monitor, Ours
-from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
+from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
 from kernels.platform import Platform
 
 POWER_CAP = "software power cap"

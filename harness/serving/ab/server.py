@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.machine.provenance import steers
+from harness.machine.device import steers
 from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
 from harness.serving.compare.settings import flat

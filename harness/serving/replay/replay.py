@@ -26,8 +26,7 @@ from harness.plan.select import launches
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
 from harness.statistics.intervals import interval
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Rounds
+from harness.timing.rounds import Policy, Rounds, measure
 from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, free_memory

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import device as devices
-from harness.workers.child.blob import LARGE, Blob
 from harness.workers.child.device import empty_cache, ready_device
-from harness.workers.child.outputs import LEAST_CALLS, SPOILT, OwnedOutput, Repeats, bits
-from harness.workers.child.profile import fingerprint, profile, start
-from harness.workers.child.source_hash import source_of
+from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, OwnedOutput, Repeats, bits
+from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
 from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
@@ -111,9 +109,9 @@ class Bench:
     op: Op
     sets: list[Operands]
 
-    def __init__(self, *guests: Implementation) -> None:
-        """guests: implementations that are in no folder and no plug-in"""
-        self.guests = guests
+    def __init__(self, *unlisted: Implementation) -> None:
+        """unlisted: implementations that are in no folder and no plug-in"""
+        self.unlisted = unlisted
         self.ready: dict[str, _Ready] = {}
         # Whether the operands are only checked, and not yet moved to where calls are timed.
         self.checked_only = True
@@ -133,7 +131,7 @@ class Bench:
     def hello(
         self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Readies the device; returns what `ready_device` tells of it."""
+        """Makes the device ready; returns what `ready_device` does."""
         self.kind, self.device, self.threads = kind, device, threads
         return ready_device(kind, device, threads, planned)
 
@@ -283,7 +281,7 @@ class Bench:
         }
 
     def _implementation(self, name: str, config: Mapping[str, Any] | None) -> Implementation:
-        known = [*self.guests, *kernels.implementations(self.op.name)]
+        known = [*self.unlisted, *kernels.implementations(self.op.name)]
         implementation = next((i for i in known if i.name == name), None)
         if implementation is None:
             raise Unsupported(f"there is no {name} in this setting's source tree")
@@ -448,8 +446,8 @@ class Bench:
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
-        """Makes one call that is compared. changed: a call on another activation comes right before it, whose
-        output must be another one"""
+        """Makes one call that is compared. changed: right before it a call is made on another activation; the
+        output of that call must be another one"""
         if changed:
             places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
             is_other = _roll(places, 1)
@@ -473,8 +471,9 @@ class Bench:
             repeats.see(each, ready.result(each), self._copies)
 
     def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
-        """Of the sets between the first and the last, which are judged anyway: the one whose output lies
-        farthest from what the calls on set 0 give for its live operands; 0 where all have the same bits."""
+        """Compares the output of each set between the first and the last, which the judge sees, with the
+        output of set 0 for the same live operands. Returns the set whose output differs most; 0 where none
+        differs."""
         if len(self.sets) < 3:
             return 0
         unlike = Repeats()
@@ -554,7 +553,7 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
 
 
 def reads_of(prepared: Prepared) -> dict[str, torch.Tensor]:
-    """Where the calls read live operands. Kernels of older commits tell it only through `inputs`."""
+    """Where the calls read live operands. Kernels of older commits have `inputs` only."""
     return dict(getattr(prepared, "reads", prepared.inputs)())
 
 

@@ -71,7 +71,7 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     """
     arch = getattr(gpu, "gcnArchName", "").split(":")[0]
     on_amd = planned["arch"].startswith("gfx")
-    # Of a slice that is known by its UUID alone, only torch tells the profile.
+    # Only torch names the profile of a slice that was chosen by its UUID.
     name = re.sub(r" MIG-.*", "", planned["name"])
     seen = {
         "arch": arch if on_amd else f"sm_{gpu.major}{gpu.minor}",
@@ -107,7 +107,7 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
-    """The UUID in the driver's form; empty where torch does not tell it. HIP gives its 16 digits as
+    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as
     characters."""
     text = str(getattr(gpu, "uuid", "")).lower()
     if on_amd:

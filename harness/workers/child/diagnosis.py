@@ -20,7 +20,7 @@ LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
-"""For this many of them each right row is tried, in this many columns."""
+"""So many wrong rows are compared with every right row, in so many columns."""
 
 FEWEST = 16  # elements of a row that suffice to tell it from other rows
 
@@ -28,9 +28,10 @@ EXPLAINED = 0.02
 """A factor that leaves this share of the squared error is called `about` that factor."""
 
 TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
-MOST_RANGES = 4  # more ranges than this are told by their number
+MOST_RANGES = 4  # of more ranges than this only the number of indices is given
 FEW_GROUPS = 3  # the most experts that are named
-BLOCK = 16  # columns are first judged in blocks of this many
+BLOCK = 16  # columns that are off and less than this apart belong to one range
+DENSE = 0.3  # of which this share at least is off
 FULL = 0.95  # a box of which this share is wrong is called wrong as a whole
 
 Range = tuple[int, int]
@@ -279,7 +280,7 @@ def _other_rows(
     tolerance: Tolerance,
     layout: Layout,
 ) -> Kind | None:
-    """Whether wrong rows hold the right answers of other rows: each of some is sought among all right
+    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
     rows."""
     import torch
 
@@ -402,20 +403,17 @@ def _tile(ends: Range, size: int) -> str:
         if first % tile == 0 and stop % tile == 0 and tile < size:
             begin, end = first // tile, stop // tile - 1
             return f" (tile {begin} of {tile})" if begin == end else f" (tiles {begin}..{end} of {tile})"
-    return ", to the end" if stop == size and first % TILES[-1] == 0 else ""
+    return ""
 
 
 def _every(name: str, found: Sequence[Range], size: int) -> str:
     """Ranges of one length at one distance from each other over the whole axis; empty where they are not."""
-    if len(found) < 3:
+    steps = {after[0] - before[0] for before, after in itertools.pairwise(found)}
+    lengths = {last - first + 1 for first, last in found}
+    if len(found) < 3 or len(steps) > 1 or len(lengths) > 1:
         return ""
-    begins, lengths = [first for first, _ in found], [last - first + 1 for first, last in found]
-    step = math.gcd(*(after - before for before, after in itertools.pairwise(begins)))
-    begin, length = begins[0] % step, lengths[0]
-    wanted: float = len(range(begin, size, step))
-    if length == 1 and wanted > 8:  # some single numbers may be missing, which are right by chance
-        wanted *= 0.75
-    if step <= length or len(found) < wanted or {*lengths[:-1]} != {length}:
+    (step,), (length,), begin = steps, lengths, found[0][0]
+    if begin >= step or found[-1][0] + step < size:
         return ""
     if length > 1:
         return f"{name}s {begin}..{begin + length - 1} of every {step}"
@@ -434,70 +432,58 @@ def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
     compared, wrong = set(numbers), {numbers[index] for index in indices}
     touched = sorted(group for group, rows in members.items() if group >= 0 and wrong & {*rows})
     whole = [group for group in touched if compared & {*members[group]} <= wrong]
-    if groups.of.shape[1] == 1:
-        which = (
-            f"all {name}s" if len(touched) == len(members) else in_words(name, touched, range(len(members)))
-        )
-        if whole == touched:
-            return which
-        inside = {group: [i for i, row in enumerate(members[group]) if row in wrong] for group in touched}
-        if layout.rows is None and len({tuple(rows) for rows in inside.values()}) == 1:
-            longest = max(len(members[group]) for group in touched)
-            of = f"each {name}" if len(touched) == len(members) else which
-            return f"{in_words(axis, inside[touched[0]], range(longest))} of {of}"
-        if layout.rows is None and all(rows == [len(members[group]) - 1] for group, rows in inside.items()):
-            return f"the last {axis} of {which}"
-        return f"{len(indices)} {axis}s of {which}"
-    # A group of one row says no more than the row, and one whose rows are among another's says nothing more.
-    several = [
-        group
-        for group in whole
-        if len(compared & {*members[group]}) > 1
-        and not any({*members[group]} < {*members[other]} for other in whole)
-    ]
-    if len(several) > FEW_GROUPS or wrong != compared & {row for group in several for row in members[group]}:
-        return ""
-    return f"the {len(wrong)} {axis}s of {in_words(name, several, range(max(members) + 1))}"
+    if groups.of.shape[1] > 1:  # a row has several experts
+        several = [group for group in whole if len(compared & {*members[group]}) > 1]
+        covered = compared & {row for group in several for row in members[group]}
+        if len(several) > FEW_GROUPS or wrong != covered:
+            return ""
+        return f"the {len(wrong)} {axis}s of {in_words(name, several, range(max(members) + 1))}"
+    every = len(touched) == len(members)
+    which = f"all {name}s" if every else in_words(name, touched, range(len(members)))
+    if whole == touched:
+        return which
+    inside = [[place for place, row in enumerate(members[group]) if row in wrong] for group in touched]
+    lengths = [len(members[group]) for group in touched]
+    if layout.rows is None and all(places == inside[0] for places in inside):
+        return f"{in_words(axis, inside[0], range(max(lengths)))} of {f'each {name}' if every else which}"
+    if layout.rows is None and inside == [[length - 1] for length in lengths]:
+        return f"the last {axis} of {which}"
+    return f"{len(indices)} {axis}s of {which}"
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     """Which columns are off, bool [columns].
 
-    z: [rows, columns]: the error of the wrong rows in units of sigma
+    z: [rows, columns], the error of the wrong rows in units of sigma
 
-    The errors of right values have a root mean square near 1, and every limit is above that. So blocks of
-    columns beyond 3 are off, with the blocks beside them that are beyond 1.7; then the edges are found
-    column by column.
+    The errors of right values have a root mean square near 1, which varies less over more rows. Some columns
+    of a wrong range are near the right value by chance, so that a range counts as a whole where enough of its
+    columns are off.
     """
     import torch
 
     count, size = z.shape
     z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
-    column = z.square().mean(0).sqrt()
-    beyond = z.amax(0) > tolerance.element
-    padded = torch.nn.functional.pad(column.square(), (0, -size % BLOCK), value=torch.nan)
-    block = padded.view(-1, BLOCK).nanmean(1).sqrt()
-    off = torch.zeros_like(beyond)
-    if float(block.max()) < 2 * tolerance.row:  # errors near the limits: the segments that exceed theirs
-        width = tolerance.segment or size
-        for first in range(0, size, width):
-            if bool((z[:, first : first + width].square().mean(1).sqrt() > tolerance.row).any()):
-                off[first : first + width] = True
-        return off if bool(off.any()) else beyond
-    clear = column > 1.2 + 2.8 / count**0.5  # beyond what right values reach, which vary less over more rows
-    for first, last in runs((block > 1.7).nonzero().flatten().tolist()):
-        start, stop = first * BLOCK, min(size, (last + 1) * BLOCK)
-        found = clear[start:stop].nonzero().flatten().tolist()
-        if not bool((block[first : last + 1] > 3.0).any()):
+    off = (z.amax(0) > tolerance.element) | (z.square().mean(0).sqrt() > 1.2 + 2.8 / count**0.5)
+    found = off.nonzero().flatten().tolist()
+    ranges: list[list[int]] = []
+    for column in found:
+        if ranges and column - ranges[-1][-1] < BLOCK:
+            ranges[-1].append(column)
+        else:
+            ranges.append([column])
+    for columns in ranges:
+        begin, stop = columns[0], columns[-1] + 1
+        if len(columns) < DENSE * (stop - begin):
             continue
-        begin, end = (start + found[0], start + found[-1] + 1) if found else (start, stop)
-        if found and len(found) < 0.3 * (end - begin):  # single columns
-            off[start:stop] = clear[start:stop]
-            continue
-        # Columns that are near the right value by chance are counted with those around them.
-        if end - begin >= 12:
-            begin = start if begin - start <= 2 else begin
-            end = stop if stop - end <= 2 else end
-        off[begin:end] = True
-    # In few rows that err everywhere, a few blocks are near the right value by chance.
-    return torch.ones_like(off) if float(off.double().mean()) > 0.9 and count < 8 else off | beyond
+        if len(columns) >= BLOCK:  # the columns at its ends, too
+            begin -= begin % BLOCK if begin % BLOCK <= 2 else 0
+            stop += -stop % BLOCK if -stop % BLOCK <= 2 else 0
+        off[begin:stop] = True
+    if not found:  # errors near the limits: the segments that exceed theirs
+        segments = z.split(tolerance.segment or size, 1)
+        over = [bool((each.square().mean(1).sqrt() > tolerance.row).any()) for each in segments]
+        off = torch.cat([torch.full((each.shape[1],), it) for each, it in zip(segments, over, strict=True)])
+    if count < 8 and float(off.double().mean()) > 0.9:  # the rest is right by chance
+        return torch.ones_like(off)
+    return off

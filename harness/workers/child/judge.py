@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import kernels
 from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS, kept_references
-from harness.workers.child.blob import Blob
 from harness.workers.child.device import empty_cache, ready_device
 from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
+from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 from kernels.platform import available_memory
 
 if TYPE_CHECKING:
     import torch
-
 
 CHEAP = 0.005
 """A reference that takes less than this share of the work that a reference may take is never sampled."""
@@ -32,7 +31,7 @@ COMPARING = 96
 and some room for more."""
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
-FEW_ROWS = 8  # fewer rows than this do not tell how much the bias of a row scatters
+FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
 
 ROWS_AT_ONCE = 1024
 """How many rows of the output's first dimension are worked on at once, so that large outputs need little

@@ -15,7 +15,6 @@ from typing import Any
 
 import kernels
 from harness.errors import one_line
-from harness.workers.child.blob import receive, send
 
 
 def main() -> None:
@@ -41,9 +40,11 @@ def serve(connection: Connection, served: Any) -> None:
 
     with contextlib.suppress(EOFError):
         while True:
-            request, arguments = receive(connection)
+            request, arguments = connection.recv()
+            answer = None  # it was kept until now for a Blob in it
             try:
-                send(connection, ("ok", getattr(served, request)(**arguments)))
+                answer = getattr(served, request)(**arguments)
+                connection.send(("ok", answer))
             except Unsupported as error:
                 connection.send(("unsupported", str(error)))
             except Exception as error:

@@ -1,8 +1,11 @@
-"""Outputs that the harness owns, and what repeated calls left in them."""
+"""Outputs that the harness owns, what repeated calls left in them, and large outputs in messages."""
 
 from __future__ import annotations
 
 import math
+import mmap
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,8 +22,8 @@ GUARD = 1 << 16
 CANARY = 0xA5  # the value of each guard byte
 
 SPOILT = -1536.0
-"""What outputs are filled with before calls that are compared with each other: a finite number, which a later
-output that was not written can be told by."""
+"""What outputs are filled with before calls that are compared with each other. An output that still holds
+this finite number was not written."""
 
 ROWS = 8192
 """How many rows of the first dimension are compared at once: all rows of a large output in fp32 would take
@@ -107,3 +110,44 @@ def distance(output: torch.Tensor, other: torch.Tensor) -> float:
         rows = (a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1).clamp(min=1e-30)
         farthest = max(farthest, float(rows.nan_to_num(nan=float("inf")).max()))
     return farthest
+
+
+LARGE = 1 << 24  # an output of this many bytes or more travels as a Blob
+
+
+class Blob:
+    """Bytes in shared memory, in a file without a name. A message between processes holds where the file is
+    open, so that the bytes are neither pickled nor copied; its receiver opens the file while it unpickles.
+    The sender keeps the blob until then: a worker until the next request, the parent until it has the
+    answer."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    def __reduce__(self) -> tuple[Callable[..., Blob], tuple[int, int, int]]:
+        return _opened, (os.getpid(), self.descriptor, self.size)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Blob:
+        """A copy of a contiguous tensor on any device."""
+        import torch
+
+        blob = cls(os.memfd_create("output"), tensor.nbytes)
+        os.ftruncate(blob.descriptor, blob.size)
+        memory = mmap.mmap(blob.descriptor, blob.size)
+        torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+        return blob
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The bytes as a tensor on the host. Writing to it does not change the blob."""
+        import torch
+
+        memory = mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _opened(pid: int, descriptor: int, size: int) -> Blob:
+    return Blob(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY), size)

@@ -1,22 +1,29 @@
 """What ran in a call: kernels and their times by torch's profiler (device kernels on a GPU, operators on a
-CPU), and a fingerprint that tells two kernels of one name apart."""
+CPU), a fingerprint that tells two kernels of one name apart, and a hash of the suite's own code that a row
+consists of."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import functools
 import gc
 import hashlib
+import inspect
 import itertools
+import json
 import os
 import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kernels
 from harness.workers.child.timers import Call
+from kernels.op import Implementation
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -109,7 +116,7 @@ def _onednn(call: Callable[[], None]) -> list[str]:
     if not torch.backends.mkldnn.is_available():
         return []
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-        log = _said(call)
+        log = _printed_by(call)
     return onednn_names(log.splitlines())
 
 
@@ -122,7 +129,7 @@ def onednn_names(lines: Collection[str]) -> list[str]:
     return list(names) or ["onednn none"]
 
 
-def _said(call: Callable[[], None]) -> str:
+def _printed_by(call: Callable[[], None]) -> str:
     """What a call writes to file descriptor 1, including what C libraries write."""
     sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
@@ -175,3 +182,90 @@ def _code(compiled: CompiledKernel) -> str:
         return ""
     data = Path(code).read_bytes() if isinstance(code, Path) else code
     return f"code {compiled.metadata.name} {hashlib.sha256(data).hexdigest()[:12]}"
+
+
+PACKAGE = Path(kernels.__file__).parent
+CONTRACTS = {"op", "operands", "platform", "sizes", "support", "visibility"}
+"""Modules of kernels/ whose code surrounds a call and is not part of it."""
+
+
+def source_of(implementation: Implementation) -> str:
+    """A hash, 12 hexadecimal digits, of the provider's file and of all files of kernels/ that it imports,
+    directly or not. Comments, docstrings, layout and the place of a file do not count. Neither does the
+    library's own code: `version` stands for it."""
+    return _hash(Path(inspect.getfile(type(implementation))))
+
+
+def jit_source(provider: Path) -> str:
+    """A hash of the kernels that a provider compiles: of all `*_jit` modules among those files."""
+    texts = _texts(path for path in _files(provider) if path.stem.endswith("_jit"))
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _hash(provider: Path) -> str:
+    return hashlib.sha256(repr(_texts(_files(provider))).encode()).hexdigest()[:12]
+
+
+def _texts(files: Iterable[Path]) -> list[str]:
+    return sorted(bare(ast.parse(file.read_text())) for file in files)
+
+
+def _files(provider: Path) -> set[Path]:
+    """A provider's file and all in kernels/ that it imports, however far."""
+    todo, seen = [provider], set[Path]()
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen.add(path)
+            todo += _imported(path)
+    return seen
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            package, *rest = name.split(".")
+            if package == "kernels" and rest and not (len(rest) == 1 and rest[0] in CONTRACTS):
+                file = _folder(rest).joinpath(*rest[1:]).with_suffix(".py")
+                if file.is_file():
+                    yield file
+
+
+def _folder(names: Sequence[str]) -> Path:
+    """The folder of the subpackage of kernels/ that is named first; an op may lie outside of kernels/."""
+    op = sys.modules.get(f"kernels.{names[0]}")
+    folders = getattr(op, "__path__", None)
+    return Path(folders[0]) if folders else PACKAGE / names[0]
+
+
+def bare(tree: ast.Module) -> str:
+    """The code of a module without comments, docstrings and layout, and without imports from kernels/,
+    which only say where other code lies."""
+    tree = _WithoutOwnImports().visit(tree)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return repr(_fields(tree))
+
+
+def _fields(node: object) -> object:
+    """A syntax tree as lists, without empty fields. `ast.unparse` and `ast.dump` are of no use here: what
+    they write of a tree depends on the version of Python."""
+    if isinstance(node, ast.AST):
+        filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]
+    return [_fields(each) for each in node] if isinstance(node, list) else repr(node)
+
+
+class _WithoutOwnImports(ast.NodeTransformer):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        return None if (node.module or "").partition(".")[0] == "kernels" else node

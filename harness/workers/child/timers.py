@@ -1,8 +1,9 @@
 """Timers, inside a worker: how one sample of a program of calls is timed.
 
-CpuTimer:   the wall clock around as many calls as fill the sample EventTimer: on GPUs (CUDA, and HIP
-through the same torch API): the time between two device events, with the launches queued behind a device
-sleep GraphTimer: the same, of calls that were captured into one graph, which is replayed as engines decode
+CpuTimer:   the wall clock around as many calls as fill the sample
+EventTimer: on GPUs (CUDA, and HIP through the same torch API), the time between two device events, with the
+            launches queued behind a device sleep
+GraphTimer: the same, of calls that were captured into one graph, which is replayed as engines decode
 
 The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
 they are untested on AMD.
@@ -351,9 +352,8 @@ allocation asks the filter (aten/src/ATen/cuda/CUDAGraph.cpp, ATen/core/CachingH
 
 class GraphTimer(EventTimer):
     """Times one graph of calls on all sets of operands in rotation, so that the caches see what they see
-    when the calls are made one by one. An output that a library allocates lives in the graph's memory, one
-    for each
-    set: that of the last call on the set, which every replay writes anew."""
+    when the calls are made one by one. Where a library allocates its output, the graph's memory has
+    one output for each set, that of the last call on the set; every replay writes it anew."""
 
     def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(cuda, clock)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernels
-from harness.run.check import _config
+from harness.run.single import _config
 from kernels.op import Reference
 from kernels.operands import Seeds
 from tests.support.paths import SUPPORT

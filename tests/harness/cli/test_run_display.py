@@ -12,7 +12,7 @@ from harness.cli.run_display import RunDisplay, end_text
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, DisturbedRound
 from harness.run.execute import Outcome
-from harness.run.request import Request
+from harness.run.plan import Request
 from shapes.case import Case
 from tests.support.calibrated import calibrations
 from tests.support.paths import ROOT

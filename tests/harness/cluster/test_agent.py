@@ -27,8 +27,7 @@ from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
 from harness.run.device import device_lock
 from harness.run.folder import planned_case
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
 from kernels import OPS
 from kernels.platform import Platform, detect
 from tests.support.paths import ROOT

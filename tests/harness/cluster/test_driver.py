@@ -21,8 +21,7 @@ from harness.files import JournalFull
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
 from kernels.platform import named, version
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 

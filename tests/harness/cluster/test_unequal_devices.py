@@ -13,7 +13,7 @@ from harness.page.document import PageSection
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone
-from harness.run.request import Request
+from harness.run.plan import Request
 from tests.support.page_text import page_text
 from tests.support.simulated_pool import pool
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.catalogue.devices import Ceilings
-from harness.doctor import advice as advice_module
 from harness.doctor import examine
-from harness.doctor.advice import advice
+from harness.doctor.examine import advice
 from harness.report.doctor_text import doctor_text
 from harness.report.terminal import WIDTH
 from harness.run.device import device_lock
@@ -188,8 +187,8 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
 @pytest.fixture
 def advised(monkeypatch, tmp_path):
     """The advice for a machine with these files in /proc and /sys. By default there is nothing to improve."""
-    monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
-    monkeypatch.setattr(advice_module, "unseen", lambda: "")
+    monkeypatch.setattr(examine, "_libraries", lambda here: [])
+    monkeypatch.setattr(examine, "unseen", lambda: "")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     numbers = itertools.count()
 
@@ -209,7 +208,7 @@ def test_advice_says_what_is_committed(snapshot, monkeypatch, tmp_path, advised)
     assert advice(CPU, 4, tmp_path / "nothing") == [], "of a machine that says nothing"
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert advised({PAGES: "always [madvise] never"}) == [], "they are asked for"
-    monkeypatch.setattr(advice_module, "unseen", lambda: "NVML: Driver Not Loaded")
+    monkeypatch.setattr(examine, "unseen", lambda: "NVML: Driver Not Loaded")
     assert advised({}) == ["NVML: Driver Not Loaded"], "a GPU that is not seen, with the cause"
 
 
@@ -233,7 +232,7 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persis
         assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
         return persistence, ""
 
-    monkeypatch.setattr(advice_module, "smi", smi)
+    monkeypatch.setattr(examine, "smi", smi)
     found = advised(SLOW, H200)
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
@@ -248,10 +247,10 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persis
 ])  # fmt: skip
 def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monkeypatch, beside, alone, said):
     gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
-    monkeypatch.setattr(advice_module, "devices", lambda: gpus | {"cpu": CPU})
+    monkeypatch.setattr(examine, "devices", lambda: gpus | {"cpu": CPU})
     counts = {
-        (sys.executable, "-c", advice_module.WITH_AMDSMI): beside,
-        (sys.executable, "-c", advice_module.WITHOUT_AMDSMI): alone,
+        (sys.executable, "-c", examine.WITH_AMDSMI): beside,
+        (sys.executable, "-c", examine.WITHOUT_AMDSMI): alone,
     }
     lines = advised({}, gpus["cuda:0"], ask=lambda *command: counts[command])
     assert [line[: len(said)] for line in lines] == ([said] if said else [])
@@ -260,11 +259,11 @@ def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monk
 def test_missing_libraries_and_newer_ones_than_were_read_are_said_once_each(monkeypatch):
     """The platform is not this machine, so the libraries here do not matter."""
     monkeypatch.setattr("kernels.platform.version", lambda module: None)
-    lines = advice_module._libraries(H200)
+    lines = examine._libraries(H200)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)
     assert any("torch.bf16" in line and "torch is not installed" in line for line in lines)
     there = {"aiter": "0.1.24.post1"}
     monkeypatch.setattr("kernels.platform.version", lambda module: there.get(module, "0"))
-    (line,) = advice_module._libraries(Platform("rocm", "gfx942", "cuda:0"))
+    (line,) = examine._libraries(Platform("rocm", "gfx942", "cuda:0"))
     assert line.startswith("aiter 0.1.24.post1 is newer than 0.1.20.post1, ") and "doctor --bind" in line
-    assert not any("aiter" in line for line in advice_module._libraries(H200))
+    assert not any("aiter" in line for line in examine._libraries(H200))

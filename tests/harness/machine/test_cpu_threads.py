@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.machine import cpu_threads
-from harness.machine.cgroups import quota
-from harness.machine.cpu_threads import MainThread, cores, default_threads
+from harness.machine.cpu_threads import MainThread, cores, default_threads, quota
 from harness.workers.child import timers as cpu
 from harness.workers.child.timers import Program
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import NOTHING_RAN, UsageError
+from harness.machine import device
 from harness.machine.device import choose_device
 from kernels import platform
 from kernels.platform import Platform, detect, devices
@@ -49,3 +50,15 @@ def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypat
         line = error_line(here("run", *OP, *named, "--out", tmp_path / "run"), NOTHING_RAN)
         assert "is built for CPUs: cuda:0 needs its build for CUDA; install PyTorch's build for CUDA" in line
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("said", "version"), [
+    ("580.95.05\n580.95.05", "580.95.05"),
+    ("580.95.05\nUnable to determine the device handle for GPU1: Unknown Error", "580.95.05"),
+    ("Failed to initialize NVML: Driver/library version mismatch", ""),
+    ("", ""),
+])  # fmt: skip
+def test_a_failure_of_nvidia_smi_is_not_taken_for_a_version(monkeypatch, tmp_path, said, version):
+    monkeypatch.setattr(device, "Path", lambda *parts: tmp_path.joinpath(*(p.strip("/") for p in parts)))
+    monkeypatch.setattr(device, "smi", lambda *arguments: (said, said))
+    assert device.driver(Platform("cuda", "sm_90", "cuda:0")) == version

@@ -13,7 +13,7 @@ from harness.cli.toggle import toggle_request
 from harness.errors import HarnessError
 from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
 from harness.results.journal import Journal
-from harness.run.request import Request
+from harness.run.plan import Request
 from kernels.platform import named
 from tests.support.recorded_verdicts import redo
 

@@ -20,13 +20,12 @@ from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
 from harness.run.case import CaseMeasurer, Group
 from harness.run.cells import Measured
-from harness.run.check import Checked
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import exit_code, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
-from harness.run.plan import RunPlan
-from harness.run.request import Request
+from harness.run.plan import Request, RunPlan
+from harness.run.single import Checked
 from harness.timing.rounds import Policy, Rounds, Sample
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
@@ -121,7 +120,8 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
 def test_the_exit_code_is_of_all_that_could_run():
     codes = dict.fromkeys(get_args(Status), FAILED) | {"ok": OK, "checked": OK, "unsupported": NOTHING_RAN}
     for status, code in codes.items():
-        assert exit_code([a_cell(status=status)]) == Checked("", MLA, status, "", {}).exit_code == code
+        entry = SimpleNamespace(status=None if status in ("ok", "checked") else status)
+        assert exit_code([a_cell(status=status)]) == Checked(MLA, entry).exit_code == code
         assert exit_code([a_cell(status="ok"), a_cell(status=status)]) == (FAILED if code == FAILED else OK)
     assert exit_code([]) == NOTHING_RAN
 

@@ -23,8 +23,7 @@ from harness.run.case import CaseMeasurer, Group
 from harness.run.cells import Measured, Yardsticks, build_cells, build_records
 from harness.run.checks import CaseChecks
 from harness.run.device import OwnDevice
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Round, Rounds
+from harness.timing.rounds import Round, Rounds, measure
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform

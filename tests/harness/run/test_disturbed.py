@@ -12,7 +12,7 @@ from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Verdict
 from harness.run import device
 from harness.run.execute import run
-from harness.run.request import Request
+from harness.run.plan import Request
 from tests.support.recorded_verdicts import redo
 from tests.support.scripted_monitor import WHO, Scripted
 from tests.support.workers_here import captured_here

@@ -59,7 +59,7 @@ def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path, kernel, 
     )
     made.begin()
     made.close()
-    assert (made.status, made.reason[: len(reason)]) == ("unsupported", reason)
+    assert (made.entry.status, made.entry.reason[: len(reason)]) == ("unsupported", reason)
 
 
 def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):

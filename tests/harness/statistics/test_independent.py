@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from harness.statistics.independent import measured, pooled, quotient, widened
+from harness.statistics.paired import measured, pooled, quotient, widened
 
 
 def test_a_quotient_s_half_width_is_the_root_of_the_squares():

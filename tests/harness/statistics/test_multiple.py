@@ -13,8 +13,7 @@ from harness.results.comparison import paired
 from harness.results.schema import Cell
 from harness.run.cells import Measured, Yardsticks, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Rounds
+from harness.timing.rounds import Rounds, measure
 from kernels.platform import Platform
 from shapes.case import Case
 from tests.support.recorded_verdicts import redo

@@ -1,4 +1,4 @@
-"""harness.timing.interleaved.measure, with entries that only move a clock."""
+"""harness.timing.rounds.measure, with entries that only move a clock."""
 
 import itertools
 import math
@@ -9,8 +9,7 @@ import pytest
 
 from harness.statistics.intervals import MIN_BLOCKS
 from harness.statistics.paired import compare
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Policy, Round, Rounds
+from harness.timing.rounds import Policy, Round, Rounds, measure
 from tests.support.simulated_machine import Machine, Noise
 
 SHORT = dict.fromkeys(range(MIN_BLOCKS), 5)

@@ -8,8 +8,7 @@ import pytest
 from harness.statistics.multiple import joint_verdicts
 from harness.statistics.paired import compare
 from harness.timing import successive_halving
-from harness.timing.interleaved import measure
-from harness.timing.rounds import Rounds
+from harness.timing.rounds import Rounds, measure
 from harness.timing.successive_halving import SELECTING, halving
 from tests.support.simulated_machine import OFFSETS, QUIET, SAMPLE_S, SPIKES, Machine, Noise
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.launches import implementations
-from harness.workers.child import source_hash
-from harness.workers.child.source_hash import bare, jit_source
+from harness.workers.child import profile
+from harness.workers.child.profile import bare, jit_source
 from kernels.tuning import TUNED
 
 
@@ -20,7 +20,7 @@ def test_the_source_is_of_kernels_wherever_they_lie_and_not_of_their_comments(tm
         "['Module', ('body', [['FunctionDef', ('name', \"'f'\"), ('args', ['arguments', ('args', [['arg', "
         f"('arg', \"'x'\")]])]), ('body', [{returned}])]])]"
     )
-    monkeypatch.setattr(source_hash, "PACKAGE", tmp_path)
+    monkeypatch.setattr(profile, "PACKAGE", tmp_path)
     (tmp_path / "fp8_jit.py").write_text("def widen(x):\n    return x\n")
 
     def source(folder: str, jit: str, text: str) -> str:

@@ -25,7 +25,7 @@ class Served:
 
     def large(self):
         import torch
-        from harness.workers.child.blob import Blob
+        from harness.workers.child.outputs import Blob
 
         return {"one": Blob.of(torch.full((1 << 20,), -7, dtype=torch.int32)), "count": 3,
                 "two": Blob.of(torch.arange(10, dtype=torch.int16))}

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from harness.machine.monitor import gpu
+from harness.machine.monitor import base
 from harness.machine.monitor.nvidia import NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
 from tests.support.fake_nvml import FakeNvml
@@ -80,7 +80,7 @@ def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
     read = bench.monitor.conditions()
     assert read["samples"] >= 1
 
-    monkeypatch.setattr(gpu, "LOOK_S", 60)
+    monkeypatch.setattr(base, "LOOK_S", 60)
     with bench.monitor.watching("product"):
         pass
     assert bench.monitor.conditions()["idle_samples"] == 1
@@ -189,7 +189,7 @@ def test_an_idle_foreign_context_is_reported_before_and_does_not_disturb():
         "process 200000 is on cuda:0",
         "cuda:0 is 37 % busy",
     ]
-    nvml.utilisation = gpu.BUSY
+    nvml.utilisation = base.BUSY
     assert len(bench.monitor.before()) == 2
     bench.workers = [11]
     assert bench.round(ran={11: 90, 900: 0}) == ""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.plan.memory import MAX_FLOPS
-from harness.workers.child.blob import Blob
 from harness.workers.child.judge import CHEAP, Judge, judge
+from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from shapes.case import parse
 

@@ -1,11 +1,12 @@
 """Outputs that the harness owns: what is written beside them shows, and what is not written."""
 
 import math
+import os
 
 import pytest
 import torch
 
-from harness.workers.child.outputs import GUARD, SPOILT, OwnedOutput, Repeats
+from harness.workers.child.outputs import GUARD, SPOILT, Blob, OwnedOutput, Repeats
 
 
 @pytest.fixture
@@ -44,3 +45,13 @@ def test_of_outputs_that_differ_the_farthest_is_kept():
     for zeros in (torch.zeros(1, 8), -torch.zeros(1, 8)):
         signs.see(0, zeros, True)
     assert signs.farthest and not signs.distance, "other bits of the same value, too"
+
+
+def test_what_is_written_to_its_tensor_stays_here_and_its_memory_goes_with_it():
+    blob = Blob.of(torch.zeros(4))
+    blob.tensor(torch.float32, (4,)).fill_(1.0)
+    tensor, descriptor = blob.tensor(torch.float32, (4,)), blob.descriptor
+    del blob
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    assert torch.equal(tensor, torch.zeros(4))

@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OP ?= mla_decode
-ARGS ?= --op $(OP) --suite r1-tp8 --budget 30s --per-case 15s
+ARGS ?= --op $(OP) --suite r1-tp8 --budget 25s --per-case 25s
 # The tests that `make test-all` runs, as pytest's -m takes them; empty: all. CI gives `slow` after `make test`.
 MARK ?=
 # The number of test processes; on 2 cores a third one uses the time in which the others wait.

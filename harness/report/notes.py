@@ -178,7 +178,9 @@ def _conclusions(case: CaseResult) -> Notes:
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why measuring stopped, on which device, and where the time went."""
-    after = f" after {done.eliminations} of eliminations" if done.eliminations else ""
+    after = ""
+    if done.eliminations:
+        after = f" after {done.eliminations} elimination round{'' if done.eliminations == 1 else 's'}"
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
     rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{until}"

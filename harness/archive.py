@@ -126,7 +126,7 @@ def _plain_files(folder: Path) -> Iterator[Path]:
 
 
 def _zipped(names: Iterable[str], read: Callable[[str], bytes]) -> bytes:
-    """A zip file that has the same bytes whenever and by whomever it is packed."""
+    """A zip file that has the same bytes at any time and on any machine."""
     archive, sums = io.BytesIO(), ""
     with zipfile.ZipFile(archive, "w") as target:
         for name in [*sorted(names), SUMS]:

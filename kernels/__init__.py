@@ -173,7 +173,7 @@ for _module in pkgutil.iter_modules([str(_HERE)]):
     if _module.ispkg and hasattr(_package := importlib.import_module(f"kernels.{_module.name}"), "OP"):
         _add_op(_package)
 for _path in plugin_files():
-    # Whoever asks for an op or for implementations is told of a plugin that cannot be used.
+    # Asking for an op or for implementations tells of a plug-in that cannot be used.
     with contextlib.suppress(PluginError):
         if _path.is_dir():
             _plugin(_path)

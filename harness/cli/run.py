@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def run(request: Request) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
     from harness.cli.run_display import RunDisplay
-    from harness.run.execute import run as measure
+    from harness.run import execute
 
     with interruptible(RECORDED), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 
             sys.exit(run_on_cluster(request, lambda _: request, display))
-        sys.exit(measure(request, display))
+        sys.exit(execute.run(request, display))

@@ -68,7 +68,7 @@ class KernelChange(LedgerRecord):
     op:        a name of harness/catalogue/op_classes.json
     part:      `qkv_a`, `n=2112 k=7168`; empty: all calls of the op
     factor:    time before / time after, above 1 is faster; or saved_us: time saved of each call
-    low, high: 90 % interval of the factor or the saving; equal to it where nobody gave one
+    low, high: 90 % interval of the factor or the saving; equal to it where none is given
     calls:     calls a step; None: as the model has them
     phase:     of which steps
     source:    where the factor comes from: a run, a pull request

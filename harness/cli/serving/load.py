@@ -17,7 +17,7 @@ from harness.cli.options import json_option
 def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> None:
     """Read the results of any serving client into one table, and check them.
 
-    Every run is held to what must be true between its numbers. Latencies that nobody measured are left out.
+    Every run is held to what must be true between its numbers. Latencies that were not measured are left out.
     Exit code 1: a number is wrong; 2: a file cannot be read.
     """
     from harness.errors import FAILED, OK, USAGE, UsageError

@@ -44,7 +44,7 @@ def cell(value: float | None, form: str = ".5g") -> TableValue | str:
 
 
 def ranged(value: float | None, low: float | None, high: float | None, form: str = "+.4g") -> str:
-    """`+8.2 (+2.7 to +13.7)`; an end that nobody knows is `?`."""
+    """`+8.2 (+2.7 to +13.7)`; an unknown end is `?`."""
     if low is None and high is None:
         return "" if value is None else f"{value:{form}}"
     ends = " to ".join("?" if end is None else f"{end:{form}}" for end in (low, high))

@@ -9,7 +9,7 @@ RULES = (*totals.RULES, *littles_law.RULES, *latencies.RULES, *samples.RULES, *t
 
 
 def examined(run: ServingRun) -> ServingRun:
-    """The run without latencies that nobody measured, and with what the rules find added to its findings."""
+    """The run without latencies that were not measured, and with what the rules find in its findings."""
     run = samples.left_out(run)
     findings = [finding for rule in RULES for finding in rule(run)]
     return run.model_copy(update={"findings": (*run.findings, *findings)})

@@ -1,4 +1,4 @@
-"""Single requests: latencies that nobody measured, and lists beside what was made of them.
+"""Single requests: latencies that were not measured, and lists beside what was made of them.
 
 A client writes 0 for a time to first token that it never saw (a stream without token counts, a chunk that its
 parser swallowed). It takes the end of a response for its first token if a proxy, a tool-call parser or the

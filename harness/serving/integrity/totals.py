@@ -256,7 +256,7 @@ def last_interval(run: ServingRun) -> Iterator[Finding]:
 
 
 def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
-    """If nobody counted tokens: those asked for, over the whole time."""
+    """Where the client counted no tokens: those asked for, over the whole time."""
     totals, load = run.totals, run.workload
     size, into, out, duration = load.num_prompts, load.input_len, load.output_len, totals.duration_s
     if not duration or not size or not out or (totals.completed, totals.output_tokens) != (None, None):

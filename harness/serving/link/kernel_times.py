@@ -550,7 +550,7 @@ class AssumedTables(Tables):
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
-        15.8 times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
+        15.8 times what data sheets give, those with bf16 1.2 to 5.3, and no other engine runs that kernel."""
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")

@@ -202,7 +202,7 @@ def own_points(
     engine_given: whether the user said the engine, which then goes before what a file calls it
 
     Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths,
-    TPOT or TTFT, or with TTFTs that nobody measured.
+    TPOT or TTFT, or with TTFTs that were not measured.
     """
     runs = [run for name in files for run in load_runs(name)]
     if not runs:

@@ -74,7 +74,7 @@ class Cell(Record):
     percent_of_ceiling: float | None = None
     """The share of the limit that was measured on this machine; null where none was."""
     check: dict[str, Any] = {}
-    """What the last stage of checking said, with what earlier stages added (calls, differed, distance, far)."""
+    """What the last stage of checking said, with what earlier stages added (calls, differed, far)."""
     kernels: list[str] = []
     """The names of the kernels that ran in a call; for a graph those of an eager call."""
     kernel_us: list[float] = []

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.interrupt import interruptible
-from harness.cli.options import cluster_option, gathered, object_of, target_device
+from harness.cli.options import cluster_option, gathered, interruptible, object_of, target_device
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest

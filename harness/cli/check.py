@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.interrupt import interruptible
-from harness.cli.options import gathered, seconds_option, target_device
+from harness.cli.options import gathered, interruptible, seconds_option, target_device
 
 if TYPE_CHECKING:
     from harness.run.single import CheckRequest

@@ -145,7 +145,7 @@ def engine(
     if csv_to:
         write(csv_to, engine_csv(view))
     if page:
-        from harness.page.engine import write_page
+        from harness.page.assemble import write_page
 
         write_page(view, page)
     if folder:

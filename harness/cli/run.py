@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.interrupt import RECORDED, interruptible
-from harness.cli.options import measuring
+from harness.cli.options import RECORDED, interruptible, measuring
 
 if TYPE_CHECKING:
     from harness.run.plan import Request

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.interrupt import RECORDED, interruptible
-from harness.cli.options import measuring
+from harness.cli.options import RECORDED, interruptible, measuring
 
 if TYPE_CHECKING:
     from harness.run.plan import Request

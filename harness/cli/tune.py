@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.interrupt import interruptible
-from harness.cli.options import ad_hoc_cases, cluster_option, gathered, only_op, seconds_option
+from harness.cli.options import ad_hoc_cases, cluster_option, gathered, interruptible, only_op, seconds_option
 
 if TYPE_CHECKING:
     from harness.tune.race import TuneRequest

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.interrupt import interruptible
-from harness.cli.options import json_option
+from harness.cli.options import interruptible, json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
 from harness.paths import RESULTS
@@ -148,7 +147,7 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
     """The link is imported for these alone."""
     if not names:
         return []
-    from harness.serving.ab.predict import predicted
+    from harness.serving.ab.result import predicted
 
     return predicted(plan, names)
 

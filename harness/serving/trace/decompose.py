@@ -13,8 +13,7 @@ import numpy as np
 from harness.serving.names import COMMUNICATION, OP_CLASSES
 from harness.serving.trace import classify
 from harness.serving.trace.classify import PHASES, KernelRule, Phase, rule_of
-from harness.serving.trace.columns import NONE, RecordedTrace, groups
-from harness.serving.trace.profilers import read
+from harness.serving.trace.profilers import NONE, RecordedTrace, groups, read
 from harness.serving.trace.result import Device, KernelTime, Times, Trace, TraceStep
 from harness.serving.trace.work import LaunchedWork, kernels, operators
 from kernels import OPS

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.serving.names import COMMUNICATION
 from harness.serving.trace.classify import rule_of
-from harness.serving.trace.columns import NONE, RecordedTrace
+from harness.serving.trace.profilers import NONE, RecordedTrace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engine import EngineRequest, engine_view
-from harness.page.engine import engine_section
+from harness.page.assemble import engine_section
 from harness.report.engine_table import Section
 from harness.report.terminal import plain
 from shapes.models import model

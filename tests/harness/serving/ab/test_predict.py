@@ -5,11 +5,10 @@ import json
 import pytest
 
 from harness.errors import UsageError
-from harness.serving.ab import predict
+from harness.serving.ab import result as predict
 from harness.serving.ab.plan import made
-from harness.serving.ab.predict import changes_of, predicted
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import planned, shown, summary
+from harness.serving.ab.result import changes_of, planned, predicted, shown, summary
 from harness.serving.ledger import KernelChange
 from tests.support.paths import ROOT
 

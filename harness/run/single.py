@@ -320,7 +320,7 @@ class _WorkerHere(Worker):
     def start(self) -> None:
         import torch
 
-        self.worker = _Local(Bench(*(entry.impl for entry in self.entries)))
+        self.process = _Local(Bench(*(entry.impl for entry in self.entries)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())

@@ -56,7 +56,7 @@ class Worker:
         self.threads = threads
         self.deadlines = deadlines
         self.log = log
-        self.worker: Answers | None = None
+        self.process: Answers | None = None
         self.restore: list[tuple[str, dict[str, Any]]] = []
         self.prepared: set[str] = set()
 
@@ -76,28 +76,28 @@ class Worker:
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
         threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
         process.hello(self.platform, threads, self.deadlines.prepare)
-        self.worker = process
+        self.process = process
         self.prepared.clear()
         for entry in self.entries:
             entry.pinned = process.facts["pinned"]
 
     def stop(self) -> None:
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker = None
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
 
     def pause(self) -> None:
         """Stops the process until the next request."""
-        if self.worker is not None:
-            self.worker.pause()
+        if self.process is not None:
+            self.process.pause()
 
     def _raw(self, request: str, deadline: float, **arguments: Any) -> Any:
-        assert self.worker is not None
-        return self.worker.ask(request, deadline, **arguments)
+        assert self.process is not None
+        return self.process.ask(request, deadline, **arguments)
 
     def ready(self) -> None:
         """Makes sure that there is a living process at the present stage. Raises WorkerFailure."""
-        if self.worker is None or not self.worker.alive:
+        if self.process is None or not self.process.alive:
             self.start()
             for request, arguments in self.restore:
                 self._apply(request, arguments)

@@ -268,7 +268,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 @pytest.mark.parametrize(
     ("samples_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
 )
-def test_comparing_takes_a_share_of_the_time_of_the_turns(samples_s, spent_s):
+def test_comparing_takes_a_share_of_the_time_of_the_samples(samples_s, spent_s):
     row, asked = entry(), []
     worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
     worker.living = worker.entries = (row,)

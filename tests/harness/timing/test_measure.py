@@ -201,7 +201,7 @@ def test_the_time_of_who_sits_out_goes_to_the_others():
     assert found.spent_s <= 400
 
 
-def test_who_is_slow_has_its_turn_in_a_round_that_counts():
+def test_a_slow_entry_has_its_sample_in_a_round_that_counts():
     race = Race(a=1, b=1, slow=9)
     found = race.measure("hot", "", "", blocks=3, max_rounds=4, slow=4.0, half_width=0)
     assert sum("slow" in r.seconds for r in found.rounds) == 3

@@ -1,4 +1,4 @@
-"""Races of entries whose true times are known: who wins, how often wrongly, and at what cost."""
+"""Races of entries whose true times are known: which one wins, how often wrongly, and at what cost."""
 
 import math
 import statistics
@@ -49,7 +49,7 @@ def challenger(found: Rounds) -> str:
 
 
 def stored(found: Rounds) -> str:
-    """Who is faster than the baseline by the engine's rule, or the baseline."""
+    """The entry that is faster than the baseline by the engine's rule, or the baseline."""
     names = [BASELINE, challenger(found)]
     series = {name: found.series(name) for name in (*names, RERUN)}
     judged = joint_verdicts(series, found.blocks, names, BASELINE, rerun=RERUN)
@@ -150,7 +150,7 @@ def test_without_its_baseline_or_a_quiet_round_a_race_has_nothing_to_measure():
 
 
 @pytest.mark.parametrize("rivals", [{}, {"c0": 0.9 * CALL_S}])
-def test_two_entries_need_no_heat(rivals):
+def test_two_entries_need_no_elimination(rivals):
     found = race({BASELINE: CALL_S, RERUN: CALL_S} | rivals)
     assert found.eliminations == []
     assert {name for r in found.rounds for name in r.seconds} == {BASELINE, RERUN, *rivals}

@@ -34,7 +34,7 @@ CHANGES = 45
 """How many of them follow a call on another activation: a kernel that keeps something of the call before,
 once in 10 calls, is found in 99 % of runs."""
 
-LEAST_S = 3.0  # LEAST_CALLS are made however little time there is, but for no longer than this
+LEAST_S = 1.5  # LEAST_CALLS are made however little time there is, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands whose offsets need more than 32 bits, as values of bf16
 
 AS_LONG = 1.1

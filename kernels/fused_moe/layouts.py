@@ -1,15 +1,15 @@
-"""What rows of several libraries share: expert ids without -1, and the suite's own kernels around a library's
-two products."""
+"""What several rows share: expert ids without -1, and the suite's own kernels around two products."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.grouped import COMBINED
 from kernels.lazy import torch
 from kernels.op import Call
 
@@ -41,6 +41,40 @@ def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | 
     return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
 
 
+def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:
+    """How a Triton kernel requantises h, by the names of its constants."""
+    return {
+        "LARGEST": fp8_format(sizes.fp8).max,
+        "SMALLEST_SCALE": SMALLEST_SCALE,
+        "POWER_OF_TWO": sizes.scales == "ue8m0",
+        "BLOCK": BLOCK,
+    }
+
+
+def combination(
+    operands: FusedMoeOperands,
+    given: torch.Tensor,
+    row_of: torch.Tensor | None,
+    out: torch.Tensor,
+    columns: int = 1024,
+) -> Call:
+    """The launch that adds up a token's rows of `given`, each times its weight, in programs of so many
+    columns. row_of: as the kernel has it."""
+    import triton
+
+    from kernels.fused_moe.triton.rows_jit import combine_kernel
+
+    o, sizes = operands, operands.sizes
+    return functools.partial(
+        combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, columns))],
+        *(given, o.topk_ids, row_of, o.topk_weights, out),
+        HIDDEN=sizes.hidden,
+        PICKS=sizes.picks,
+        PICKS_PADDED=triton.next_power_of_2(sizes.picks),
+        BLOCK_D=columns,
+    )
+
+
 def between_products(
     operands: FusedMoeOperands,
     out: torch.Tensor,
@@ -63,40 +97,32 @@ def between_products(
     """
     import triton
 
-    from kernels.fused_moe.triton import rows_jit
+    from kernels.fused_moe.triton.rows_jit import silu_kernel
 
-    o, sizes = operands, operands.sizes
+    sizes = operands.sizes
     # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
     interpreted = out.device.type == "cpu"
     h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
     written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-    silu = rows_jit.silu_kernel[(len(row_of), triton.cdiv(sizes.inter, BLOCK * WORD))]
-    activating = {
-        "INTER": sizes.inter,
-        "CAPACITY": capacity,
-        "PACKED": packed,
-        "POWER_OF_TWO": sizes.scales == "ue8m0",
-        "LARGEST": fp8_format(sizes.fp8).max,
-        "SMALLEST_SCALE": SMALLEST_SCALE,
-        "BLOCK": BLOCK,
-    }
-    combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, COMBINED))]
-    combining = {
-        "HIDDEN": sizes.hidden,
-        "PICKS": sizes.picks,
-        "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-        "BLOCK_D": COMBINED,
-    }
+    silu = functools.partial(
+        silu_kernel[(len(row_of), triton.cdiv(sizes.inter, BLOCK * WORD))],
+        *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
+        **rounding(sizes),
+        INTER=sizes.inter,
+        CAPACITY=capacity,
+        PACKED=packed,
+    )
+    combine = combination(operands, given, row_of, written)
+    if not interpreted:
+        return silu, combine
 
     def activate() -> None:
-        silu(gate_up, o.topk_ids, row_of, h_written, h_scale, **activating)
-        if interpreted:
-            h_q.copy_(h_written)
+        silu()
+        h_q.copy_(h_written)
 
     def add_up() -> None:
-        combine(given, o.topk_ids, row_of, o.topk_weights, written, **combining)
-        if interpreted:
-            out.copy_(written)
+        combine()
+        out.copy_(written)
 
     return activate, add_up
 

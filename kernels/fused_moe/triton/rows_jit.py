@@ -11,7 +11,7 @@ DeepGEMM's utils/math.py).
 import triton
 import triton.language as tl
 
-from kernels.fused_moe.triton.pairs_jit import requantised
+from kernels.fused_moe.triton.grouped_jit import requantised
 
 
 @triton.jit
@@ -143,9 +143,9 @@ def _store_scales(
 
 @triton.jit
 def combine_kernel(
-    given,  # bf16 [rows, HIDDEN]
+    given,  # bf16 [rows, HIDDEN]; holds anything for a pair on another rank
     ids,  # int32 [tokens, PICKS]
-    row_of,  # int32 [tokens, PICKS]
+    row_of,  # int32 [tokens, PICKS]; None where the row is the number of the pair
     weights,  # fp32 [tokens, PICKS]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
     HIDDEN: tl.constexpr,
@@ -153,12 +153,15 @@ def combine_kernel(
     PICKS_PADDED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Each program computes BLOCK_D columns of one token. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
+    """Each program computes BLOCK_D columns of one token. Picks are added in a tree of fixed shape, so that
+    equal inputs give equal bits. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     pick = tl.arange(0, PICKS_PADDED)
     here = tl.load(ids + token * PICKS + pick, mask=pick < PICKS, other=-1) >= 0
-    row = tl.load(row_of + token * PICKS + pick, mask=here, other=0).to(tl.int64)
+    row = token * PICKS + pick
+    if row_of is not None:
+        row = tl.load(row_of + row, mask=here, other=0).to(tl.int64)
     weight = tl.load(weights + token * PICKS + pick, mask=here, other=0.0)
     at = given + row[:, None] * HIDDEN + column[None, :]
     value = tl.load(at, mask=here[:, None] & (column < HIDDEN)[None, :], other=0.0).to(tl.float32)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -92,6 +93,8 @@ def allocated(prepared: Any, given: tuple[Any, ...]) -> int:
                 yield from storages(inner)
         elif isinstance(value, partial):
             yield from storages([value.func, *value.args, *value.keywords.values()])
+        elif isinstance(value, FunctionType):
+            yield from storages([cell.cell_contents for cell in value.__closure__ or ()])
         elif isinstance(value, Prepared) or type(value).__module__.startswith("kernels."):
             yield from storages({n: v for n, v in getattr(value, "__dict__", {}).items() if n != "operands"})
 
@@ -181,29 +184,29 @@ def test_compiles(op, target, text, kernel, instruction, others):
 # The kernels around DeepGEMM's products, which are checked with the library's double
 
 LAYOUTS = {
-    deep_gemm.Contiguous: {"count", "contiguous", "gather", "silu", "combine"},
-    deep_gemm.Masked: {"masked", "gather", "silu", "combine"},
+    deep_gemm.contiguous: {"count", "contiguous", "gather", "silu", "combine"},
+    deep_gemm.masked: {"masked", "gather", "silu", "combine"},
 }
-ROWS = {deep_gemm.Contiguous: deep_gemm.contiguous, deep_gemm.Masked: deep_gemm.masked}
-each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 
 
-def around_deep_gemm(layout: Any, text: str, packed: bool, patch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    patch.setattr(deep_gemm, "alignment", lambda expected: 128)
-    patch.setattr(deep_gemm, "setter", lambda aligned: lambda: None)
-    patch.setattr(layout, "product", lambda self, a, b, d: lambda: None)
+def around_deep_gemm(layout: Any, text: str, arch: str, patch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    patch.setattr(deep_gemm.machine, "of", lambda device: named("cuda", arch))
+    patch.setattr(deep_gemm, "first_of", lambda newer, older: older)
+    patch.setattr(deep_gemm.ALIGNMENT, "bind", lambda: lambda: 128)
+    for product in (deep_gemm.CONTIGUOUS, deep_gemm.MASKED):
+        patch.setattr(product, "bind", lambda *given: partial(str))
+    patch.setattr(deep_gemm.TRANSFORM, "bind", lambda **given: lambda: given["sf"])
     operands, out = empty(MOE, sizes_of(MOE, text))
-    scales = (operands.w13_scale, operands.w2_scale)
-    return layout(operands, out, scales, packed), (operands.tensors(), out)
+    return layout().prepare(operands, out), (operands.tensors(), out)
 
 
 @pytest.mark.slow
 @each_layout
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
 def test_the_kernels_around_deep_gemm_compile(target, layout, monkeypatch):
-    packed = target == "sm_100"
-    text = f"tokens=64 shared=1 scales={'ue8m0' if packed else 'fp32'}"
-    prepared, _ = around_deep_gemm(layout, text, packed, monkeypatch)
+    text = f"tokens=64 shared=1 scales={'ue8m0' if target == 'sm_100' else 'fp32'}"
+    prepared, _ = around_deep_gemm(layout, text, target, monkeypatch)
     with recorded_launches(architectures()[target]) as calls:
         prepared.call()
     assert {kernel.partition(":")[2].removesuffix("_kernel") for kernel, _ in calls} == LAYOUTS[layout]
@@ -215,5 +218,5 @@ def test_the_kernels_around_deep_gemm_compile(target, layout, monkeypatch):
 @each_layout
 @pytest.mark.parametrize("text", TEXTS[MOE])
 def test_the_workspace_around_deep_gemm_is_a_bound(layout, text, monkeypatch):
-    prepared, given = around_deep_gemm(layout, text, False, monkeypatch)
-    assert 0 < allocated(prepared, given) <= ROWS[layout]().workspace(sizes_of(MOE, text))
+    prepared, given = around_deep_gemm(layout, text, "sm_90", monkeypatch)
+    assert 0 < allocated(prepared, given) <= layout().workspace(sizes_of(MOE, text))

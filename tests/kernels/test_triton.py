@@ -18,11 +18,13 @@ from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
 from harness.compile.launches import implementations, launches, recorded_launches
 from harness.compile.survey import violations
+from kernels import tuning
 from kernels.fused_moe.providers import deep_gemm
 from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
 from kernels.platform import named
 from kernels.triton_runtime import SuiteTriton
+from kernels.tuning import TUNED
 from shapes.case import Case, parse
 from shapes.suites import suite
 
@@ -38,6 +40,16 @@ TEXTS = {
     MLA: ["batch=1 ctx=131072", "batch=64 ctx=100..8192 heads=20", "batch=300 ctx=1..3 heads=128 kv=fp8"],
 }
 CASES = [(op, text) for op, texts in TEXTS.items() for text in texts]
+
+
+@pytest.fixture(autouse=True)
+def as_stored(
+    request: pytest.FixtureRequest, no_stored_choices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, the launches of these follow from what is stored, which always has a choice for them."""
+    if request.node.name.partition("[")[2].startswith((GEMM, MOE)):
+        monkeypatch.setattr(tuning, "TUNED", TUNED)
+        tuning.stored_choices.cache_clear()
 
 
 def row(op: str) -> SuiteTriton:
@@ -136,13 +148,14 @@ WGMMA, TCGEN05 = "wgmma.mma_async.sync.aligned.m64n", "tcgen05.mma.cta_group::1.
 PREFILL, LONG = "batch=2 new=3200 prefix=0..70 heads=20", "ctx=4096 batch=4"
 COMPILED = [
     # op, target, case, the kernel that multiplies with its instruction, and the others
-    (GEMM, "gfx942", "m=64 n=2112 k=7216", "gemm", GFX942, "sum quantise"),
-    (GEMM, "gfx950", "m=1 n=2112 k=7168", "gemm", GFX950, "sum quantise"),
+    (GEMM, "gfx942", "m=64 n=2112 k=7216", "gemm", GFX942, "quantise"),
+    (GEMM, "gfx950", "m=1 n=2112 k=7168", "gemm", GFX950, "quantise"),
     (GEMM, "sm_90", "m=1 n=2112 k=7168", "gemm", f"{WGMMA}16k32.f32.e4m3.e4m3", "quantise"),
+    (GEMM, "sm_90", "m=1 n=2112 k=7000", "gemm", f"{WGMMA}16k32.f32.e4m3.e4m3", "sum quantise"),
     (GEMM, "sm_90", "m=4096 n=2112 k=7216", "gemm", f"{WGMMA}128k32.f32.e4m3.e4m3", "quantise"),
     (GEMM, "sm_100", "m=64 n=2112 k=7168", "gemm", f"{TCGEN05}f8f6f4", "quantise"),
     (MOE, "gfx942", "tokens=1", "up", GFX942, "silu down_by_token route quantise"),
-    (MOE, "gfx942", "tokens=8192", "down", GFX942, "count place up silu combine route quantise"),
+    (MOE, "gfx942", "tokens=8192", "down", GFX942, "count place up combine route quantise"),
     (MOE, "gfx950", "tokens=64 shared=1", "up", GFX950, "place down combine route quantise"),
     (MOE, "sm_90", "tokens=1", "up", f"{WGMMA}16k32.f32.e4m3.e4m3", "silu down_by_token route quantise"),
     (MOE, "sm_100", "tokens=8192", "up", f"{TCGEN05}f8f6f4", "count place silu down combine route quantise"),

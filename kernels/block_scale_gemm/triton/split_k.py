@@ -87,30 +87,6 @@ class SplitKConfig:
         return self.tiles(sizes) * self.splits(target, sizes)
 
 
-# What `heuristic` chooses from, from large tiles to small ones. A tile must have less than twice the rows of
-# the case (counted as at least 16), and at least as many as a case below 64 rows. The first tile that makes
-# enough programs for all compute units is taken. If there is none, the last tile is taken and K is split.
-RULE = {
-    "cuda": (
-        SplitKConfig(128, 128, halves=True, tma=True, stages=3),
-        SplitKConfig(64, 128, tma=True, stages=3),
-        SplitKConfig(64, 64, tma=True, stages=4, sums="last"),
-        SplitKConfig(32, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
-        SplitKConfig(16, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
-    ),
-    "rocm": (
-        SplitKConfig(128, 128, per_unit=2, warps=8),
-        SplitKConfig(64, 128, per_unit=2),
-        SplitKConfig(64, 64, per_unit=2),
-        SplitKConfig(32, 64, per_unit=2, warps=2),
-        SplitKConfig(16, 64, per_unit=2, warps=2),
-    ),
-    "cpu": (SplitKConfig(1024, 128), SplitKConfig(64, 128)),
-}
-# With two stages on gfx942, a program of 8 warps is alone on a compute unit, and two of 4 warps fit.
-RULE["gfx942"] = (SplitKConfig(128, 128, per_unit=2), *RULE["rocm"][1:])
-
-
 class SplitK(SuiteTriton):
     """Few tokens leave few tiles. K is then split between programs, and the last program of a tile or a
     second kernel adds up their parts."""
@@ -120,6 +96,9 @@ class SplitK(SuiteTriton):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
         """Tiles of half to twice the rows of the case; above 64 rows, also smaller tiles down to 64."""
+        if target.kind == "cpu":
+            yield SplitKConfig(64 if sizes.m <= 64 else 1024, 128)
+            return
         seen = set()
         for config in _rocm() if target.kind == "rocm" else _cuda(sizes):
             # AMD's pipelines hold one stage in registers.
@@ -138,25 +117,6 @@ class SplitK(SuiteTriton):
             if same not in seen:
                 seen.add(same)
                 yield config
-
-    def heuristic(self, target: Target, sizes: BlockScaleGemmSizes) -> SplitKConfig:
-        rule = target.pick(RULE)
-        if target.kind == "cpu":
-            return rule[1] if sizes.m <= 64 else rule[0]
-        fitting = [config for config in rule if min(64, sizes.m) <= config.rows < 2 * max(16, sizes.m)]
-        filling = (config for config in fitting if config.tiles(sizes) >= target.units)
-        best = next(filling, fitting[-1])
-        if sizes.k % 16:
-            best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
-        if best.splits(target, sizes) == 1:
-            best = replace(best, sums="later")
-        # The same tile among `configurations`, which has another per_unit if that makes as many programs.
-        return next(
-            config
-            for config in self.configurations(target, sizes)
-            if config.programs(target, sizes) == best.programs(target, sizes)
-            and replace(config, per_unit=best.per_unit) == best
-        )
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         tile = self.heuristic(CPU, sizes)

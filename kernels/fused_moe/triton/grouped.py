@@ -58,31 +58,6 @@ class GroupedConfig:
     instruction: int = 0  # rows of AMD's matrix instruction; 0 elsewhere
 
 
-# By the average rows of an expert. It was chosen by compiling, not yet by measuring.
-HEURISTIC: dict[str, dict[float, GroupedConfig]] = {
-    "cuda": {
-        1.1: GroupedConfig(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
-        16: GroupedConfig(16, swap=True, stages=3),
-        32: GroupedConfig(32, swap=True, warps=8, stages=4),
-        64: GroupedConfig(64, fuse=False, stages=4),
-        math.inf: GroupedConfig(128, fuse=False, warps=8, stages=4),
-    },
-    "rocm": {
-        1.1: GroupedConfig(16, False, False, 64, 1, 64, True, chiplets=CHIPLETS, instruction=16),
-        16: GroupedConfig(16, chiplets=CHIPLETS, stages=2, instruction=16),
-        32: GroupedConfig(32, chiplets=CHIPLETS, stages=2, instruction=16),
-        64: GroupedConfig(64, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
-        math.inf: GroupedConfig(128, fuse=False, chiplets=CHIPLETS, stages=2, instruction=16),
-    },
-    # The interpreter's time depends on the number of programs and of weights that they read.
-    "cpu": {
-        16: GroupedConfig(16, down=1024),
-        64: GroupedConfig(64, down=1024),
-        math.inf: GroupedConfig(128, down=1024),
-    },
-}
-
-
 class Grouped(SuiteTriton):
     """It sorts pairs by expert on the device, computes two grouped FP8 products with SiLU and requantising
     between them, and combines without atomics. Few pairs are not sorted, and K is split between programs.
@@ -93,6 +68,11 @@ class Grouped(SuiteTriton):
     Config = GroupedConfig
 
     def configurations(self, target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
+        if target.kind == "cpu":
+            # The interpreter's time depends on the number of programs and of weights that they read.
+            mean = rows_of_expert(sizes)
+            yield GroupedConfig(16 if mean <= 16 else 64 if mean <= 64 else 128, down=1024)
+            return
         for config in _tiles(target, sizes):
             small = config.rows < 64
             for warps in (4, 8) if config.sort else (4,):
@@ -107,11 +87,6 @@ class Grouped(SuiteTriton):
                     if fits and (config.rows >= 2 * instruction or instruction == 16):
                         on = replace(config, chiplets=CHIPLETS, instruction=instruction)
                         yield replace(on, warps=warps, stages=stages)
-
-    def heuristic(self, target: Target, sizes: FusedMoeSizes) -> GroupedConfig:
-        rows, alone = rows_of_expert(sizes), _alone(sizes)
-        of_kind = target.pick(HEURISTIC).items()
-        return next(config for most, config in of_kind if rows <= most and (config.sort or alone))
 
     def features(self, sizes: FusedMoeSizes) -> dict[str, float | str]:
         """The average rows of an expert, how many experts are hit, and how large they are."""

@@ -100,15 +100,16 @@ class TritonImplementation(Implementation):
 
 
 class ConfiguredPrepared(Prepared):
-    """A call of the suite's Triton kernels with a configuration, which the record names. A subclass prepares
-    `launches` in its constructor."""
+    """A call of the suite's Triton kernels with a configuration, which the record names."""
 
     choice: Choice
     launches: Sequence[Call]
     """What a call does, in order, to write `written`."""
 
-    def __init__(self, operands: Operands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
+    def __init__(
+        self, operands: Operands, out: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        super().__init__(operands, out, inputs=inputs)
         self.interpreted = out.device.type == "cpu"
         self.written = self.rounded_later(out)
         """What the kernels write: `out`, or what is rounded to it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ class SplitK(SuiteTriton):
                 yield config
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
-        tile = self.heuristic(CPU, sizes)
+        tile = next(self.configurations(CPU, sizes))
         return interpreted_s(sizes, tile.rows, tile.columns)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
@@ -133,8 +134,54 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        require_format(str(operands.b_q.dtype).removeprefix("torch.float8_"), target)
-        return _SplitK(operands, out, config, target)
+        import torch
+        import triton
+        import triton.language as tl
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
+
+        require_format(operands.sizes.fp8, target)
+        a_scale = column_major(operands.a_scale)
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
+        prepared = ConfiguredPrepared(operands, out, inputs=inputs)
+        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
+        splits = config.splits(target, sizes)
+        sums = config.sums if splits > 1 else "whole"
+        parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
+        arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
+
+        a, b = prepared.bits(operands.a_q), prepared.bits(operands.b_q)
+        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
+        if config.tma:
+            rows = config.rows // 2 if config.halves else config.rows
+            a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
+            b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
+        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
+        prepared.launches = [
+            functools.partial(
+                gemm_kernel[(config.programs(target, sizes),)],
+                *(a, a_scale, b, operands.b_scale, prepared.written, parts, arrived),
+                *(m, n, k, splits, triton.cdiv(sizes.k_blocks, splits)),
+                BLOCK_M=config.rows,
+                BLOCK_N=config.columns,
+                DIES=DIES.get(target.arch, 1),
+                SUMS=sums,
+                HALVES=config.halves,
+                PERSISTENT=config.persistent,
+                TMA=config.tma,
+                EVEN_K=config.tma or k % BLOCK == 0,
+                SWAP=config.swap,
+                PRODUCT=tl.float32 if prepared.interpreted else product,
+                FNUZ_BITS=prepared.interpreted and is_fnuz,
+                **_options(config, target),
+            )
+        ]
+        if sums == "later":
+            grid = (triton.cdiv(m * n, SUM_VALUES),)
+            arguments = (parts, prepared.written, m * n, splits)
+            prepared.launches.append(functools.partial(sum_kernel[grid], *arguments, VALUES=SUM_VALUES))
+        return prepared
 
 
 def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
@@ -171,64 +218,6 @@ def _rocm() -> Iterator[SplitKConfig]:
             for sums in ("later", "last") if warps == 1 else ("later",):
                 per_unit = max(1, waves // warps)
                 yield SplitKConfig(rows, columns, per_unit=per_unit, sums=sums, warps=warps, stages=stages)
-
-
-class _SplitK(ConfiguredPrepared):
-    operands: BlockScaleGemmOperands
-
-    def __init__(
-        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: SplitKConfig, target: Target
-    ) -> None:
-        import torch
-        import triton
-        import triton.language as tl
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
-
-        super().__init__(operands, out)
-        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
-        splits = config.splits(target, sizes)
-        self.a_scale = column_major(operands.a_scale)
-        sums = config.sums if splits > 1 else "whole"
-        self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
-        self.arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
-
-        a, b = self.bits(operands.a_q), self.bits(operands.b_q)
-        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
-        if config.tma:
-            rows = config.rows // 2 if config.halves else config.rows
-            a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
-            b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
-        self.gemm = gemm_kernel[(config.programs(target, sizes),)]
-        outputs = (self.written, self.parts, self.arrived)
-        per_split = triton.cdiv(sizes.k_blocks, splits)
-        self.gemm_arguments = (a, self.a_scale, b, operands.b_scale, *outputs, m, n, k, splits, per_split)
-        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
-        self.gemm_options = {
-            "BLOCK_M": config.rows,
-            "BLOCK_N": config.columns,
-            "DIES": DIES.get(target.arch, 1),
-            "SUMS": sums,
-            "HALVES": config.halves,
-            "PERSISTENT": config.persistent,
-            "TMA": config.tma,
-            "EVEN_K": config.tma or k % BLOCK == 0,
-            "SWAP": config.swap,
-            "PRODUCT": tl.float32 if self.interpreted else product,
-            "FNUZ_BITS": self.interpreted and is_fnuz,
-            **_options(config, target),
-        }
-        self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)] if sums == "later" else None
-        self.sum_arguments = (self.parts, self.written, m * n, splits)
-
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
-
-    def launch(self) -> None:
-        self.gemm(*self.gemm_arguments, **self.gemm_options)
-        if self.sum:
-            self.sum(*self.sum_arguments, VALUES=SUM_VALUES)
 
 
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:

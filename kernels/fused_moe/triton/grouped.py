@@ -14,6 +14,7 @@ from kernels.fused_moe.layouts import combination, rounding
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
+from kernels.op import Call
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 from shapes.routing import Routing
@@ -94,7 +95,7 @@ class Grouped(SuiteTriton):
         return {"rows": rows_of_expert(sizes), "hit": sizes.routed.hit, **named}
 
     def interpreted_s(self, sizes: FusedMoeSizes) -> float:
-        tiles = tiles_of(self.heuristic(CPU, sizes), sizes)
+        tiles = tiles_of(next(self.configurations(CPU, sizes)), sizes)
         weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
@@ -109,7 +110,100 @@ class Grouped(SuiteTriton):
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        return _GroupedMoe(operands, out, config, target.units)
+        import torch
+        import triton
+        import triton.language as tl
+
+        from kernels.fused_moe.triton import grouped_jit
+
+        prepared = ConfiguredPrepared(operands, out)
+        o, sizes = operands, operands.sizes
+        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.tokens * sizes.picks
+        splits, steps = splits_for(config, target.units, sizes), inter // BLOCK
+        narrow = torch.float32 if prepared.interpreted else torch.bfloat16
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=out.device)
+
+        parts = 0 if config.fuse else splits
+        gate_up = empty(parts, pairs, 2 * inter, dtype=torch.float32 if parts > 1 else narrow)
+        h_q, h_scale = empty(pairs, inter, dtype=o.w13.dtype), empty(pairs, steps)
+        h_written = prepared.rounded_later(h_q)
+        given = empty(0 if config.by_token else pairs, hidden, dtype=narrow)
+        x_q, h_read, w13, w2 = (prepared.bits(codes) for codes in (o.x_q, h_q, o.w13, o.w2))
+
+        product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
+        shared: dict[str, Any] = {
+            "HIDDEN": hidden,
+            "INTER": inter,
+            "BLOCK": BLOCK,
+            "BLOCK_M": config.rows,
+            "SWAP": config.swap,
+            "PRODUCT": tl.float32 if prepared.interpreted else product,
+            "FNUZ_BITS": w2.dtype == torch.uint8,
+        }
+        tiled = {"SORTED": config.sort, "CHIPLETS": config.chiplets}
+        at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
+        tiles, group, aligned = pairs, 1, []
+        if config.sort:
+            aligned = [Alignment(sizes, config.rows, o.topk_ids)]
+            at = (o.topk_ids, *aligned[0].tensors)
+            tiles = tiles_for(config.rows, sizes)
+            # The average tiles of an expert, which read the same weights and are therefore neighbours.
+            group = max(1, min(MOST_GROUP, round(tiles_of(config, sizes) / max(1, sizes.routed.hit))))
+        h = (h_written, h_scale)
+        up = functools.partial(
+            grouped_jit.up_kernel[(tiles * up_columns(config, sizes), splits)],
+            *(x_q, o.x_scale, w13, o.w13_scale, *at, gate_up, *h),
+            *(pairs, group, triton.cdiv(hidden // BLOCK, splits)),
+            **(shared | tiled | rounding(sizes)),
+            **options(config.warps, config.stages, config.instruction),
+            PICKS=sizes.picks,
+            BLOCK_N=BLOCK if config.fuse else config.columns,
+            FUSE=config.fuse,
+        )
+        pairs_of_program = 8 if pairs * steps > MANY else 1
+        silu = functools.partial(
+            grouped_jit.silu_kernel[(triton.cdiv(pairs, pairs_of_program), steps)],
+            *(gate_up, o.topk_ids, *h, pairs),
+            **rounding(sizes),
+            INTER=inter,
+            SPLITS=splits,
+            BLOCK_M=pairs_of_program,
+            num_warps=4 if pairs_of_program > 1 else 1,
+        )
+        # The configuration's columns, or the largest smaller power of two that divides hidden.
+        columns = next(n for n in (1024, 512, 256, 128, 64) if n <= config.down and hidden % n == 0)
+        products = (h_read, h_scale, w2, o.w2_scale)
+        if config.by_token:
+            # On NVIDIA the load that finds the expert takes half of the stages.
+            stages = config.stages if config.instruction else 2 * config.stages
+            down = functools.partial(
+                grouped_jit.down_by_token_kernel[(hidden // columns, sizes.tokens)],
+                *(*products, o.topk_ids, o.topk_weights, prepared.written),
+                **(shared | options(config.warps, stages, config.instruction)),
+                PICKS=sizes.picks,
+                BLOCK_N=columns,
+            )
+        else:
+            stages = min(config.stages, steps + 1)
+            down = functools.partial(
+                grouped_jit.down_kernel[(tiles * (hidden // columns),)],
+                *(*products, *at, given, pairs, group),
+                **(shared | tiled | options(config.warps, stages, config.instruction)),
+                BLOCK_N=columns,
+            )
+        launches: list[Call] = [*aligned, up]
+        if not config.fuse:
+            launches.append(silu)
+        if prepared.interpreted:
+            launches.append(functools.partial(h_q.copy_, h_written))
+        launches.append(down)
+        if not config.by_token:
+            columns = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
+            launches.append(combination(o, given, None, prepared.written, columns))
+        prepared.launches = launches
+        return prepared
 
 
 def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
@@ -175,101 +269,3 @@ def most_splits(sizes: FusedMoeSizes) -> int:
     tiles = max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1])
     least = max(1, tiles * (2 * sizes.inter // BLOCK))
     return max(1, min(MOST_PROGRAMS // least, sizes.hidden // BLOCK // MIN_STEPS))
-
-
-class _GroupedMoe(ConfiguredPrepared):
-    def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, config: GroupedConfig, units: int
-    ) -> None:
-        import torch
-        import triton
-        import triton.language as tl
-
-        from kernels.fused_moe.triton import grouped_jit
-
-        super().__init__(operands, out)
-        o, sizes = operands, operands.sizes
-        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.tokens * sizes.picks
-        splits, steps = splits_for(config, units, sizes), inter // BLOCK
-        narrow = torch.float32 if self.interpreted else torch.bfloat16
-
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=out.device)
-
-        parts = 0 if config.fuse else splits
-        self.gate_up = empty(parts, pairs, 2 * inter, dtype=torch.float32 if parts > 1 else narrow)
-        self.h_q, self.h_scale = empty(pairs, inter, dtype=o.w13.dtype), empty(pairs, steps)
-        self.h_written = self.rounded_later(self.h_q)
-        self.given = empty(0 if config.by_token else pairs, hidden, dtype=narrow)
-        x_q, h_q, w13, w2 = (self.bits(codes) for codes in (o.x_q, self.h_q, o.w13, o.w2))
-
-        product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
-        shared: dict[str, Any] = {
-            "HIDDEN": hidden,
-            "INTER": inter,
-            "BLOCK": BLOCK,
-            "BLOCK_M": config.rows,
-            "SWAP": config.swap,
-            "PRODUCT": tl.float32 if self.interpreted else product,
-            "FNUZ_BITS": w2.dtype == torch.uint8,
-        }
-        tiled = {"SORTED": config.sort, "CHIPLETS": config.chiplets}
-        at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
-        tiles, group, aligned = pairs, 1, []
-        if config.sort:
-            aligned = [Alignment(sizes, config.rows, o.topk_ids)]
-            at = (o.topk_ids, *aligned[0].tensors)
-            tiles = tiles_for(config.rows, sizes)
-            # The average tiles of an expert, which read the same weights and are therefore neighbours.
-            group = max(1, min(MOST_GROUP, round(tiles_of(config, sizes) / max(1, sizes.routed.hit))))
-        h = (self.h_written, self.h_scale)
-        up = functools.partial(
-            grouped_jit.up_kernel[(tiles * up_columns(config, sizes), splits)],
-            *(x_q, o.x_scale, w13, o.w13_scale, *at, self.gate_up, *h),
-            *(pairs, group, triton.cdiv(hidden // BLOCK, splits)),
-            **(shared | tiled | rounding(sizes)),
-            **options(config.warps, config.stages, config.instruction),
-            PICKS=sizes.picks,
-            BLOCK_N=BLOCK if config.fuse else config.columns,
-            FUSE=config.fuse,
-        )
-        pairs_of_program = 8 if pairs * steps > MANY else 1
-        silu = functools.partial(
-            grouped_jit.silu_kernel[(triton.cdiv(pairs, pairs_of_program), steps)],
-            *(self.gate_up, o.topk_ids, *h, pairs),
-            **rounding(sizes),
-            INTER=inter,
-            SPLITS=splits,
-            BLOCK_M=pairs_of_program,
-            num_warps=4 if pairs_of_program > 1 else 1,
-        )
-        # The configuration's columns, or the largest smaller power of two that divides hidden.
-        columns = next(n for n in (1024, 512, 256, 128, 64) if n <= config.down and hidden % n == 0)
-        products = (h_q, self.h_scale, w2, o.w2_scale)
-        if config.by_token:
-            # On NVIDIA the load that finds the expert takes half of the stages.
-            stages = config.stages if config.instruction else 2 * config.stages
-            down = functools.partial(
-                grouped_jit.down_by_token_kernel[(hidden // columns, sizes.tokens)],
-                *(*products, o.topk_ids, o.topk_weights, self.written),
-                **(shared | options(config.warps, stages, config.instruction)),
-                PICKS=sizes.picks,
-                BLOCK_N=columns,
-            )
-        else:
-            stages = min(config.stages, steps + 1)
-            down = functools.partial(
-                grouped_jit.down_kernel[(tiles * (hidden // columns),)],
-                *(*products, *at, self.given, pairs, group),
-                **(shared | tiled | options(config.warps, stages, config.instruction)),
-                BLOCK_N=columns,
-            )
-        self.launches = [*aligned, up]
-        if not config.fuse:
-            self.launches.append(silu)
-        if self.interpreted:
-            self.launches.append(functools.partial(self.h_q.copy_, self.h_written))
-        self.launches.append(down)
-        if not config.by_token:
-            columns = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
-            self.launches.append(combination(o, self.given, None, self.written, columns))

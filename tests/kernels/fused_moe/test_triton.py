@@ -19,7 +19,7 @@ from kernels.fused_moe.triton import align, grouped
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.composed import innermost
-from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
+from tests.support.interpreting import buffers, each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -73,8 +73,8 @@ def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[s
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, IMPLEMENTATION.configured(config) if config else IMPLEMENTATION, operands, out)
-    inner = innermost(prepared)
-    poisoned = (out, inner.gate_up, inner.h_scale, inner.h_written, inner.given, inner.written)
+    poisoned = buffers(innermost(prepared))
+    assert len(poisoned) > 3
     return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned)
 
 

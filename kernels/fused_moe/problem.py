@@ -18,7 +18,7 @@ from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import BOUNDARIES, Op, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
@@ -99,8 +99,8 @@ class FusedMoe(Op):
         """Routes or quantises. Operands of both boundaries are copied where the inner call has its own."""
         sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
-            rule = Router(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
-            produce = router(operands.logits, operands.bias, into["topk_ids"], into["topk_weights"], rule)
+            into_ids, into_weights = into["topk_ids"], into["topk_weights"]
+            produce = router(operands.logits, operands.bias, into_ids, into_weights, Router.of(sizes))
             same: tuple[str, ...] = ("x",)
         elif operands.boundary == "with_quant":
             produce = quantiser(operands.x, into["x_q"], into["x_scale"], known_scales(sizes.scales))

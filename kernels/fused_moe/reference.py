@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.routing import Router, choose
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Reference, affordable, spread
 
@@ -22,27 +23,10 @@ EXPERT_PAIRS = 100
 
 def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: the given ones, or
-    those that follow from the logits by DeepSeek-V3's rule (technical report, 2.1.2; Gate in
-    inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
-    the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
-    these, normalised and multiplied by 2.5."""
+    those that follow from the logits by DeepSeek-V3's rule."""
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
-    sizes: FusedMoeSizes = operands.sizes
-    groups, limit = sizes.group_limit
-    scores = operands.logits.double().sigmoid()
-    biased = (scores + operands.bias.double()).unflatten(-1, (groups, -1))
-    sums = biased.topk(min(2, biased.shape[-1]), -1).values.sum(-1)
-    allowed = torch.zeros_like(sums, dtype=torch.bool).scatter_(1, sums.topk(limit, -1).indices, True)
-    biased = biased.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
-    ids = biased.topk(sizes.topk, -1).indices
-    weights = scores.gather(1, ids)
-    weights = weights / weights.sum(-1, keepdim=True) * SCALING
-    ids = torch.where(ids < sizes.routed.local, ids, -1)
-    if sizes.shared:
-        ids = torch.cat([ids, torch.full_like(ids[:, :1], sizes.routed.local)], 1)
-        weights = torch.cat([weights, torch.ones_like(weights[:, :1])], 1)
-    return ids, weights
+    return choose(operands.logits.double(), operands.bias.double(), Router.of(operands.sizes))
 
 
 def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:

@@ -164,41 +164,32 @@ def dispatch(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
     return dispatched(operands, weights, SORTING_OF_VLLM)
 
 
-class DispatchOfSglang(Dispatched, vendor.Sglang):
-    """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
-    sorts up to 256 pairs, which replaces AITER's in the whole process."""
+class DispatchedOfSglang(Dispatched, vendor.Sglang):
+    """On gfx950 it needs SGLang too."""
 
-    name = "aiter.dispatch@sglang"
-    requires = (
-        "AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
-    )
     runtime = vendor.Sglang.runtime
-    library = Dispatched.library
-    kinds = Dispatched.kinds
-    install = Dispatched.install
     also: ClassVar = {}
-    symbols = (*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
 
     def installed(self, platform: Platform) -> Support:
-        if platform.arch not in SORTED_BY_SGLANG:
-            return super().installed(platform)
         engine = platform.library("sglang", install=vendor.Sglang.install)
-        return Support.all_of(super().installed(platform), engine)
+        needed = [engine] if platform.arch in SORTED_BY_SGLANG else []
+        return Support.all_of(super().installed(platform), *needed)
 
-    def prepare(self, operands: FusedMoeOperands, out: None) -> Prepared:
-        return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: Prepared | None, operands: FusedMoeOperands, out: None) -> Prepared:
-        sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
-        if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
-            SMALL_SORT.bind()()
-        if first is not None and operands.same_stationary(first.operands):
-            weights = first.stationary
-        else:
-            weights = shuffled(operands)
-        prepared = dispatched(operands, weights, SORTING_OF_SGLANG)
-        prepared.stationary = weights
-        return prepared
+@implementation(
+    "aiter.dispatch@sglang",
+    DispatchedOfSglang,
+    requires="AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too",
+    symbols=(*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT)),
+    stationary=shuffled,
+)
+def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
+    """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
+    sorts up to 256 pairs, which replaces AITER's in the whole process."""
+    sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
+    if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
+        SMALL_SORT.bind()()
+    return dispatched(operands, weights, SORTING_OF_SGLANG)
 
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:

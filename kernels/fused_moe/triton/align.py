@@ -3,6 +3,7 @@ expert."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from kernels.fused_moe.sizes import FusedMoeSizes
@@ -40,39 +41,34 @@ class Alignment:
         import torch
         import triton
 
-        from kernels.fused_moe.triton import align_jit
+        from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
 
-        self.ids, self.pairs, self.local_experts = ids, sizes.tokens * sizes.picks, sizes.local_experts
-        tiles = tiles_for(rows, sizes)
-        segments = max(1, min(MOST_SEGMENTS, -(-self.pairs // ONE_LAUNCH)))
+        pairs, experts, tiles = sizes.tokens * sizes.picks, sizes.local_experts, tiles_for(rows, sizes)
+        segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
+        per_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
-        self.slots, self.owners, self.used = empty(tiles * rows), empty(tiles), empty(1)
-        self.counted = segments > 1
-        self.counts = empty(segments if self.counted else 0, sizes.local_experts)
-        self.per_segment = -(-self.pairs // segments)
-        self.chunk = chunk_for(self.pairs, ids.device)
-        grid = (sizes.local_experts, segments)
-        self.count, self.place = align_jit.count_kernel[grid], align_jit.place_kernel[grid]
-        self.placing = {
-            "TILE": rows,
-            "CHUNK": self.chunk,
-            "EXPERTS": triton.next_power_of_2(sizes.local_experts),
-            "SEGMENTS": triton.next_power_of_2(segments),
-            "COUNTED": self.counted,
-        }
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.slots, self.owners, self.used
+        self.tensors = self.slots, self.owners, self.used = empty(tiles * rows), empty(tiles), empty(1)
+        counts = empty(segments if segments > 1 else 0, experts)
+        count = functools.partial(
+            count_kernel[(experts, segments)], ids, counts, pairs, per_segment, CHUNK=chunk
+        )
+        place = functools.partial(
+            place_kernel[(experts, segments)],
+            *(ids, counts, *self.tensors, pairs, experts, per_segment),
+            TILE=rows,
+            CHUNK=chunk,
+            EXPERTS=triton.next_power_of_2(experts),
+            SEGMENTS=triton.next_power_of_2(segments),
+            COUNTED=segments > 1,
+        )
+        self.launches = [count, place] if segments > 1 else [place]
 
     def __call__(self) -> None:
-        if self.counted:
-            self.count(self.ids, self.counts, self.pairs, self.per_segment, CHUNK=self.chunk)
-        counted = (self.ids, self.counts, *self.tensors, self.pairs, self.local_experts, self.per_segment)
-        self.place(*counted, **self.placing)
+        for launch in self.launches:
+            launch()
 
 
 def chunk_for(pairs: int, device: torch.device) -> int:

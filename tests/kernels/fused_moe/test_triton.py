@@ -98,7 +98,7 @@ def aligned(launches_for: int, rows: int) -> str:
         used == len(owners)
         and alignment.owners[:used].tolist() == owners
         and alignment.slots[: used * rows].tolist() == slots
-        and alignment.counted == (launches_for > 1)
+        and len(alignment.launches) == (2 if launches_for > 1 else 1)
     )
     return "" if right else f"{alignment.slots.tolist()} of {alignment.owners.tolist()}, {used} tiles"
 

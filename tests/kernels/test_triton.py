@@ -197,7 +197,7 @@ def test_compiles(op, target, text, kernel, instruction, others):
 # The kernels around DeepGEMM's products, which are checked with the library's double
 
 LAYOUTS = {
-    deep_gemm.contiguous: {"count", "contiguous", "gather", "silu", "combine"},
+    deep_gemm.contiguous: {"place", "gather", "silu", "combine"},
     deep_gemm.masked: {"masked", "gather", "silu", "combine"},
 }
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
 from kernels.block_scale_gemm.layouts import multiples
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Prepared, Unsupported

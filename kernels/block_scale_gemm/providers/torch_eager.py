@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target

@@ -27,7 +27,7 @@ from kernels.formats import BLOCK, native_scales
 from kernels.fused_moe.layouts import WORD, Pair, activation_bytes, between_products
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.align import chunk_for, tiles_for
+from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, chunk_for, tiles_for
 from kernels.lazy import torch
 from kernels.op import OPS, Call, implementation
 from kernels.platform import Platform
@@ -163,7 +163,8 @@ def bytes_around(sizes: FusedMoeSizes, masked: bool) -> int:
     """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
     of each pair."""
     rows = max(math.prod(groups_of(sizes, masked, aligned)) for aligned in ALIGNMENTS)
-    return rows * (row_bytes(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
+    counts = MOST_SEGMENTS * sizes.local_experts + 1
+    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.tokens * sizes.picks + counts)
 
 
 def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, masked: bool) -> Call:
@@ -171,7 +172,7 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     import torch
     import triton
 
-    from kernels.fused_moe.triton import align_jit, rows_jit
+    from kernels.fused_moe.triton import rows_jit
 
     require_interpreter(out.device)
     o, sizes, device = operands, operands.sizes, out.device
@@ -195,13 +196,24 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
         dtype = torch.int32 if packed else torch.float32
         return empty(groups, scale_columns(k, packed), capacity, dtype=dtype).transpose(1, 2)
 
-    counts, row_of = empty(experts, dtype=torch.int32), empty(pairs, dtype=torch.int32)
+    place: Call
+    if masked:
+        counts, row_of = empty(experts, dtype=torch.int32), empty(pairs, dtype=torch.int32)
+        place = functools.partial(
+            rows_jit.masked_kernel[(experts,)],
+            *(o.topk_ids, counts, row_of),
+            pairs=pairs,
+            CAPACITY=capacity,
+            CHUNK=chunk_for(pairs, device),
+        )
+    else:
+        place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
+        row_of, owners = place.row_of, place.owners
     a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
     h_q = empty(groups, capacity, inter, dtype=o.w13.dtype)
     gate_up, given = empty(groups, capacity, 2 * inter), empty(groups, capacity, hidden)
     a_scale, h_scale = scales_of(hidden), scales_of(inter)
 
-    chunk = chunk_for(pairs, device)
     gather = functools.partial(
         rows_jit.gather_kernel[(pairs,)],
         *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
@@ -216,28 +228,12 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     around = (row_of, gate_up, h_q, h_scale, given)
     activate, add_up = between_products(o, out, *around, capacity, packed)
     if masked:
-        sized = {"pairs": pairs, "CAPACITY": capacity, "CHUNK": chunk}
-        kernel = rows_jit.masked_kernel[(experts,)]
-        placing = [functools.partial(kernel, o.topk_ids, counts, row_of, **sized)]
         up = MASKED.bind((a, a_scale), (o.w13, scales[0]), gate_up, counts, expected)
         down = MASKED.bind((h_q, h_scale), (o.w2, scales[1]), given, counts, expected)
     else:
-        owners = empty(capacity, dtype=torch.int32)
-        count = align_jit.count_kernel[(experts,)]
-        place = functools.partial(
-            rows_jit.contiguous_kernel[(experts + 1,)],
-            *(o.topk_ids, counts, row_of, owners),
-            pairs=pairs,
-            experts=experts,
-            rows=capacity,
-            ALIGNED=aligned,
-            CHUNK=chunk,
-            EXPERTS=triton.next_power_of_2(experts),
-        )
-        placing = [functools.partial(count, o.topk_ids, counts, pairs, pairs, CHUNK=chunk), place]
         up = CONTIGUOUS.bind((a[0], a_scale[0]), (o.w13, scales[0]), gate_up[0], owners)
         down = CONTIGUOUS.bind((h_q[0], h_scale[0]), (o.w2, scales[1]), given[0], owners)
-    steps = [*placing, gather, align, up, activate, align, down, add_up]
+    steps = [place, gather, align, up, activate, align, down, add_up]
 
     def call() -> None:
         for step in steps:

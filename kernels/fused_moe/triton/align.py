@@ -31,13 +31,10 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call fills `slots`, `owners` and `used` from the ids."""
+    """A call places the pairs in tiles of `rows` slots, from the ids. Where others read `slots`, `owners` and
+    `used`, these are `tensors`; with `by_pair`, others read `row_of` and `owners`."""
 
-    slots: torch.Tensor  # int32 [tiles * rows]: the pair in each slot; the number of pairs in an empty slot
-    owners: torch.Tensor  # int32 [tiles]: the expert of each tile
-    used: torch.Tensor  # int32 [1]: the number of tiles that have an expert
-
-    def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor) -> None:
+    def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
         import triton
 
@@ -50,14 +47,21 @@ class Alignment:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
 
-        self.tensors = self.slots, self.owners, self.used = empty(tiles * rows), empty(tiles), empty(1)
+        self.used = empty(1)  # the number of tiles that have an expert
+        # The expert of each tile, or of each slot.
+        self.owners = empty(tiles * rows if by_pair else tiles)
+        # The pair in each slot, and the number of pairs in an empty slot; or the slot of each pair.
+        self.slots = empty(0 if by_pair else tiles * rows)
+        self.row_of = empty(pairs if by_pair else 0)
+        self.tensors = self.slots, self.owners, self.used
+        placed = (None, self.row_of) if by_pair else (self.slots, None)
         counts = empty(segments if segments > 1 else 0, experts)
         count = functools.partial(
             count_kernel[(experts, segments)], ids, counts, pairs, per_segment, CHUNK=chunk
         )
         place = functools.partial(
             place_kernel[(experts, segments)],
-            *(ids, counts, *self.tensors, pairs, experts, per_segment),
+            *(ids, counts, *placed, self.owners, self.used, pairs, experts, per_segment, tiles * rows),
             TILE=rows,
             CHUNK=chunk,
             EXPERTS=triton.next_power_of_2(experts),

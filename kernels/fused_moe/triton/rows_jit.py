@@ -15,36 +15,6 @@ from kernels.fused_moe.triton.grouped_jit import requantised
 
 
 @triton.jit
-def contiguous_kernel(
-    ids,  # int32 [pairs]; -1: of another rank
-    counts,  # int32 [experts]
-    row_of,  # int32 [pairs]
-    owners,  # int32 [rows]: the expert of each row; -1 after the last expert's rows
-    pairs,
-    experts,
-    rows,
-    ALIGNED: tl.constexpr,  # an expert's rows are a multiple of this
-    CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # rounded up to a power of two
-):
-    """Each program places the rows of one expert; the last one marks the rest. Grid: (experts + 1,)."""
-    expert = tl.program_id(0)
-    other = tl.arange(0, EXPERTS)
-    padded = (tl.load(counts + other, mask=other < experts, other=0) + ALIGNED - 1) // ALIGNED * ALIGNED
-    first = tl.sum(tl.where(other < expert, padded, 0), 0)
-    end = tl.where(expert < experts, first + tl.sum(tl.where(other == expert, padded, 0), 0), rows)
-    owner = tl.where(expert < experts, expert, -1)
-    for start in range(first, end, CHUNK):
-        row = start + tl.arange(0, CHUNK)
-        tl.store(owners + row, tl.zeros([CHUNK], tl.int32) + owner, mask=row < end)
-    for start in range(0, pairs, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
-        tl.store(row_of + at, first + tl.cumsum(mine, 0) - 1, mask=mine > 0)
-        first += tl.sum(mine, 0)
-
-
-@triton.jit
 def masked_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [experts], written here

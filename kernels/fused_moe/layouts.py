@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
@@ -75,46 +75,67 @@ def combination(
     )
 
 
+def scale_columns(k: int, packed: bool) -> int:
+    """Columns of the scales of K values."""
+    return -(-k // (BLOCK * WORD if packed else BLOCK))
+
+
+def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
+    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. The rows
+    are next to each other as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16
+    bytes."""
+    dtype = torch.int32 if packed else torch.float32
+    shape = (groups, scale_columns(k, packed), rows)
+    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+
+
+class Between(NamedTuple):
+    """The suite's own kernels around the two products of a library that leaves them to its caller."""
+
+    gate_up: torch.Tensor  # bf16 [groups, rows, 2 * inter]: the output of the first product
+    h_q: torch.Tensor  # FP8 [groups, rows, inter]: what the second product reads
+    h_scale: torch.Tensor  # its scales, see `scale_rows`
+    given: torch.Tensor  # bf16 [groups, rows, hidden]: the output of the second product
+    activate: Call  # SiLU with requantising, between the products
+    add_up: Call  # the weighted sum over picks, after them
+
+
 def between_products(
     operands: FusedMoeOperands,
     out: torch.Tensor,
     row_of: torch.Tensor,
-    gate_up: torch.Tensor,
-    h_q: torch.Tensor,
-    h_scale: torch.Tensor,
-    given: torch.Tensor,
-    capacity: int,
-    packed: bool,
-) -> tuple[Call, Call]:
-    """The suite's own kernels around the two products of a library that leaves them to its caller: SiLU with
-    requantising, which comes between the products, and the weighted sum over picks, which comes after them.
-
-    row_of:   int32 [pairs]: the row of each pair
-    gate_up:  bf16 [rows, 2 * inter]: the output of the first product
-    h_q:      FP8 [rows, inter]: what the second product reads
-    h_scale:  its scales, MN-major in groups of `capacity` rows: fp32, or `packed`, four exponents in an int32
-    given:    bf16 [rows, hidden]: the output of the second product
-    """
-    import triton
+    groups: int,
+    rows: int,
+    packed: bool = False,
+) -> Between:
+    """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
+    import torch
 
     from kernels.fused_moe.triton.rows_jit import silu_kernel
 
     sizes = operands.sizes
+
+    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(groups, rows, columns, dtype=dtype, device=out.device)
+
+    gate_up, given = empty(2 * sizes.inter), empty(sizes.hidden)
+    h_q = empty(sizes.inter, operands.w13.dtype)
+    h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
     # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
     interpreted = out.device.type == "cpu"
     h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
     written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
     silu = functools.partial(
-        silu_kernel[(len(row_of), triton.cdiv(sizes.inter, BLOCK * WORD))],
+        silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
         *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
         **rounding(sizes),
         INTER=sizes.inter,
-        CAPACITY=capacity,
+        CAPACITY=rows,
         PACKED=packed,
     )
     combine = combination(operands, given, row_of, written)
     if not interpreted:
-        return silu, combine
+        return Between(gate_up, h_q, h_scale, given, silu, combine)
 
     def activate() -> None:
         silu()
@@ -124,7 +145,7 @@ def between_products(
         combine()
         out.copy_(written)
 
-    return activate, add_up
+    return Between(gate_up, h_q, h_scale, given, activate, add_up)
 
 
 def weights_in_bf16(
@@ -141,11 +162,6 @@ def weights_in_bf16(
 
     o = operands
     return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
-
-
-def activation_bytes(sizes: FusedMoeSizes) -> int:
-    """x in FP8 with its scales in fp32."""
-    return sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
 
 
 def weight_values(sizes: FusedMoeSizes) -> int:

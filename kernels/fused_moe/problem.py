@@ -42,8 +42,7 @@ class FusedMoe(Op):
         that are hit, of x as this boundary takes it, of ids and weights (or logits and bias), and of the
         output. The dtype is FP8 in every boundary, because the call may quantise the activations itself."""
         routing = sizes.routed
-        x = sizes.tokens * sizes.hidden
-        activations = x + x // BLOCK * 4 if boundary == "core" else 2 * x
+        activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.tokens * sizes.hidden
         if boundary == "with_routing":
             choice = (sizes.tokens + 1) * sizes.experts * 4
         else:
@@ -52,10 +51,9 @@ class FusedMoe(Op):
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
     def operand_bytes(self, sizes: FusedMoeSizes) -> int:
-        """The weights; x in bf16 and in FP8, which a step may write; picks and logits."""
-        x = sizes.tokens * sizes.hidden
-        choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
-        return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
+        """The weights; x in bf16, and what differs between sets."""
+        x = 2 * sizes.tokens * sizes.hidden
+        return sizes.local_experts * sizes.expert_bytes + x + self.turn_bytes(sizes)
 
     def output_shape(self, sizes: FusedMoeSizes) -> tuple[int, ...]:
         return sizes.tokens, sizes.hidden
@@ -66,8 +64,7 @@ class FusedMoe(Op):
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
         """Its own picks or logits, and what a step writes where a call is composed."""
-        x = sizes.tokens * sizes.hidden
-        return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + x + x // BLOCK * 4
+        return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + sizes.quantised_bytes
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
         """x and two errors of it in fp32; a result and two variances in fp64, and their sums; about as much

@@ -130,7 +130,7 @@ class Shuffled(AiterMoe):
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + layouts.activation_bytes(sizes) + h + split
+        return ordered + sizes.quantised_bytes + h + split
 
 
 class Dispatched(Shuffled):
@@ -373,17 +373,12 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
     rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
 
-    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    sort, padded = Alignment(sizes, rows, o.topk_ids), empty(1, dtype=torch.int32)
+    sort = Alignment(sizes, rows, o.topk_ids)
+    padded = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
-    h_q = empty(pairs, sizes.inter, dtype=fp8)
-    h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
-    given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
-    around = (row_of, gate_up, h_q, h_scale, given)
-    activate, add_up = layouts.between_products(o, out, *around, capacity=pairs, packed=False)
+    between = layouts.between_products(o, out, row_of, 1, pairs)
+    gate_up = between.gate_up.view(sizes.tokens, sizes.picks, -1)
+    given = between.given.view(sizes.tokens, sizes.picks, -1)
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,
@@ -400,7 +395,13 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         "config": config,
     }
     of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {"A": h_q, "A_scale": h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": given}
+    of_down = {
+        "A": between.h_q[0],
+        "A_scale": between.h_scale[0],
+        "B": o.w2,
+        "B_scale": o.w2_scale,
+        "C": given,
+    }
     # A row of x belongs to all picks of a token, a row of h to one.
     up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
     down = PRODUCT.bind(**both, **of_down, top_k=1)
@@ -409,9 +410,9 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         sort()
         torch.mul(sort.used, rows, out=padded)
         up()
-        activate()
+        between.activate()
         down()
-        add_up()
+        between.add_up()
 
     tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
     return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -24,7 +24,13 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
-from kernels.fused_moe.layouts import WORD, Pair, activation_bytes, between_products
+from kernels.fused_moe.layouts import (
+    WORD,
+    Pair,
+    between_products,
+    scale_columns,
+    scale_rows,
+)
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, chunk_for, tiles_for
@@ -118,11 +124,6 @@ def packs(arch: str) -> bool:
     return native_scales(arch) == "ue8m0"
 
 
-def scale_columns(k: int, packed: bool) -> int:
-    """Columns of the scales of K values."""
-    return -(-k // (BLOCK * WORD if packed else BLOCK))
-
-
 def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
     """The packed scales of the weights: an upper bound, because on sm_90 scales are taken as they are."""
     w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
@@ -176,7 +177,7 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
 
     require_interpreter(out.device)
     o, sizes, device = operands, operands.sizes, out.device
-    hidden, inter, experts = sizes.hidden, sizes.inter, sizes.local_experts
+    hidden, experts = sizes.hidden, sizes.local_experts
     pairs, packed = sizes.tokens * sizes.picks, packs(machine.of(device).arch)
     expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
     # The rows of a tile where an expert has so many rows on average: 128, or on sm_100 what the library
@@ -187,18 +188,14 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
     groups, capacity = groups_of(sizes, masked, aligned)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def scales_of(k: int) -> torch.Tensor:
-        """[groups, rows, columns], with the rows next to each other as TMA reads them. The rows are a
-        multiple of 4, so that columns begin at multiples of 16 bytes."""
-        dtype = torch.int32 if packed else torch.float32
-        return empty(groups, scale_columns(k, packed), capacity, dtype=dtype).transpose(1, 2)
-
+    a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
+    a_scale = scale_rows(groups, capacity, hidden, packed, device)
     place: Call
     if masked:
-        counts, row_of = empty(experts, dtype=torch.int32), empty(pairs, dtype=torch.int32)
+        counts, row_of = empty(experts), empty(pairs)
         place = functools.partial(
             rows_jit.masked_kernel[(experts,)],
             *(o.topk_ids, counts, row_of),
@@ -209,11 +206,6 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     else:
         place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
         row_of, owners = place.row_of, place.owners
-    a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
-    h_q = empty(groups, capacity, inter, dtype=o.w13.dtype)
-    gate_up, given = empty(groups, capacity, 2 * inter), empty(groups, capacity, hidden)
-    a_scale, h_scale = scales_of(hidden), scales_of(inter)
-
     gather = functools.partial(
         rows_jit.gather_kernel[(pairs,)],
         *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
@@ -225,15 +217,17 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
         BLOCK_D=triton.next_power_of_2(hidden),
         WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
     )
-    around = (row_of, gate_up, h_q, h_scale, given)
-    activate, add_up = between_products(o, out, *around, capacity, packed)
-    if masked:
-        up = MASKED.bind((a, a_scale), (o.w13, scales[0]), gate_up, counts, expected)
-        down = MASKED.bind((h_q, h_scale), (o.w2, scales[1]), given, counts, expected)
-    else:
-        up = CONTIGUOUS.bind((a[0], a_scale[0]), (o.w13, scales[0]), gate_up[0], owners)
-        down = CONTIGUOUS.bind((h_q[0], h_scale[0]), (o.w2, scales[1]), given[0], owners)
-    steps = [place, gather, align, up, activate, align, down, add_up]
+    between = between_products(o, out, row_of, groups, capacity, packed)
+    up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
+    down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
+
+    def product(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+        if masked:
+            return MASKED.bind(x, w, y, counts, expected)
+        return CONTIGUOUS.bind((x[0][0], x[1][0]), w, y[0], owners)
+
+    first = [place, gather, align, product(*up), between.activate]
+    steps = [*first, align, product(*down), between.add_up]
 
     def call() -> None:
         for step in steps:
@@ -303,7 +297,7 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
         tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
-        + activation_bytes(sizes)
+        + sizes.quantised_bytes
         + sizes.tokens * sizes.picks * 4
     ),
 )
@@ -377,7 +371,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
     rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
     scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (row_bytes(sizes) + scales) + activation_bytes(sizes) + sizes.tokens * sizes.picks * 4
+    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.tokens * sizes.picks * 4
 
 
 @implementation(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from kernels import vendor
 from kernels.binding import Function
 from kernels.formats import BLOCK, known_scales
-from kernels.fused_moe.layouts import activation_bytes
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.lazy import torch
@@ -157,7 +156,7 @@ class TrtLlm(FlashInferMoe):
     archs = vendor.BLACKWELL
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        return super().workspace(sizes) + activation_bytes(sizes)
+        return super().workspace(sizes) + sizes.quantised_bytes
 
 
 def is_routed(sizes: FusedMoeSizes) -> Support:

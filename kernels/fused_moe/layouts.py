@@ -11,7 +11,7 @@ from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import Call
+from kernels.op import Call, sequence
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
 """What w13 and w2 became in a library's layout, or their scales."""
@@ -125,7 +125,7 @@ def between_products(
     interpreted = out.device.type == "cpu"
     h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
     written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-    silu = functools.partial(
+    silu: Call = functools.partial(
         silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
         *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
         **rounding(sizes),
@@ -133,19 +133,11 @@ def between_products(
         CAPACITY=rows,
         PACKED=packed,
     )
-    combine = combination(operands, given, row_of, written)
-    if not interpreted:
-        return Between(gate_up, h_q, h_scale, given, silu, combine)
-
-    def activate() -> None:
-        silu()
-        h_q.copy_(h_written)
-
-    def add_up() -> None:
-        combine()
-        out.copy_(written)
-
-    return Between(gate_up, h_q, h_scale, given, activate, add_up)
+    combine: Call = combination(operands, given, row_of, written)
+    if interpreted:
+        silu = sequence(silu, functools.partial(h_q.copy_, h_written))
+        combine = sequence(combine, functools.partial(out.copy_, written))
+    return Between(gate_up, h_q, h_scale, given, silu, combine)
 
 
 def weights_in_bf16(

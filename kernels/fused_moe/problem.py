@@ -10,7 +10,8 @@ and the router's logits. The router's GEMM is not part of any boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales
@@ -20,7 +21,7 @@ from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import BOUNDARIES, Op, RowGroups, Tolerance, Work, rows_kept
+from kernels.op import BOUNDARIES, Call, Op, RowGroups, Tolerance, Work, rows_kept, sequence
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 
@@ -92,7 +93,7 @@ class FusedMoe(Op):
             bias=empty(sizes.experts),
         )
 
-    def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Call:
         """Routes or quantises. Operands of both boundaries are copied where the inner call has its own."""
         sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
@@ -105,14 +106,8 @@ class FusedMoe(Op):
         else:
             return super().step(operands, into)
         sources = [(getattr(operands, name), into[name]) for name in same]
-        copies = [(source, target) for source, target in sources if source.data_ptr() != target.data_ptr()]
-
-        def step() -> None:
-            produce()
-            for source, target in copies:
-                target.copy_(source)
-
-        return step
+        copies = [partial(into.copy_, o) for o, into in sources if o.data_ptr() != into.data_ptr()]
+        return sequence(produce, *copies)
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
         """The routed experts of each token on this rank; every token has the shared one."""

@@ -9,7 +9,7 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScale
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch
-from kernels.op import Call, implementation
+from kernels.op import Call, implementation, sequence
 
 CPU_ROWS = 128  # rows of activations dequantised at a time, so that they stay in cache from step to step
 
@@ -65,12 +65,7 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     if o.a is not None:
         return lambda: multiply(o.a)
     a, dequantise = dequantiser(o.a_q, o.a_scale)
-
-    def call() -> None:
-        dequantise()
-        multiply(a)
-
-    return call
+    return sequence(dequantise, lambda: multiply(a))
 
 
 def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

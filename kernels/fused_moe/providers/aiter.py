@@ -12,6 +12,7 @@ DeepEP, give one further id to all experts on other ranks, which takes one more 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.lazy import torch
-from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.op import Call, Prepared, Unsupported, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
@@ -208,12 +209,7 @@ def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepa
         w2_scale=o.w2_scale,
         moe_sorting_dispatch_policy=sorting,
     )
-
-    def call() -> object:
-        write_ids()
-        return layer()
-
-    return Prepared(o, None, call, picked=lambda: picked(o.sizes, mask is not None))
+    return Prepared(o, None, sequence(write_ids, layer), picked=lambda: picked(o.sizes, mask is not None))
 
 
 def picked(sizes: FusedMoeSizes, masked: bool) -> str:
@@ -405,14 +401,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     # A row of x belongs to all picks of a token, a row of h to one.
     up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
     down = PRODUCT.bind(**both, **of_down, top_k=1)
-
-    def call() -> None:
-        sort()
-        torch.mul(sort.used, rows, out=padded)
-        up()
-        between.activate()
-        down()
-        between.add_up()
-
+    count = functools.partial(torch.mul, sort.used, rows, out=padded)
+    call = sequence(sort, count, up, between.activate, down, between.add_up)
     tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
     return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -35,7 +35,7 @@ from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, chunk_for, tiles_for
 from kernels.lazy import torch
-from kernels.op import OPS, Call, implementation
+from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
@@ -226,14 +226,8 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
             return MASKED.bind(x, w, y, counts, expected)
         return CONTIGUOUS.bind((x[0][0], x[1][0]), w, y[0], owners)
 
-    first = [place, gather, align, product(*up), between.activate]
-    steps = [*first, align, product(*down), between.add_up]
-
-    def call() -> None:
-        for step in steps:
-            step()
-
-    return call
+    first = (place, gather, align, product(*up), between.activate)
+    return sequence(*first, align, product(*down), between.add_up)
 
 
 class DeepGemmMoe(vendor.DeepGemm):

@@ -17,7 +17,7 @@ from kernels.fused_moe.layouts import expert_ids, per_expert
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import Prepared
+from kernels.op import Prepared, sequence
 from kernels.platform import version
 from kernels.vendor import Sglang, Vllm
 
@@ -119,12 +119,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
             expert_map=to_local,
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
         )
-
-        def call() -> object:
-            write_ids()
-            return experts()
-
-        return self.prepared(o, call)
+        return self.prepared(o, sequence(write_ids, experts))
 
 
 class SglangTritonMoe(Sglang, TritonMoe):

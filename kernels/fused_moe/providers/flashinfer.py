@@ -17,7 +17,7 @@ from kernels.formats import BLOCK, known_scales
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import Call, Unsupported, implementation
+from kernels.op import Call, Unsupported, implementation, sequence
 from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
@@ -304,9 +304,4 @@ def layer(function: Function, operands: FusedMoeOperands, weights: Weights, **ar
         local_expert_offset=0,
         local_num_experts=sizes.routed.local,
     )
-
-    def call() -> object:
-        quantise()
-        return compute()
-
-    return tuned(call, weights)
+    return tuned(sequence(quantise, compute), weights)

@@ -15,8 +15,7 @@ from functools import partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales
-from kernels.fused_moe.generate import generate
-from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.operands import FusedMoeOperands, generate
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes

@@ -49,12 +49,13 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops, offset)
-    if rows is not None:
-        ids, weights = ids[rows], weights[rows]
-    x = _x(operands, rows)
+    chosen = slice(None) if rows is None else rows
+    ids, weights = ids[chosen], weights[chosen]
     if operands.boundary == "core":
+        x = dequantise_activations(operands.x_q[chosen], operands.x_scale[chosen])
         errors = [x * UNIT]
     else:
+        x = operands.x[chosen].float()
         errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
     value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
     variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
@@ -129,14 +130,6 @@ def _products(
     largest = deviations.abs().amax(-1, keepdim=True).clamp_(min=tiny)
     squares = (deviations / largest).square_().flatten(0, 1) @ w.div_(largest_w).square_().T
     return product, squares.sqrt_().unflatten(0, deviations.shape[:2]) * largest * largest_w
-
-
-def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
-    """The activations of the chosen rows, fp32."""
-    index = slice(None) if rows is None else rows
-    if operands.boundary == "core":
-        return dequantise_activations(operands.x_q[index], operands.x_scale[index])
-    return operands.x[index].float()
 
 
 def _sampled_rows(

@@ -213,42 +213,36 @@ def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepa
 
 
 def picked(sizes: FusedMoeSizes, masked: bool) -> str:
-    """The configuration that `fused_moe` finds for these sizes; empty where it cannot be asked."""
+    """The configuration that `fused_moe` finds for these sizes; empty where this version does not tell."""
+    q_dtype = fp8_format(sizes.fp8).dtype
     try:
-        tuned = configuration(sizes, masked)
+        tuned: Any = CONFIGURATION.bind(
+            token=PADDED_TOKENS.bind(sizes.tokens)(),
+            model_dim=sizes.hidden,
+            inter_dim=sizes.inter,
+            expert=sizes.local_experts,
+            topk=sizes.picks,
+            dtype=torch.bfloat16,
+            q_dtype_a=q_dtype,
+            q_dtype_w=q_dtype,
+            q_type=QUANTISATION.find().per_1x128,
+            use_g1u1=True,
+            activation=ACTIVATION.find().Silu,
+            doweight_stage1=False,
+            hidden_pad=0,
+            intermediate_pad=0,
+            bias1=None,
+            bias2=None,
+            is_shuffled=True,
+            is_ep=masked,
+            opus_weights_shuffled=True,
+        )()
     except (BindingError, Unsupported):
         return ""
     stages = [tuned.stage1] if tuned.run_1stage else [tuned.stage1, tuned.stage2]
     names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
     how = "one stage" if tuned.run_1stage else "two stages"
     return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
-
-
-def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
-    """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage ...), found as `fused_moe` finds it.
-    Raises BindingError or Unsupported where this version does not tell."""
-    q_dtype = fp8_format(sizes.fp8).dtype
-    return CONFIGURATION.bind(
-        token=PADDED_TOKENS.bind(sizes.tokens)(),
-        model_dim=sizes.hidden,
-        inter_dim=sizes.inter,
-        expert=sizes.local_experts,
-        topk=sizes.picks,
-        dtype=torch.bfloat16,
-        q_dtype_a=q_dtype,
-        q_dtype_w=q_dtype,
-        q_type=QUANTISATION.find().per_1x128,
-        use_g1u1=True,
-        activation=ACTIVATION.find().Silu,
-        doweight_stage1=False,
-        hidden_pad=0,
-        intermediate_pad=0,
-        bias1=None,
-        bias2=None,
-        is_shuffled=True,
-        is_ep=masked,
-        opus_weights_shuffled=True,
-    )()
 
 
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:

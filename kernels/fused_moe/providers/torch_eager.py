@@ -138,17 +138,13 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     return grouped(operands, out, weights, _fused_moe)
 
 
-def compiled_in_bf16(operands: FusedMoeOperands) -> tuple[Pair, Callable[..., Any]]:
-    return in_bf16(operands), torch.compile(_fused_moe, dynamic=False)
-
-
 @implementation(
     "torch.compile",
     GroupedMoe,
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     per_size=True,
     available=lambda platform: platform.compiler(),
-    stationary=compiled_in_bf16,
+    stationary=lambda operands: (in_bf16(operands), torch.compile(_fused_moe, dynamic=False)),
 )
 def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
     """`torch.bf16` by the compiler. It cannot be rebound, because it would compile for each number of

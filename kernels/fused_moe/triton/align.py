@@ -31,8 +31,8 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call places the pairs in tiles of `rows` slots, from the ids. Where others read `slots`, `owners` and
-    `used`, these are `tensors`; with `by_pair`, others read `row_of` and `owners`."""
+    """A call places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`, or
+    with `by_pair` `row_of` and `owners`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch

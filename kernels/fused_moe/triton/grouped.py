@@ -102,10 +102,12 @@ class Grouped(SuiteTriton):
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations."""
         pairs = sizes.tokens * sizes.picks
-        gate_up = 2 * sizes.inter * max(2, 4 * most_splits(sizes))
-        of_pair = gate_up + sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
+        gate_up, most_splits = pairs * 2 * sizes.inter, sizes.hidden // BLOCK // MIN_STEPS
+        # In fp32. Where there are several splits, their programs are limited.
+        parts = 4 * max(gate_up, min(most_splits * gate_up, MOST_PROGRAMS * ROWS[-1] * BLOCK))
+        of_pair = sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
         slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
-        return pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
+        return parts + pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
 
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor
@@ -261,11 +263,3 @@ def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
     most = min(units * config.per_unit, MOST_PROGRAMS)
     splits = max(1, min(most // programs, blocks // MIN_STEPS))
     return math.ceil(blocks / math.ceil(blocks / splits))
-
-
-def most_splits(sizes: FusedMoeSizes) -> int:
-    """The most splits of any configuration on any device. Each expert that is hit has a tile of at least one
-    block of 128 columns, and so have as many rows as the largest tile has."""
-    tiles = max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1])
-    least = max(1, tiles * (2 * sizes.inter // BLOCK))
-    return max(1, min(MOST_PROGRAMS // least, sizes.hidden // BLOCK // MIN_STEPS))

@@ -25,15 +25,18 @@ from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
 from kernels.fused_moe.layouts import (
+    MOST_SEGMENTS,
     WORD,
+    Alignment,
     Pair,
     between_products,
+    chunk_for,
     scale_columns,
     scale_rows,
+    tiles_for,
 )
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, chunk_for, tiles_for
 from kernels.lazy import torch
 from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform

@@ -13,9 +13,10 @@ import pytest
 
 import kernels
 from kernels.compose import bind
+from kernels.fused_moe import layouts
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton import align, grouped
+from kernels.fused_moe.triton import grouped
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.composed import innermost
@@ -81,9 +82,9 @@ def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[s
 def aligned(launches_for: int, rows: int) -> str:
     """What is wrong with the slots and tiles of 300 pairs in so many segments; empty if nothing is."""
     sizes = sizes_of("tokens=75 experts=24 topk=4 hidden=128 inter=128 ep=2 routing=zipf:1.2")
-    align.ONE_LAUNCH, align.CHUNK = 300 // launches_for, {"cpu": 64}
+    layouts.ONE_LAUNCH, layouts.CHUNK = 300 // launches_for, {"cpu": 64}
     ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
-    alignment = align.Alignment(sizes, rows, ids)
+    alignment = layouts.Alignment(sizes, rows, ids)
     slots, owners = [], []
     for expert in range(sizes.local_experts):
         pairs = (ids.flatten() == expert).nonzero().flatten().tolist()
@@ -122,7 +123,7 @@ def test_interpreted(part: str) -> None:
 def test_grids_hold_any_picks(rows: int) -> None:
     for tokens, routing, shared in itertools.product((1, 5, 100), ("balanced", "one", "zipf:1.2"), (0, 1)):
         sizes = sizes_of(f"tokens={tokens} routing={routing} shared={shared}")
-        assert sum(-(-load // rows) for load in sizes.routed.loads()) <= align.tiles_for(rows, sizes)
+        assert sum(-(-load // rows) for load in sizes.routed.loads()) <= layouts.tiles_for(rows, sizes)
 
 
 def test_no_split_is_without_a_block() -> None:

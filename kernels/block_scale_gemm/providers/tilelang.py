@@ -7,6 +7,8 @@ TileLang's compiler for CPUs and compiled offline for these four. Untested on ha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kernels import platform as platforms
 from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
@@ -21,9 +23,19 @@ SOURCES = "kernels.block_scale_gemm.providers.tilelang_jit"
 MULTIPLY = Function(*TileLang.CALL, positions=5)
 
 
-TILES = {"cuda": ((64, 128, 4), (128, 256, 4)), "rocm": ((16, 256, 1), (64, 256, 1))}
-"""The tile for so few rows that it holds all of them, and the tile for more: rows of the output, threads, and
-stages of the pipeline. wgmma takes 64 rows, mfma 16."""
+class GemmTile(NamedTuple):
+    """What a program computes and uses."""
+
+    rows: int  # of the output
+    threads: int
+    stages: int  # of its pipeline
+
+
+TILES = {
+    "cuda": (GemmTile(64, 128, 4), GemmTile(128, 256, 4)),
+    "rocm": (GemmTile(16, 256, 1), GemmTile(64, 256, 1)),
+}
+"""The tile for so few rows that it holds all of them, and the tile for more. wgmma takes 64 rows, mfma 16."""
 
 
 @implementation(
@@ -36,7 +48,7 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
     o = operands
     few, many = TILES[platforms.of(out.device).kind]
-    tile = few if o.m <= few[0] else many
+    tile = few if o.m <= few.rows else many
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
     kernel = TileLang.compiled(SOURCES, "scaled_product", *o.b_q.shape, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.lazy import torch
-from kernels.op import Implementation, Op, Prepared, as_prepared
+from kernels.op import Implementation, Op, Prepared, as_prepared, sequence
 from kernels.operands import Operands
 
 
@@ -31,12 +31,7 @@ def bind(
     # An implementation may read activations when it prepares, so they must have values.
     op.step(operands, narrowed.live_tensors())()
     inner = bind(op, implementation, narrowed, out, None if first is None else first.stationary)
-    step = op.step(operands, inner.inputs())
-
-    def call() -> None:
-        step()
-        inner.call()
-
+    call = sequence(op.step(operands, inner.inputs()), inner.call)
     composed = Prepared(operands, out, call, result=lambda _: inner.result(), picked=inner.picked)
     composed.stationary = inner
     return composed

@@ -164,6 +164,18 @@ Call = Callable[[], object]
 """Timed: computes the op once, from whatever the operands hold now."""
 
 
+def sequence(*steps: Call) -> Call:
+    """A call that makes these calls in order, and returns what the last of them returns."""
+
+    def call() -> object:
+        for step in before:
+            step()
+        return last()
+
+    *before, last = steps
+    return call
+
+
 class Prepared:
     """A call that is bound to operands and an output, and can be made again and again.
 

@@ -82,9 +82,9 @@ class Tunable(Implementation):
         device is found by compiling it. Of configurations that differ only in what has no effect at these
         sizes, one is returned."""
 
-    @abstractmethod
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
-        """The configuration to use where none is stored for any target of the kind."""
+        """The configuration to use where no stored one of a target of the kind is right at these sizes."""
+        return next(iter(self.configurations(target, sizes)))
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
         """The properties by which `distance` compares cases."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import BindingError, Function
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmSizes
 from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of
 from kernels.formats import BLOCK
 from kernels.tables.engine_json import RULES, file_name

@@ -6,8 +6,7 @@ changes the output. Codes look like quantised normal data, because a GPU's power
 
 from __future__ import annotations
 
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import (
     BLOCK,
     Fp8Format,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.lazy import torch
 from kernels.op import Call, Prepared
 from kernels.support import Support, need

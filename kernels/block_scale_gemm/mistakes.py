@@ -17,7 +17,7 @@ import torch
 from kernels.arithmetic.block_scale_gemm import OutputTile, Quantiser, Way, largest, quantised, read, summed
 from kernels.arithmetic.roundings import Round, bf16, exact, fp8, fp8_truncated, fp16, kept
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes as Sizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmSizes as Sizes
 from kernels.formats import BLOCK, SMALLEST_SCALE
 from kernels.mistakes import Compute, Mistake, put
 

@@ -1,23 +1,93 @@
-"""What rows of several libraries share: expert ids without -1, and the suite's own kernels around a library's
-two products."""
+"""What several rows share: pairs in the order of experts, expert ids without -1, and the suite's own kernels
+around two products."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.grouped import COMBINED
 from kernels.lazy import torch
-from kernels.op import Call
+from kernels.op import Call, sequence
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]
 """What w13 and w2 became in a library's layout, or their scales."""
 
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
+
+
+CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
+"""Pairs that are counted or placed at a time."""
+
+THREADS = 256  # the most threads of a program of four warps
+
+ONE_LAUNCH = 4096
+"""Pairs up to which each program counts all of them: four passes of a histogram in shared memory take less
+than another launch. More pairs are divided into segments of about this many, each with a program for every
+expert."""
+
+MOST_SEGMENTS = 16
+
+
+def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
+    """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
+    pairs = sizes.tokens * sizes.picks
+    return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
+
+
+class Alignment:
+    """A call places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`, or
+    with `by_pair` `row_of` and `owners`."""
+
+    def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
+        import torch
+        import triton
+
+        from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
+
+        pairs, experts, tiles = sizes.tokens * sizes.picks, sizes.local_experts, tiles_for(rows, sizes)
+        segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
+        per_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.int32, device=ids.device)
+
+        self.used = empty(1)  # the number of tiles that have an expert
+        # The expert of each tile, or of each slot.
+        self.owners = empty(tiles * rows if by_pair else tiles)
+        # The pair in each slot, and the number of pairs in an empty slot; or the slot of each pair.
+        self.slots = empty(0 if by_pair else tiles * rows)
+        self.row_of = empty(pairs if by_pair else 0)
+        self.tensors = self.slots, self.owners, self.used
+        placed = (None, self.row_of) if by_pair else (self.slots, None)
+        counts = empty(segments if segments > 1 else 0, experts)
+        count = functools.partial(
+            count_kernel[(experts, segments)], ids, counts, pairs, per_segment, CHUNK=chunk
+        )
+        place = functools.partial(
+            place_kernel[(experts, segments)],
+            *(ids, counts, *placed, self.owners, self.used, pairs, experts, per_segment, tiles * rows),
+            TILE=rows,
+            CHUNK=chunk,
+            EXPERTS=triton.next_power_of_2(experts),
+            SEGMENTS=triton.next_power_of_2(segments),
+            COUNTED=segments > 1,
+        )
+        self.launches = [count, place] if segments > 1 else [place]
+
+    def __call__(self) -> None:
+        for launch in self.launches:
+            launch()
+
+
+def chunk_for(pairs: int, device: torch.device) -> int:
+    """A power of two, and at least the threads of a program, so that its histogram counts each value once."""
+    return min(CHUNK["cpu" if device.type == "cpu" else "cuda"], max(THREADS, 1 << (pairs - 1).bit_length()))
 
 
 def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
@@ -41,64 +111,103 @@ def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | 
     return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
 
 
+def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:
+    """How a Triton kernel requantises h, by the names of its constants."""
+    return {
+        "LARGEST": fp8_format(sizes.fp8).max,
+        "SMALLEST_SCALE": SMALLEST_SCALE,
+        "POWER_OF_TWO": sizes.scales == "ue8m0",
+        "BLOCK": BLOCK,
+    }
+
+
+def combination(
+    operands: FusedMoeOperands,
+    given: torch.Tensor,
+    row_of: torch.Tensor | None,
+    out: torch.Tensor,
+    columns: int = 1024,
+) -> Call:
+    """The launch that adds up a token's rows of `given`, each times its weight, in programs of so many
+    columns. row_of: as the kernel has it."""
+    import triton
+
+    from kernels.fused_moe.triton.rows_jit import combine_kernel
+
+    o, sizes = operands, operands.sizes
+    return functools.partial(
+        combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, columns))],
+        *(given, o.topk_ids, row_of, o.topk_weights, out),
+        HIDDEN=sizes.hidden,
+        PICKS=sizes.picks,
+        PICKS_PADDED=triton.next_power_of_2(sizes.picks),
+        BLOCK_D=columns,
+    )
+
+
+def scale_columns(k: int, packed: bool) -> int:
+    """Columns of the scales of K values."""
+    return -(-k // (BLOCK * WORD if packed else BLOCK))
+
+
+def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
+    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. The rows
+    are next to each other as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16
+    bytes."""
+    dtype = torch.int32 if packed else torch.float32
+    shape = (groups, scale_columns(k, packed), rows)
+    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
+
+
+class Between(NamedTuple):
+    """The suite's own kernels around the two products of a library that leaves them to its caller."""
+
+    gate_up: torch.Tensor  # bf16 [groups, rows, 2 * inter]: the output of the first product
+    h_q: torch.Tensor  # FP8 [groups, rows, inter]: what the second product reads
+    h_scale: torch.Tensor  # its scales, see `scale_rows`
+    given: torch.Tensor  # bf16 [groups, rows, hidden]: the output of the second product
+    activate: Call  # SiLU with requantising, between the products
+    add_up: Call  # the weighted sum over picks, after them
+
+
 def between_products(
     operands: FusedMoeOperands,
     out: torch.Tensor,
     row_of: torch.Tensor,
-    gate_up: torch.Tensor,
-    h_q: torch.Tensor,
-    h_scale: torch.Tensor,
-    given: torch.Tensor,
-    capacity: int,
-    packed: bool,
-) -> tuple[Call, Call]:
-    """The suite's own kernels around the two products of a library that leaves them to its caller: SiLU with
-    requantising, which comes between the products, and the weighted sum over picks, which comes after them.
+    groups: int,
+    rows: int,
+    packed: bool = False,
+) -> Between:
+    """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
+    import torch
 
-    row_of:   int32 [pairs]: the row of each pair
-    gate_up:  bf16 [rows, 2 * inter]: the output of the first product
-    h_q:      FP8 [rows, inter]: what the second product reads
-    h_scale:  its scales, MN-major in groups of `capacity` rows: fp32, or `packed`, four exponents in an int32
-    given:    bf16 [rows, hidden]: the output of the second product
-    """
-    import triton
+    from kernels.fused_moe.triton.rows_jit import silu_kernel
 
-    from kernels.fused_moe.triton import rows_jit
+    sizes = operands.sizes
 
-    o, sizes = operands, operands.sizes
+    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(groups, rows, columns, dtype=dtype, device=out.device)
+
+    gate_up, given = empty(2 * sizes.inter), empty(sizes.hidden)
+    h_q = empty(sizes.inter, operands.w13.dtype)
+    h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
     # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
     interpreted = out.device.type == "cpu"
     h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
     written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-    silu = rows_jit.silu_kernel[(len(row_of), triton.cdiv(sizes.inter, BLOCK * WORD))]
-    activating = {
-        "INTER": sizes.inter,
-        "CAPACITY": capacity,
-        "PACKED": packed,
-        "POWER_OF_TWO": sizes.scales == "ue8m0",
-        "LARGEST": fp8_format(sizes.fp8).max,
-        "SMALLEST_SCALE": SMALLEST_SCALE,
-        "BLOCK": BLOCK,
-    }
-    combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, COMBINED))]
-    combining = {
-        "HIDDEN": sizes.hidden,
-        "PICKS": sizes.picks,
-        "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
-        "BLOCK_D": COMBINED,
-    }
-
-    def activate() -> None:
-        silu(gate_up, o.topk_ids, row_of, h_written, h_scale, **activating)
-        if interpreted:
-            h_q.copy_(h_written)
-
-    def add_up() -> None:
-        combine(given, o.topk_ids, row_of, o.topk_weights, written, **combining)
-        if interpreted:
-            out.copy_(written)
-
-    return activate, add_up
+    silu: Call = functools.partial(
+        silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
+        *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
+        **rounding(sizes),
+        INTER=sizes.inter,
+        CAPACITY=rows,
+        PACKED=packed,
+    )
+    combine: Call = combination(operands, given, row_of, written)
+    if interpreted:
+        silu = sequence(silu, functools.partial(h_q.copy_, h_written))
+        combine = sequence(combine, functools.partial(out.copy_, written))
+    return Between(gate_up, h_q, h_scale, given, silu, combine)
 
 
 def weights_in_bf16(
@@ -115,11 +224,6 @@ def weights_in_bf16(
 
     o = operands
     return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
-
-
-def activation_bytes(sizes: FusedMoeSizes) -> int:
-    """x in FP8 with its scales in fp32."""
-    return sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
 
 
 def weight_values(sizes: FusedMoeSizes) -> int:

@@ -10,17 +10,17 @@ and the router's logits. The router's GEMM is not part of any boundary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales
-from kernels.fused_moe.generate import generate
-from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.operands import FusedMoeOperands, generate
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import BOUNDARIES, Op, RowGroups, Tolerance, Work, rows_kept
+from kernels.op import BOUNDARIES, Call, Op, RowGroups, Tolerance, Work, rows_kept, sequence
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 
@@ -42,8 +42,7 @@ class FusedMoe(Op):
         that are hit, of x as this boundary takes it, of ids and weights (or logits and bias), and of the
         output. The dtype is FP8 in every boundary, because the call may quantise the activations itself."""
         routing = sizes.routed
-        x = sizes.tokens * sizes.hidden
-        activations = x + x // BLOCK * 4 if boundary == "core" else 2 * x
+        activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.tokens * sizes.hidden
         if boundary == "with_routing":
             choice = (sizes.tokens + 1) * sizes.experts * 4
         else:
@@ -52,10 +51,9 @@ class FusedMoe(Op):
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
     def operand_bytes(self, sizes: FusedMoeSizes) -> int:
-        """The weights; x in bf16 and in FP8, which a step may write; picks and logits."""
-        x = sizes.tokens * sizes.hidden
-        choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
-        return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
+        """The weights; x in bf16, and what differs between sets."""
+        x = 2 * sizes.tokens * sizes.hidden
+        return sizes.local_experts * sizes.expert_bytes + x + self.turn_bytes(sizes)
 
     def output_shape(self, sizes: FusedMoeSizes) -> tuple[int, ...]:
         return sizes.tokens, sizes.hidden
@@ -66,8 +64,7 @@ class FusedMoe(Op):
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
         """Its own picks or logits, and what a step writes where a call is composed."""
-        x = sizes.tokens * sizes.hidden
-        return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + x + x // BLOCK * 4
+        return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + sizes.quantised_bytes
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
         """x and two errors of it in fp32; a result and two variances in fp64, and their sums; about as much
@@ -95,12 +92,12 @@ class FusedMoe(Op):
             bias=empty(sizes.experts),
         )
 
-    def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Call:
         """Routes or quantises. Operands of both boundaries are copied where the inner call has its own."""
         sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
-            rule = Router(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
-            produce = router(operands.logits, operands.bias, into["topk_ids"], into["topk_weights"], rule)
+            into_ids, into_weights = into["topk_ids"], into["topk_weights"]
+            produce = router(operands.logits, operands.bias, into_ids, into_weights, Router.of(sizes))
             same: tuple[str, ...] = ("x",)
         elif operands.boundary == "with_quant":
             produce = quantiser(operands.x, into["x_q"], into["x_scale"], known_scales(sizes.scales))
@@ -108,14 +105,8 @@ class FusedMoe(Op):
         else:
             return super().step(operands, into)
         sources = [(getattr(operands, name), into[name]) for name in same]
-        copies = [(source, target) for source, target in sources if source.data_ptr() != target.data_ptr()]
-
-        def step() -> None:
-            produce()
-            for source, target in copies:
-                target.copy_(source)
-
-        return step
+        copies = [partial(into.copy_, o) for o, into in sources if o.data_ptr() != into.data_ptr()]
+        return sequence(produce, *copies)
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
         """The routed experts of each token on this rank; every token has the shared one."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.routing import Router, choose
+from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Reference, affordable, spread
 
@@ -22,27 +23,10 @@ EXPERT_PAIRS = 100
 
 def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: the given ones, or
-    those that follow from the logits by DeepSeek-V3's rule (technical report, 2.1.2; Gate in
-    inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
-    the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
-    these, normalised and multiplied by 2.5."""
+    those that follow from the logits by DeepSeek-V3's rule."""
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
-    sizes: FusedMoeSizes = operands.sizes
-    groups, limit = sizes.group_limit
-    scores = operands.logits.double().sigmoid()
-    biased = (scores + operands.bias.double()).unflatten(-1, (groups, -1))
-    sums = biased.topk(min(2, biased.shape[-1]), -1).values.sum(-1)
-    allowed = torch.zeros_like(sums, dtype=torch.bool).scatter_(1, sums.topk(limit, -1).indices, True)
-    biased = biased.masked_fill(~allowed.unsqueeze(-1), float("-inf")).flatten(1)
-    ids = biased.topk(sizes.topk, -1).indices
-    weights = scores.gather(1, ids)
-    weights = weights / weights.sum(-1, keepdim=True) * SCALING
-    ids = torch.where(ids < sizes.routed.local, ids, -1)
-    if sizes.shared:
-        ids = torch.cat([ids, torch.full_like(ids[:, :1], sizes.routed.local)], 1)
-        weights = torch.cat([weights, torch.ones_like(weights[:, :1])], 1)
-    return ids, weights
+    return choose(operands.logits.double(), operands.bias.double(), Router.of(operands.sizes))
 
 
 def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
@@ -65,12 +49,13 @@ def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offse
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops, offset)
-    if rows is not None:
-        ids, weights = ids[rows], weights[rows]
-    x = _x(operands, rows)
+    chosen = slice(None) if rows is None else rows
+    ids, weights = ids[chosen], weights[chosen]
     if operands.boundary == "core":
+        x = dequantise_activations(operands.x_q[chosen], operands.x_scale[chosen])
         errors = [x * UNIT]
     else:
+        x = operands.x[chosen].float()
         errors = [torch.zeros_like(x), rounding_deviation(x, fp8_format(sizes.fp8))]
     value = torch.zeros(len(x), sizes.hidden, dtype=torch.float64, device=x.device)
     variance = torch.zeros(2, *value.shape, dtype=torch.float64, device=x.device)
@@ -145,14 +130,6 @@ def _products(
     largest = deviations.abs().amax(-1, keepdim=True).clamp_(min=tiny)
     squares = (deviations / largest).square_().flatten(0, 1) @ w.div_(largest_w).square_().T
     return product, squares.sqrt_().unflatten(0, deviations.shape[:2]) * largest * largest_w
-
-
-def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
-    """The activations of the chosen rows, fp32."""
-    index = slice(None) if rows is None else rows
-    if operands.boundary == "core":
-        return dequantise_activations(operands.x_q[index], operands.x_scale[index])
-    return operands.x[index].float()
 
 
 def _sampled_rows(

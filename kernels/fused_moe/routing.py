@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.lazy import torch
 
 ROWS = 1  # tokens of a program, because decode has few
@@ -23,6 +25,10 @@ class Router(NamedTuple):
     scaling: float  # weights are the unbiased scores of the chosen, normalised, times this
     local: int  # the rank holds experts 0 .. local - 1; others get the id -1 and keep their weight
     shared: int  # 1: the shared expert follows as the last pick, with the id `local` and the weight 1
+
+    @classmethod
+    def of(cls, sizes: FusedMoeSizes) -> Router:
+        return cls(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
 
 
 def router(
@@ -43,34 +49,33 @@ def router(
         )
     if logits.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
         return _triton(logits, bias, ids, weights, rule)
-    return _torch(logits, bias, ids, weights, rule)
-
-
-def _torch(
-    logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
-) -> Callable[[], None]:
-    import torch
-
-    group = logits.shape[1] // rule.groups
-    routed = slice(0, rule.topk)
 
     def route() -> None:
-        scores = logits.sigmoid()
-        biased = (scores + bias).unflatten(1, (rule.groups, group))
-        if rule.limit < rule.groups:
-            best = biased.topk(min(2, group), -1, sorted=False).values.sum(-1)
-            kept = best.topk(rule.limit, -1, sorted=False).indices
-            dropped = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
-            biased.masked_fill_(dropped.unsqueeze(-1), float("-inf"))
-        experts = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
-        own = scores.gather(1, experts)
-        weights[:, routed] = own.div_(own.sum(-1, keepdim=True)).mul_(rule.scaling)
-        ids[:, routed] = experts.masked_fill_(experts >= rule.local, -1)
-        if rule.shared:
-            ids[:, rule.topk] = rule.local
-            weights[:, rule.topk] = 1.0
+        chosen, own = choose(logits, bias, rule)
+        ids.copy_(chosen)
+        weights.copy_(own)
 
     return route
+
+
+def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
+    """The picks int64 [tokens, topk + shared] of logits [tokens, experts] and a bias [experts], and their
+    weights, in the dtype of both."""
+    import torch
+
+    scores = logits.sigmoid()
+    biased = (scores + bias).unflatten(-1, (rule.groups, -1))
+    sums = biased.topk(min(2, biased.shape[-1]), -1).values.sum(-1)
+    dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, sums.topk(rule.limit, -1).indices, False)
+    biased.masked_fill_(dropped.unsqueeze(-1), float("-inf"))
+    ids = biased.flatten(1).topk(rule.topk, -1, sorted=False).indices
+    weights = scores.gather(1, ids)
+    weights.div_(weights.sum(-1, keepdim=True)).mul_(rule.scaling)
+    ids.masked_fill_(ids >= rule.local, -1)
+    if rule.shared:
+        ids = torch.cat([ids, torch.full_like(ids[:, :1], rule.local)], 1)
+        weights = torch.cat([weights, torch.ones_like(weights[:, :1])], 1)
+    return ids, weights
 
 
 def _triton(
@@ -83,24 +88,19 @@ def _triton(
     tokens, experts = logits.shape
     group = experts // rule.groups
     rows = INTERPRETED_ROWS if logits.device.type == "cpu" else ROWS
-    launch = route_kernel[(triton.cdiv(tokens, rows),)]
-    arguments = (logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride())
-    constants = {
-        "SCALING": rule.scaling,
-        "LOCAL": rule.local,
-        "GROUPS": rule.groups,
-        "GROUP": group,
-        "LIMIT": rule.limit,
-        "TOPK": rule.topk,
-        "SHARED": rule.shared,
-        "GROUPS_PADDED": triton.next_power_of_2(rule.groups),
-        "GROUP_PADDED": triton.next_power_of_2(group),
-        "PICKS_PADDED": triton.next_power_of_2(rule.topk + rule.shared),
-        "BLOCK_M": rows,
-        "num_warps": WARPS,
-    }
-
-    def route() -> None:
-        launch(*arguments, **constants)
-
-    return route
+    return functools.partial(
+        route_kernel[(triton.cdiv(tokens, rows),)],
+        *(logits, bias, ids, weights, tokens, *logits.stride(), *ids.stride(), *weights.stride()),
+        SCALING=rule.scaling,
+        LOCAL=rule.local,
+        GROUPS=rule.groups,
+        GROUP=group,
+        LIMIT=rule.limit,
+        TOPK=rule.topk,
+        SHARED=rule.shared,
+        GROUPS_PADDED=triton.next_power_of_2(rule.groups),
+        GROUP_PADDED=triton.next_power_of_2(group),
+        PICKS_PADDED=triton.next_power_of_2(rule.topk + rule.shared),
+        BLOCK_M=rows,
+        num_warps=WARPS,
+    )

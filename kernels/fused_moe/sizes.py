@@ -57,10 +57,14 @@ class FusedMoeSizes:
     def group_limit(self) -> tuple[int, int]:
         """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
         experts."""
-        routing = self.routed
-        if self.experts % routing.groups:
+        if self.experts % self.routed.groups:
             return 1, 1
-        return routing.groups, min(routing.group_topk, routing.groups)
+        return self.routed.groups, min(self.routed.group_topk, self.routed.groups)
+
+    @property
+    def quantised_bytes(self) -> int:
+        """The bytes of x in FP8 and of its scales in fp32."""
+        return self.tokens * (self.hidden + self.hidden // BLOCK * 4)
 
     @property
     def expert_bytes(self) -> int:

@@ -62,6 +62,15 @@ def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more:
         print(json.dumps([" ".join(map(str, case)), *interpret(*case)]), flush=True)
 
 
+def buffers(prepared: Any) -> list[torch.Tensor]:
+    """What the launches of a call write and read again, and the output."""
+    kept = [*prepared.operands.tensors().values(), *prepared.inputs().values()]
+    pointers = {tensor.data_ptr() for tensor in kept}
+    given = [value for launch in prepared.launches for value in getattr(launch, "args", ())]
+    written = [value for value in given if getattr(value, "is_floating_point", bool)()]
+    return [prepared.out, *(tensor for tensor in written if tensor.data_ptr() not in pointers)]
+
+
 def wrong(
     op: Op,
     row: Implementation,

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
 from kernels.block_scale_gemm.layouts import multiples
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Prepared, Unsupported
@@ -34,23 +33,6 @@ def of_ops(name: str, needs: str) -> Function:
 INTO = "XQ WQ x_scale w_scale Out"
 TABLED = "XQ WQ x_scale w_scale dtype"
 
-DISPATCH = of_ops("gemm_a8w8_blockscale", TABLED)
-DISPATCH_PRESHUFFLED = of_ops("gemm_a8w8_blockscale_bpreshuffle", TABLED)
-CK = of_ops("gemm_a8w8_blockscale_ck", INTO)
-CKTILE = of_ops("gemm_a8w8_blockscale_cktile", INTO)
-CK_PRESHUFFLED = of_ops("gemm_a8w8_blockscale_bpreshuffle_ck", INTO)
-CKTILE_PRESHUFFLED = of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile", INTO)
-ASM = of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out")
-TRITON = Function(
-    "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
-    "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
-    needs="x w x_scale w_scale y",
-)
-TRITON_PRESHUFFLED = Function(
-    "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale_preshuffle",
-    needs="x w x_scale w_scale y",
-    wishes="is_x_scale_tranposed",
-)
 SHUFFLE = Function("aiter.ops.shuffle.shuffle_weight", needs="x layout")
 
 # Asked only for the record: no row depends on them.
@@ -74,6 +56,7 @@ class AiterGemm(vendor.Aiter):
 
     step_n: ClassVar[int] = TILE_N
     preshuffled: ClassVar[bool] = False  # takes b in tiles, and the scales of a column by column
+    rows_of_b: ClassVar[int] = 1  # rows of N that share a row of the tensor of tiles
 
     def __init_subclass__(cls) -> None:
         triton = " with Triton" if cls.also else ""
@@ -89,19 +72,19 @@ class AiterGemm(vendor.Aiter):
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
         return 4 * sizes.m * (sizes.k_blocks + self.splits * sizes.n)
 
-    def weights(self, b_q: torch.Tensor) -> torch.Tensor:
-        """b [N, K] in the layout that the call takes."""
-        return in_tiles(b_q) if self.preshuffled else b_q
-
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        taken = a_scale = operands.a_scale
+        b_q, taken = operands.b_q, operands.a_scale
+        a_scale = taken
         if self.preshuffled:
+            b_q = in_tiles(b_q)
+            if self.rows_of_b > 1:
+                b_q = b_q.reshape(b_q.shape[0] // self.rows_of_b, -1)
             # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.
             # What `inputs` gets is a view of it by row and block.
             taken = a_scale.t().contiguous().view(a_scale.shape)
             a_scale = taken.view(a_scale.shape[1], -1).t()
         last = torch.bfloat16 if self.allocates else out
-        given = (operands.a_q, self.weights(operands.b_q), taken, operands.b_scale, last)
+        given = (operands.a_q, b_q, taken, operands.b_scale, last)
         names = dict(zip(self.multiply.needs, given, strict=True))
         multiply = self.multiply.bind(**names, **self.flags)
 
@@ -148,7 +131,7 @@ class DispatchGemm(AiterGemm):
     name = "aiter.dispatch"
     since = "0.1.4"
     allocates = True
-    multiply = DISPATCH
+    multiply = of_ops("gemm_a8w8_blockscale", TABLED)
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
 
 
@@ -160,7 +143,7 @@ class DispatchPreshuffled(AiterGemm):
     name = "aiter.dispatch_preshuffled"
     since = "0.1.5.post3"
     allocates = True
-    multiply = DISPATCH_PRESHUFFLED
+    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle", TABLED)
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
     preshuffled = True
 
@@ -171,7 +154,7 @@ class CkGemm(AiterGemm):
 
     name = "aiter.ck"
     since = "0.1.4"
-    multiply = CK
+    multiply = of_ops("gemm_a8w8_blockscale_ck", INTO)
 
 
 class CkTile(AiterGemm):
@@ -180,7 +163,7 @@ class CkTile(AiterGemm):
 
     name = "aiter.cktile"
     since = "0.1.10"
-    multiply = CKTILE
+    multiply = of_ops("gemm_a8w8_blockscale_cktile", INTO)
 
 
 class CkPreshuffled(AiterGemm):
@@ -188,7 +171,7 @@ class CkPreshuffled(AiterGemm):
 
     name = "aiter.ck_preshuffled"
     since = "0.1.5.post3"
-    multiply = CK_PRESHUFFLED
+    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_ck", INTO)
     preshuffled = True
 
 
@@ -198,7 +181,7 @@ class CkTilePreshuffled(AiterGemm):
 
     name = "aiter.cktile_preshuffled"
     since = "0.1.11"
-    multiply = CKTILE_PRESHUFFLED
+    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile", INTO)
     preshuffled = True
 
 
@@ -209,7 +192,7 @@ class AsmGemm(AiterGemm):
 
     name = "aiter.asm"
     since = "0.1.7.post3"
-    multiply = ASM
+    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out")
     step_n = BLOCK
     preshuffled = True
 
@@ -221,7 +204,11 @@ class AiterTritonGemm(AiterGemm):
 
     name = "aiter.triton"
     since = "0.1.4"
-    multiply = TRITON
+    multiply = Function(
+        "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
+        "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
+        needs="x w x_scale w_scale y",
+    )
     also = vendor.TRITON
     splits = MOST_SPLITS
 
@@ -232,12 +219,13 @@ class AiterTritonPreshuffled(AiterGemm):
 
     name = "aiter.triton_preshuffled"
     since = "0.1.10"
-    multiply = TRITON_PRESHUFFLED
+    multiply = Function(
+        "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale_preshuffle",
+        needs="x w x_scale w_scale y",
+        wishes="is_x_scale_tranposed",
+    )
     flags: ClassVar = {"is_x_scale_tranposed": True}  # AITER spells it so
     also = vendor.TRITON
     splits = MOST_SPLITS
     preshuffled = True
-
-    def weights(self, b_q: torch.Tensor) -> torch.Tensor:
-        """The tiles, with one row for every 16 of N."""
-        return in_tiles(b_q).reshape(b_q.shape[0] // TILE_N, -1)
+    rows_of_b = TILE_N

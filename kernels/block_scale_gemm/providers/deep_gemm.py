@@ -20,8 +20,7 @@ from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import Function, Taken, first_of
 from kernels.block_scale_gemm.layouts import column_major, multiples, product, rounded_up
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
 from kernels.lazy import torch
 from kernels.op import Prepared

@@ -26,9 +26,8 @@ from kernels import platform as platforms
 from kernels.binding import Function
 from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
 from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, padding_bytes, product
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
 from kernels.engine_tuning import EngineConfig, EngineTuned
 from kernels.formats import BLOCK

@@ -13,8 +13,7 @@ from __future__ import annotations
 from kernels import vendor
 from kernels.binding import Function
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, product, rounded_up
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, implementation

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch
-from kernels.op import Call, implementation
+from kernels.op import Call, implementation, sequence
 
 CPU_ROWS = 128  # rows of activations dequantised at a time, so that they stay in cache from step to step
 
@@ -66,12 +65,7 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     if o.a is not None:
         return lambda: multiply(o.a)
     a, dequantise = dequantiser(o.a_q, o.a_scale)
-
-    def call() -> None:
-        dequantise()
-        multiply(a)
-
-    return call
+    return sequence(dequantise, lambda: multiply(a))
 
 
 def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -8,8 +8,7 @@ in vllm/model_executor/layers/utils.py for bf16.
 from __future__ import annotations
 
 from kernels.binding import Function
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
@@ -87,30 +87,6 @@ class SplitKConfig:
         return self.tiles(sizes) * self.splits(target, sizes)
 
 
-# What `heuristic` chooses from, from large tiles to small ones. A tile must have less than twice the rows of
-# the case (counted as at least 16), and at least as many as a case below 64 rows. The first tile that makes
-# enough programs for all compute units is taken. If there is none, the last tile is taken and K is split.
-RULE = {
-    "cuda": (
-        SplitKConfig(128, 128, halves=True, tma=True, stages=3),
-        SplitKConfig(64, 128, tma=True, stages=3),
-        SplitKConfig(64, 64, tma=True, stages=4, sums="last"),
-        SplitKConfig(32, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
-        SplitKConfig(16, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
-    ),
-    "rocm": (
-        SplitKConfig(128, 128, per_unit=2, warps=8),
-        SplitKConfig(64, 128, per_unit=2),
-        SplitKConfig(64, 64, per_unit=2),
-        SplitKConfig(32, 64, per_unit=2, warps=2),
-        SplitKConfig(16, 64, per_unit=2, warps=2),
-    ),
-    "cpu": (SplitKConfig(1024, 128), SplitKConfig(64, 128)),
-}
-# With two stages on gfx942, a program of 8 warps is alone on a compute unit, and two of 4 warps fit.
-RULE["gfx942"] = (SplitKConfig(128, 128, per_unit=2), *RULE["rocm"][1:])
-
-
 class SplitK(SuiteTriton):
     """Few tokens leave few tiles. K is then split between programs, and the last program of a tile or a
     second kernel adds up their parts."""
@@ -120,6 +96,9 @@ class SplitK(SuiteTriton):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
         """Tiles of half to twice the rows of the case; above 64 rows, also smaller tiles down to 64."""
+        if target.kind == "cpu":
+            yield SplitKConfig(64 if sizes.m <= 64 else 1024, 128)
+            return
         seen = set()
         for config in _rocm() if target.kind == "rocm" else _cuda(sizes):
             # AMD's pipelines hold one stage in registers.
@@ -139,27 +118,8 @@ class SplitK(SuiteTriton):
                 seen.add(same)
                 yield config
 
-    def heuristic(self, target: Target, sizes: BlockScaleGemmSizes) -> SplitKConfig:
-        rule = target.pick(RULE)
-        if target.kind == "cpu":
-            return rule[1] if sizes.m <= 64 else rule[0]
-        fitting = [config for config in rule if min(64, sizes.m) <= config.rows < 2 * max(16, sizes.m)]
-        filling = (config for config in fitting if config.tiles(sizes) >= target.units)
-        best = next(filling, fitting[-1])
-        if sizes.k % 16:
-            best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
-        if best.splits(target, sizes) == 1:
-            best = replace(best, sums="later")
-        # The same tile among `configurations`, which has another per_unit if that makes as many programs.
-        return next(
-            config
-            for config in self.configurations(target, sizes)
-            if config.programs(target, sizes) == best.programs(target, sizes)
-            and replace(config, per_unit=best.per_unit) == best
-        )
-
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
-        tile = self.heuristic(CPU, sizes)
+        tile = next(self.configurations(CPU, sizes))
         return interpreted_s(sizes, tile.rows, tile.columns)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
@@ -173,8 +133,54 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        require_format(str(operands.b_q.dtype).removeprefix("torch.float8_"), target)
-        return _SplitK(operands, out, config, target)
+        import torch
+        import triton
+        import triton.language as tl
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
+
+        require_format(operands.sizes.fp8, target)
+        a_scale = column_major(operands.a_scale)
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
+        prepared = ConfiguredPrepared(operands, out, inputs=inputs)
+        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
+        splits = config.splits(target, sizes)
+        sums = config.sums if splits > 1 else "whole"
+        parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
+        arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
+
+        a, b = prepared.bits(operands.a_q), prepared.bits(operands.b_q)
+        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
+        if config.tma:
+            rows = config.rows // 2 if config.halves else config.rows
+            a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
+            b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
+        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
+        prepared.launches = [
+            functools.partial(
+                gemm_kernel[(config.programs(target, sizes),)],
+                *(a, a_scale, b, operands.b_scale, prepared.written, parts, arrived),
+                *(m, n, k, splits, triton.cdiv(sizes.k_blocks, splits)),
+                BLOCK_M=config.rows,
+                BLOCK_N=config.columns,
+                DIES=DIES.get(target.arch, 1),
+                SUMS=sums,
+                HALVES=config.halves,
+                PERSISTENT=config.persistent,
+                TMA=config.tma,
+                EVEN_K=config.tma or k % BLOCK == 0,
+                SWAP=config.swap,
+                PRODUCT=tl.float32 if prepared.interpreted else product,
+                FNUZ_BITS=prepared.interpreted and is_fnuz,
+                **_options(config, target),
+            )
+        ]
+        if sums == "later":
+            grid = (triton.cdiv(m * n, SUM_VALUES),)
+            arguments = (parts, prepared.written, m * n, splits)
+            prepared.launches.append(functools.partial(sum_kernel[grid], *arguments, VALUES=SUM_VALUES))
+        return prepared
 
 
 def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
@@ -211,64 +217,6 @@ def _rocm() -> Iterator[SplitKConfig]:
             for sums in ("later", "last") if warps == 1 else ("later",):
                 per_unit = max(1, waves // warps)
                 yield SplitKConfig(rows, columns, per_unit=per_unit, sums=sums, warps=warps, stages=stages)
-
-
-class _SplitK(ConfiguredPrepared):
-    operands: BlockScaleGemmOperands
-
-    def __init__(
-        self, operands: BlockScaleGemmOperands, out: torch.Tensor, config: SplitKConfig, target: Target
-    ) -> None:
-        import torch
-        import triton
-        import triton.language as tl
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
-
-        super().__init__(operands, out)
-        (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
-        splits = config.splits(target, sizes)
-        self.a_scale = column_major(operands.a_scale)
-        sums = config.sums if splits > 1 else "whole"
-        self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
-        self.arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
-
-        a, b = self.bits(operands.a_q), self.bits(operands.b_q)
-        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
-        if config.tma:
-            rows = config.rows // 2 if config.halves else config.rows
-            a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
-            b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
-        self.gemm = gemm_kernel[(config.programs(target, sizes),)]
-        outputs = (self.written, self.parts, self.arrived)
-        per_split = triton.cdiv(sizes.k_blocks, splits)
-        self.gemm_arguments = (a, self.a_scale, b, operands.b_scale, *outputs, m, n, k, splits, per_split)
-        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
-        self.gemm_options = {
-            "BLOCK_M": config.rows,
-            "BLOCK_N": config.columns,
-            "DIES": DIES.get(target.arch, 1),
-            "SUMS": sums,
-            "HALVES": config.halves,
-            "PERSISTENT": config.persistent,
-            "TMA": config.tma,
-            "EVEN_K": config.tma or k % BLOCK == 0,
-            "SWAP": config.swap,
-            "PRODUCT": tl.float32 if self.interpreted else product,
-            "FNUZ_BITS": self.interpreted and is_fnuz,
-            **_options(config, target),
-        }
-        self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)] if sums == "later" else None
-        self.sum_arguments = (self.parts, self.written, m * n, splits)
-
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
-
-    def launch(self) -> None:
-        self.gemm(*self.gemm_arguments, **self.gemm_options)
-        if self.sum:
-            self.sum(*self.sum_arguments, VALUES=SUM_VALUES)
 
 
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:

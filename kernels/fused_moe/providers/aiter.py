@@ -12,6 +12,7 @@ DeepEP, give one further id to all experts on other ranks, which takes one more 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -20,12 +21,11 @@ from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
-from kernels.fused_moe.layouts import Pair
+from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, Pair, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.lazy import torch
-from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.op import Call, Prepared, Unsupported, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
@@ -130,7 +130,7 @@ class Shuffled(AiterMoe):
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + layouts.activation_bytes(sizes) + h + split
+        return ordered + sizes.quantised_bytes + h + split
 
 
 class Dispatched(Shuffled):
@@ -164,41 +164,32 @@ def dispatch(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
     return dispatched(operands, weights, SORTING_OF_VLLM)
 
 
-class DispatchOfSglang(Dispatched, vendor.Sglang):
-    """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
-    sorts up to 256 pairs, which replaces AITER's in the whole process."""
+class DispatchedOfSglang(Dispatched, vendor.Sglang):
+    """On gfx950 it needs SGLang too."""
 
-    name = "aiter.dispatch@sglang"
-    requires = (
-        "AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
-    )
     runtime = vendor.Sglang.runtime
-    library = Dispatched.library
-    kinds = Dispatched.kinds
-    install = Dispatched.install
     also: ClassVar = {}
-    symbols = (*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
 
     def installed(self, platform: Platform) -> Support:
-        if platform.arch not in SORTED_BY_SGLANG:
-            return super().installed(platform)
         engine = platform.library("sglang", install=vendor.Sglang.install)
-        return Support.all_of(super().installed(platform), engine)
+        needed = [engine] if platform.arch in SORTED_BY_SGLANG else []
+        return Support.all_of(super().installed(platform), *needed)
 
-    def prepare(self, operands: FusedMoeOperands, out: None) -> Prepared:
-        return self.prepare_turn(None, operands, out)
 
-    def prepare_turn(self, first: Prepared | None, operands: FusedMoeOperands, out: None) -> Prepared:
-        sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
-        if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
-            SMALL_SORT.bind()()
-        if first is not None and operands.same_stationary(first.operands):
-            weights = first.stationary
-        else:
-            weights = shuffled(operands)
-        prepared = dispatched(operands, weights, SORTING_OF_SGLANG)
-        prepared.stationary = weights
-        return prepared
+@implementation(
+    "aiter.dispatch@sglang",
+    DispatchedOfSglang,
+    requires="AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too",
+    symbols=(*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT)),
+    stationary=shuffled,
+)
+def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
+    """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
+    sorts up to 256 pairs, which replaces AITER's in the whole process."""
+    sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
+    if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
+        SMALL_SORT.bind()()
+    return dispatched(operands, weights, SORTING_OF_SGLANG)
 
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
@@ -217,51 +208,40 @@ def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepa
         w2_scale=o.w2_scale,
         moe_sorting_dispatch_policy=sorting,
     )
-
-    def call() -> object:
-        write_ids()
-        return layer()
-
-    return Prepared(o, None, call, picked=lambda: picked(o.sizes, mask is not None))
+    return Prepared(o, None, sequence(write_ids, layer), picked=lambda: picked(o.sizes, mask is not None))
 
 
 def picked(sizes: FusedMoeSizes, masked: bool) -> str:
-    """The configuration that `fused_moe` finds for these sizes; empty where it cannot be asked."""
+    """The configuration that `fused_moe` finds for these sizes; empty where this version does not tell."""
+    q_dtype = fp8_format(sizes.fp8).dtype
     try:
-        tuned = configuration(sizes, masked)
+        tuned: Any = CONFIGURATION.bind(
+            token=PADDED_TOKENS.bind(sizes.tokens)(),
+            model_dim=sizes.hidden,
+            inter_dim=sizes.inter,
+            expert=sizes.local_experts,
+            topk=sizes.picks,
+            dtype=torch.bfloat16,
+            q_dtype_a=q_dtype,
+            q_dtype_w=q_dtype,
+            q_type=QUANTISATION.find().per_1x128,
+            use_g1u1=True,
+            activation=ACTIVATION.find().Silu,
+            doweight_stage1=False,
+            hidden_pad=0,
+            intermediate_pad=0,
+            bias1=None,
+            bias2=None,
+            is_shuffled=True,
+            is_ep=masked,
+            opus_weights_shuffled=True,
+        )()
     except (BindingError, Unsupported):
         return ""
     stages = [tuned.stage1] if tuned.run_1stage else [tuned.stage1, tuned.stage2]
     names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
     how = "one stage" if tuned.run_1stage else "two stages"
     return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
-
-
-def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
-    """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage ...), found as `fused_moe` finds it.
-    Raises BindingError or Unsupported where this version does not tell."""
-    q_dtype = fp8_format(sizes.fp8).dtype
-    return CONFIGURATION.bind(
-        token=PADDED_TOKENS.bind(sizes.tokens)(),
-        model_dim=sizes.hidden,
-        inter_dim=sizes.inter,
-        expert=sizes.local_experts,
-        topk=sizes.picks,
-        dtype=torch.bfloat16,
-        q_dtype_a=q_dtype,
-        q_dtype_w=q_dtype,
-        q_type=QUANTISATION.find().per_1x128,
-        use_g1u1=True,
-        activation=ACTIVATION.find().Silu,
-        doweight_stage1=False,
-        hidden_pad=0,
-        intermediate_pad=0,
-        bias1=None,
-        bias2=None,
-        is_shuffled=True,
-        is_ep=masked,
-        opus_weights_shuffled=True,
-    )()
 
 
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
@@ -382,17 +362,12 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
     rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
 
-    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    sort, padded = Alignment(sizes, rows, o.topk_ids), empty(1, dtype=torch.int32)
+    sort = Alignment(sizes, rows, o.topk_ids)
+    padded = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
-    h_q = empty(pairs, sizes.inter, dtype=fp8)
-    h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
-    given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
-    around = (row_of, gate_up, h_q, h_scale, given)
-    activate, add_up = layouts.between_products(o, out, *around, capacity=pairs, packed=False)
+    between = layouts.between_products(o, out, row_of, 1, pairs)
+    gate_up = between.gate_up.view(sizes.tokens, sizes.picks, -1)
+    given = between.given.view(sizes.tokens, sizes.picks, -1)
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,
@@ -409,18 +384,17 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         "config": config,
     }
     of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {"A": h_q, "A_scale": h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": given}
+    of_down = {
+        "A": between.h_q[0],
+        "A_scale": between.h_scale[0],
+        "B": o.w2,
+        "B_scale": o.w2_scale,
+        "C": given,
+    }
     # A row of x belongs to all picks of a token, a row of h to one.
     up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
     down = PRODUCT.bind(**both, **of_down, top_k=1)
-
-    def call() -> None:
-        sort()
-        torch.mul(sort.used, rows, out=padded)
-        up()
-        activate()
-        down()
-        add_up()
-
+    count = functools.partial(torch.mul, sort.used, rows, out=padded)
+    call = sequence(sort, count, up, between.activate, down, between.add_up)
     tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
     return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -23,13 +23,22 @@ from typing import Any
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
-from kernels.formats import BLOCK, fp8_format, native_scales
-from kernels.fused_moe.layouts import WORD, Pair, activation_bytes, between_products
+from kernels.formats import BLOCK, native_scales
+from kernels.fused_moe.layouts import (
+    MOST_SEGMENTS,
+    WORD,
+    Alignment,
+    Pair,
+    between_products,
+    chunk_for,
+    scale_columns,
+    scale_rows,
+    tiles_for,
+)
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton.align import chunk_for, tiles_for
 from kernels.lazy import torch
-from kernels.op import OPS, Call, Prepared, implementation
+from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
@@ -118,11 +127,6 @@ def packs(arch: str) -> bool:
     return native_scales(arch) == "ue8m0"
 
 
-def scale_columns(k: int, packed: bool) -> int:
-    """Columns of the scales of K values."""
-    return -(-k // (BLOCK * WORD if packed else BLOCK))
-
-
 def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
     """The packed scales of the weights: an upper bound, because on sm_90 scales are taken as they are."""
     w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
@@ -152,156 +156,81 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 # With the suite's own kernels
 
 
-def alignment(expected: int) -> int:
-    """The rows of a tile where an expert has so many rows on average: 128, or on sm_100 what the library
-    advises and vLLM takes. An expert's rows are a multiple of it."""
-    return int(ADVICE.bind(expected)() if first_of(ADVICE, ALIGNMENT) is ADVICE else ALIGNMENT.bind()())
-
-
-def setter(aligned: int) -> Call:
-    """Tells the library the alignment. The library keeps it for all calls, so that each product tells it
-    again."""
-    return TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
-
-
-def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
-    """Scales of activations [groups, rows, columns], fp32 or packed int32, with the rows next to each other
-    as TMA reads them. `rows` is a multiple of 4, so that columns begin at multiples of 16 bytes."""
-    dtype = torch.int32 if packed else torch.float32
-    shape = (groups, scale_columns(k, packed), rows)
-    return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
-
-
-class AroundDeepGemm(Prepared):
-    """The rows of the experts, and the launches around the two products."""
-
-    operands: FusedMoeOperands
-
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, packed: bool) -> None:
-        import triton
-
-        from kernels.fused_moe.triton import rows_jit
-
-        require_interpreter(out.device)
-        super().__init__(operands, out)
-        sizes, device, fp8 = operands.sizes, out.device, fp8_format(operands.sizes.fp8).dtype
-        hidden, inter = sizes.hidden, sizes.inter
-        self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-        self.aligned = alignment(self.expected)
-        self.align = setter(self.aligned)
-        groups, self.capacity = self.groups(sizes, self.aligned)
-
-        def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.empty(groups, self.capacity, columns, dtype=dtype, device=device)
-
-        self.pairs = sizes.tokens * sizes.picks
-        self.counts = torch.empty(sizes.local_experts, dtype=torch.int32, device=device)
-        self.row_of = torch.empty(self.pairs, dtype=torch.int32, device=device)
-        self.a, self.h_q = empty(hidden, fp8), empty(inter, fp8)
-        self.gate_up, self.given = empty(2 * inter), empty(hidden)
-        self.a_scale = mn_major(groups, self.capacity, hidden, packed, device)
-        self.h_scale = mn_major(groups, self.capacity, inter, packed, device)
-
-        self.chunk = chunk_for(self.pairs, device)
-        self.gather = rows_jit.gather_kernel[(self.pairs,)]
-        self.gathering = {
-            "CAPACITY": self.capacity,
-            "PACKED": packed,
-            "BLOCK": BLOCK,
-            "PICKS": sizes.picks,
-            "HIDDEN": hidden,
-            "BLOCK_D": triton.next_power_of_2(hidden),
-            "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
-        }
-        rows = (self.row_of, self.gate_up, self.h_q, self.h_scale, self.given)
-        self.activate, self.add_up = between_products(operands, out, *rows, self.capacity, packed)
-        self.place = self.placing()
-        self.up = self.product((self.a, self.a_scale), (operands.w13, scales[0]), self.gate_up)
-        self.down = self.product((self.h_q, self.h_scale), (operands.w2, scales[1]), self.given)
-
-    @staticmethod
-    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
-        """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
-        raise NotImplementedError
-
-    @classmethod
-    def bytes(cls, sizes: FusedMoeSizes) -> int:
-        """What it allocates at most: `row_bytes` for each row with the row's expert, and the row of each
-        pair."""
-        rows = max(math.prod(cls.groups(sizes, aligned)) for aligned in ALIGNMENTS)
-        return rows * (row_bytes(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
-
-    def placing(self) -> Call:
-        """The launches that give every pair a row, and tell the products which rows belong to which
-        expert."""
-        raise NotImplementedError
-
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
-        """The product of quantised rows and weights, each with scales."""
-        raise NotImplementedError
-
-    def call(self) -> None:
-        import torch
-
-        o = self.operands
-        self.place()
-        x_q, a = o.x_q.view(torch.uint8), self.a.view(torch.uint8)
-        self.gather(x_q, o.x_scale, o.topk_ids, self.row_of, a, self.a_scale, **self.gathering)
-        self.align()
-        self.up()
-        self.activate()
-        self.align()
-        self.down()
-        self.add_up()
-
-
-class Contiguous(AroundDeepGemm):
-    @staticmethod
-    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
-        return 1, tiles_for(aligned, sizes) * aligned
-
-    def placing(self) -> Call:
-        import triton
-
-        from kernels.fused_moe.triton import align_jit, rows_jit
-
-        ids, experts = self.operands.topk_ids, self.operands.sizes.local_experts
-        self.owners = torch.empty(self.capacity, dtype=torch.int32, device=self.out.device)
-        count = align_jit.count_kernel[(experts,)]
-        place_rows = rows_jit.contiguous_kernel[(experts + 1,)]
-        options = {
-            "pairs": self.pairs,
-            "experts": experts,
-            "rows": self.capacity,
-            "ALIGNED": self.aligned,
-            "CHUNK": self.chunk,
-            "EXPERTS": triton.next_power_of_2(experts),
-        }
-
-        def place() -> None:
-            count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
-            place_rows(ids, self.counts, self.row_of, self.owners, **options)
-
-        return place
-
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
-        return CONTIGUOUS.bind((a[0][0], a[1][0]), b, d[0], self.owners)
-
-
-class Masked(AroundDeepGemm):
-    @staticmethod
-    def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
+def groups_of(sizes: FusedMoeSizes, masked: bool, aligned: int) -> tuple[int, int]:
+    """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
+    if masked:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
+    return 1, tiles_for(aligned, sizes) * aligned
 
-    def placing(self) -> Call:
-        from kernels.fused_moe.triton import rows_jit
 
-        place_rows = rows_jit.masked_kernel[(self.operands.sizes.local_experts,)]
-        options = {"pairs": self.pairs, "CAPACITY": self.capacity, "CHUNK": self.chunk}
-        return lambda: place_rows(self.operands.topk_ids, self.counts, self.row_of, **options)
+def bytes_around(sizes: FusedMoeSizes, masked: bool) -> int:
+    """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
+    of each pair."""
+    rows = max(math.prod(groups_of(sizes, masked, aligned)) for aligned in ALIGNMENTS)
+    counts = MOST_SEGMENTS * sizes.local_experts + 1
+    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.tokens * sizes.picks + counts)
 
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
-        return MASKED.bind(a, b, d, self.counts, self.expected)
+
+def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, masked: bool) -> Call:
+    """The suite's own kernels around the two products. scales: those of w13 and w2"""
+    import torch
+    import triton
+
+    from kernels.fused_moe.triton import rows_jit
+
+    require_interpreter(out.device)
+    o, sizes, device = operands, operands.sizes, out.device
+    hidden, experts = sizes.hidden, sizes.local_experts
+    pairs, packed = sizes.tokens * sizes.picks, packs(machine.of(device).arch)
+    expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
+    # The rows of a tile where an expert has so many rows on average: 128, or on sm_100 what the library
+    # advises and vLLM takes. An expert's rows are a multiple of it.
+    advised = first_of(ADVICE, ALIGNMENT) is ADVICE
+    aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
+    # The library keeps the alignment for all calls, so that each product tells it again.
+    align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
+    groups, capacity = groups_of(sizes, masked, aligned)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
+    a_scale = scale_rows(groups, capacity, hidden, packed, device)
+    place: Call
+    if masked:
+        counts, row_of = empty(experts), empty(pairs)
+        place = functools.partial(
+            rows_jit.masked_kernel[(experts,)],
+            *(o.topk_ids, counts, row_of),
+            pairs=pairs,
+            CAPACITY=capacity,
+            CHUNK=chunk_for(pairs, device),
+        )
+    else:
+        place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
+        row_of, owners = place.row_of, place.owners
+    gather = functools.partial(
+        rows_jit.gather_kernel[(pairs,)],
+        *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
+        CAPACITY=capacity,
+        PACKED=packed,
+        BLOCK=BLOCK,
+        PICKS=sizes.picks,
+        HIDDEN=hidden,
+        BLOCK_D=triton.next_power_of_2(hidden),
+        WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
+    )
+    between = between_products(o, out, row_of, groups, capacity, packed)
+    up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
+    down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
+
+    def product(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+        if masked:
+            return MASKED.bind(x, w, y, counts, expected)
+        return CONTIGUOUS.bind((x[0][0], x[1][0]), w, y[0], owners)
+
+    first = (place, gather, align, product(*up), between.activate)
+    return sequence(*first, align, product(*down), between.add_up)
 
 
 class DeepGemmMoe(vendor.DeepGemm):
@@ -321,12 +250,12 @@ class DeepGemmMoe(vendor.DeepGemm):
     DeepGemmMoe,
     symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
-    workspace=Contiguous.bytes,
+    workspace=functools.partial(bytes_around, masked=False),
 )
-def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepared:
+def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     """`m_grouped_fp8_gemm_nt_contiguous`, which engines take for prefill. There are rows for any picks, as in
     vLLM. The rows after the last expert's are skipped on sm_90 and multiplied on sm_100."""
-    return Contiguous(operands, out, scales, packs(machine.of(out.device).arch))
+    return around_products(operands, out, scales, masked=False)
 
 
 @implementation(
@@ -334,12 +263,12 @@ def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> P
     DeepGemmMoe,
     symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
-    workspace=Masked.bytes,
+    workspace=functools.partial(bytes_around, masked=True),
 )
-def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepared:
+def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     """`m_grouped_fp8_gemm_nt_masked`, which engines take for decode: pairs are placed without being counted
     first, and unused rows cost only memory."""
-    return Masked(operands, out, scales, packs(machine.of(out.device).arch))
+    return around_products(operands, out, scales, masked=True)
 
 
 # As engines run them
@@ -365,7 +294,7 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepa
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
         tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
-        + activation_bytes(sizes)
+        + sizes.quantised_bytes
         + sizes.tokens * sizes.picks * 4
     ),
 )
@@ -439,7 +368,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
     rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
     scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (row_bytes(sizes) + scales) + activation_bytes(sizes) + sizes.tokens * sizes.picks * 4
+    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.tokens * sizes.picks * 4
 
 
 @implementation(

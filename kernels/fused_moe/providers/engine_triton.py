@@ -13,11 +13,11 @@ from kernels.binding import Function
 from kernels.engine_tuning import EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.fused_moe.engine_tables import MoeTables
-from kernels.fused_moe.layouts import activation_bytes, expert_ids, per_expert
+from kernels.fused_moe.layouts import expert_ids, per_expert
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import Prepared
+from kernels.op import Prepared, sequence
 from kernels.platform import version
 from kernels.vendor import Sglang, Vllm
 
@@ -89,7 +89,7 @@ class TritonMoe(EngineTuned):
         pairs = sizes.tokens * sizes.picks
         wide = max(2 * sizes.inter, sizes.hidden) * 2
         of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
-        return pairs * of_pair + activation_bytes(sizes) + (pairs + (sizes.local_experts + 1) * 128) * 8
+        return pairs * of_pair + sizes.quantised_bytes + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
 class VllmTritonMoe(Vllm, TritonMoe):
@@ -119,12 +119,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
             expert_map=to_local,
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
         )
-
-        def call() -> object:
-            write_ids()
-            return experts()
-
-        return self.prepared(o, call)
+        return self.prepared(o, sequence(write_ids, experts))
 
 
 class SglangTritonMoe(Sglang, TritonMoe):

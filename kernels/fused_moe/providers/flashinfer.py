@@ -9,17 +9,15 @@ srt/layers/moe/moe_runner/flashinfer_trtllm.py of SGLang 0.5.23. Untested on har
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels import vendor
 from kernels.binding import Function
 from kernels.formats import BLOCK, known_scales
-from kernels.fused_moe.layouts import activation_bytes
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import Call, Unsupported, implementation
+from kernels.op import Call, Unsupported, implementation, sequence
 from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
@@ -158,7 +156,7 @@ class TrtLlm(FlashInferMoe):
     archs = vendor.BLACKWELL
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        return super().workspace(sizes) + activation_bytes(sizes)
+        return super().workspace(sizes) + sizes.quantised_bytes
 
 
 def is_routed(sizes: FusedMoeSizes) -> Support:
@@ -205,9 +203,15 @@ def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
     if sizes.shared and not TRTLLM.takes("num_fused_shared_experts"):
         raise Unsupported(f"flashinfer {version('flashinfer') or ''} fuses no shared expert; 0.6.15 does")
     shared = {"num_fused_shared_experts": sizes.shared} if sizes.shared else {}
-    layout = {"use_shuffled_weight": True, "weight_layout": BLOCK_MAJOR_K}
-    routing = by_logits(operands) | layout | shared
-    return layer(TRTLLM, operands, weights, routing, tune_max_num_tokens=sizes.tokens)
+    return layer(
+        TRTLLM,
+        operands,
+        weights,
+        use_shuffled_weight=True,
+        weight_layout=BLOCK_MAJOR_K,
+        tune_max_num_tokens=sizes.tokens,
+        **(by_logits(operands) | shared),
+    )
 
 
 @implementation(
@@ -224,7 +228,7 @@ def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
 def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
     """The same as SGLang calls it: with weights as in checkpoints except for the order of gate and up, with
     another kernel, and with a given output. In SGLang the shared expert is a dense MLP of its own."""
-    return layer_of_sglang(TRTLLM_INTO, operands, out, weights, by_logits(operands))
+    return layer(TRTLLM_INTO, operands, weights, **by_logits(operands), **as_in_sglang(operands, out))
 
 
 @implementation(
@@ -245,15 +249,18 @@ def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weigh
     """`trtllm_fp8_block_scale_routed_moe`: what SGLang runs with expert parallelism, after a top-k kernel of
     its own. Here an expert on another rank has the id -1, which the kernel skips, as it skips SGLang's rows
     of padding."""
-    routing = {
-        "topk_ids": (operands.topk_ids, operands.topk_weights),
-        "routing_bias": None,
-        "n_group": None,
-        "topk_group": None,
-        "routed_scaling_factor": 1.0,  # the weights of the operands include it
-        "routing_method_type": TOP_K,
-    }
-    return layer_of_sglang(TRTLLM_ROUTED, operands, out, weights, routing)
+    return layer(
+        TRTLLM_ROUTED,
+        operands,
+        weights,
+        topk_ids=(operands.topk_ids, operands.topk_weights),
+        routing_bias=None,
+        n_group=None,
+        topk_group=None,
+        routed_scaling_factor=1.0,  # the weights of the operands include it
+        routing_method_type=TOP_K,
+        **as_in_sglang(operands, out),
+    )
 
 
 def by_logits(operands: FusedMoeOperands) -> dict[str, object]:
@@ -268,29 +275,17 @@ def by_logits(operands: FusedMoeOperands) -> dict[str, object]:
     }
 
 
-def layer_of_sglang(
-    function: Function,
-    operands: FusedMoeOperands,
-    out: torch.Tensor,
-    weights: Weights,
-    routing: Mapping[str, object],
-) -> Call:
-    layout = {"use_shuffled_weight": False, "weight_layout": MAJOR_K, "output": out}
-    most = 1 << (operands.sizes.tokens - 1).bit_length()  # the next power of two
-    return layer(function, operands, weights, {**routing, **layout}, tune_max_num_tokens=most)
+def as_in_sglang(operands: FusedMoeOperands, out: torch.Tensor) -> dict[str, object]:
+    return {
+        "use_shuffled_weight": False,
+        "weight_layout": MAJOR_K,
+        "output": out,
+        "tune_max_num_tokens": 1 << (operands.sizes.tokens - 1).bit_length(),  # the next power of two
+    }
 
 
-def layer(
-    function: Function,
-    operands: FusedMoeOperands,
-    weights: Weights,
-    arguments: Mapping[str, object],
-    tune_max_num_tokens: int,
-) -> Call:
-    """Quantises x and computes the layer.
-
-    arguments: those that differ between rows
-    """
+def layer(function: Function, operands: FusedMoeOperands, weights: Weights, **arguments: object) -> Call:
+    """Quantises x and computes the layer. arguments: those that differ between rows"""
     o, sizes = operands, operands.sizes
     x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
     x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
@@ -308,11 +303,5 @@ def layer(
         intermediate_size=sizes.inter,
         local_expert_offset=0,
         local_num_experts=sizes.routed.local,
-        tune_max_num_tokens=tune_max_num_tokens,
     )
-
-    def call() -> object:
-        quantise()
-        return compute()
-
-    return tuned(call, weights)
+    return tuned(sequence(quantise, compute), weights)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
@@ -12,9 +11,6 @@ from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
-
-if TYPE_CHECKING:
-    from torch.utils.weak import WeakIdKeyDictionary
 
 ROWS = 4096
 """Tokens that are computed at a time: their gathered rows and the experts' outputs are topk times as large
@@ -88,20 +84,12 @@ def _fused_moe(
 
 
 def in_bf16(operands: FusedMoeOperands) -> Pair:
-    """w13 and w2 in bf16: one copy for all calls that read the same w13. A copy for each, with twice the
-    bytes of the weights, took most of the time before measuring."""
-    known = _bf16_weights()
-    if operands.w13 not in known:
-        known[operands.w13] = weights_in_bf16(operands)
-    return known[operands.w13]
-
-
-@functools.cache
-def _bf16_weights() -> WeakIdKeyDictionary:
-    """w13 -> both weights in bf16, as long as the w13 exists."""
-    from torch.utils.weak import WeakIdKeyDictionary
-
-    return WeakIdKeyDictionary()
+    """w13 and w2 in bf16: one copy for all calls that read the same w13, which keeps it. A copy for each,
+    with twice the bytes of the weights, took most of the time before measuring."""
+    w13: Any = operands.w13
+    if not hasattr(w13, "with_w2_in_bf16"):
+        w13.with_w2_in_bf16 = weights_in_bf16(operands)
+    return w13.with_w2_in_bf16
 
 
 class GroupedMoe(Implementation):
@@ -150,17 +138,13 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     return grouped(operands, out, weights, _fused_moe)
 
 
-def compiled_in_bf16(operands: FusedMoeOperands) -> tuple[Pair, Callable[..., Any]]:
-    return in_bf16(operands), torch.compile(_fused_moe, dynamic=False)
-
-
 @implementation(
     "torch.compile",
     GroupedMoe,
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     per_size=True,
     available=lambda platform: platform.compiler(),
-    stationary=compiled_in_bf16,
+    stationary=lambda operands: (in_bf16(operands), torch.compile(_fused_moe, dynamic=False)),
 )
 def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
     """`torch.bf16` by the compiler. It cannot be rebound, because it would compile for each number of

@@ -31,12 +31,14 @@ def count_kernel(
 def place_kernel(
     ids,  # int32 [pairs]
     counts,  # int32 [segments, experts], if COUNTED
-    slots,  # int32 [tiles * TILE]: the pair in each slot; `pairs` in an empty one
-    owners,  # int32 [tiles]: the expert of each tile
+    slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in an empty one; None with row_of
+    row_of,  # int32 [pairs]: the slot of each pair of this rank; or None
+    owners,  # int32 [tiles]: the expert of each tile; with row_of [rows], of each slot, -1 after the last
     used,  # int32 [1]: the number of tiles that have an expert
     pairs,
     experts,
     per_segment,  # pairs of a segment
+    rows,  # slots in all
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,  # rounded up to a power of two
@@ -65,12 +67,19 @@ def place_kernel(
     tl.store(used, tl.sum(tiles, 0), mask=(expert == 0) & (segment == 0))
 
     if segment == 0:
-        for start in range(0, own, CHUNK):
-            tile = start + tl.arange(0, CHUNK)
-            tl.store(owners + first + tile, tl.zeros([CHUNK], tl.int32) + expert, mask=tile < own)
-        # The empty slots are fewer than a tile.
-        empty = first * TILE + tl.sum(tl.where(other == expert, load, 0), 0) + tl.arange(0, TILE)
-        tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)
+        OWNERS: tl.constexpr = 1 if row_of is None else TILE
+        for start in range(0, own * OWNERS, CHUNK):
+            at = start + tl.arange(0, CHUNK)
+            owner = tl.zeros([CHUNK], tl.int32) + expert
+            tl.store(owners + first * OWNERS + at, owner, mask=at < own * OWNERS)
+        if row_of is None:
+            # The empty slots are fewer than a tile.
+            empty = first * TILE + tl.sum(tl.where(other == expert, load, 0), 0) + tl.arange(0, TILE)
+            tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)
+        elif expert == experts - 1:
+            for start in range((first + own) * TILE, rows, CHUNK):
+                at = start + tl.arange(0, CHUNK)
+                tl.store(owners + at, tl.zeros([CHUNK], tl.int32) - 1, mask=at < rows)
 
     taken = first * TILE + before
     end = tl.minimum(pairs, (segment + 1) * per_segment)
@@ -78,5 +87,8 @@ def place_kernel(
         at = start + tl.arange(0, CHUNK)
         mine = (tl.load(ids + at, mask=at < end, other=-1) == expert).to(tl.int32)
         slot = taken + tl.cumsum(mine, 0) - 1
-        tl.store(slots + slot, at, mask=mine > 0)
+        if row_of is None:
+            tl.store(slots + slot, at, mask=mine > 0)
+        else:
+            tl.store(row_of + at, slot, mask=mine > 0)
         taken += tl.sum(mine, 0)

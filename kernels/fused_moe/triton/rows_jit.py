@@ -11,37 +11,7 @@ DeepGEMM's utils/math.py).
 import triton
 import triton.language as tl
 
-from kernels.fused_moe.triton.pairs_jit import requantised
-
-
-@triton.jit
-def contiguous_kernel(
-    ids,  # int32 [pairs]; -1: of another rank
-    counts,  # int32 [experts]
-    row_of,  # int32 [pairs]
-    owners,  # int32 [rows]: the expert of each row; -1 after the last expert's rows
-    pairs,
-    experts,
-    rows,
-    ALIGNED: tl.constexpr,  # an expert's rows are a multiple of this
-    CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # rounded up to a power of two
-):
-    """Each program places the rows of one expert; the last one marks the rest. Grid: (experts + 1,)."""
-    expert = tl.program_id(0)
-    other = tl.arange(0, EXPERTS)
-    padded = (tl.load(counts + other, mask=other < experts, other=0) + ALIGNED - 1) // ALIGNED * ALIGNED
-    first = tl.sum(tl.where(other < expert, padded, 0), 0)
-    end = tl.where(expert < experts, first + tl.sum(tl.where(other == expert, padded, 0), 0), rows)
-    owner = tl.where(expert < experts, expert, -1)
-    for start in range(first, end, CHUNK):
-        row = start + tl.arange(0, CHUNK)
-        tl.store(owners + row, tl.zeros([CHUNK], tl.int32) + owner, mask=row < end)
-    for start in range(0, pairs, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
-        tl.store(row_of + at, first + tl.cumsum(mine, 0) - 1, mask=mine > 0)
-        first += tl.sum(mine, 0)
+from kernels.fused_moe.triton.grouped_jit import requantised
 
 
 @triton.jit
@@ -143,9 +113,9 @@ def _store_scales(
 
 @triton.jit
 def combine_kernel(
-    given,  # bf16 [rows, HIDDEN]
+    given,  # bf16 [rows, HIDDEN]; holds anything for a pair on another rank
     ids,  # int32 [tokens, PICKS]
-    row_of,  # int32 [tokens, PICKS]
+    row_of,  # int32 [tokens, PICKS]; None where the row is the number of the pair
     weights,  # fp32 [tokens, PICKS]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
     HIDDEN: tl.constexpr,
@@ -153,12 +123,15 @@ def combine_kernel(
     PICKS_PADDED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Each program computes BLOCK_D columns of one token. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
+    """Each program computes BLOCK_D columns of one token. Picks are added in a tree of fixed shape, so that
+    equal inputs give equal bits. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     pick = tl.arange(0, PICKS_PADDED)
     here = tl.load(ids + token * PICKS + pick, mask=pick < PICKS, other=-1) >= 0
-    row = tl.load(row_of + token * PICKS + pick, mask=here, other=0).to(tl.int64)
+    row = token * PICKS + pick
+    if row_of is not None:
+        row = tl.load(row_of + row, mask=here, other=0).to(tl.int64)
     weight = tl.load(weights + token * PICKS + pick, mask=here, other=0.0)
     at = given + row[:, None] * HIDDEN + column[None, :]
     value = tl.load(at, mask=here[:, None] & (column < HIDDEN)[None, :], other=0.0).to(tl.float32)

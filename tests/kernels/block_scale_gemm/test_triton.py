@@ -16,10 +16,11 @@ from kernels.block_scale_gemm.triton.split_k import MIN_STEPS, SplitKConfig
 from kernels.compose import bind
 from kernels.formats import FORMATS
 from kernels.operands import Seeds
+from kernels.triton_runtime import ConfiguredPrepared
 from kernels.tuning import Target
 from shapes.case import parse
 from tests.support.composed import innermost
-from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
+from tests.support.interpreting import buffers, each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -60,7 +61,7 @@ class Set(provider.SplitK):
         self.target = Target("cpu", "gfx942" if dies > 1 else "cpu", units)
         self.forced = SplitKConfig(**{"rows": 64, "columns": 128} | config) if config else None
 
-    def prepare_for(self, target: Target, *arguments: Any) -> provider._SplitK:
+    def prepare_for(self, target: Target, *arguments: Any) -> ConfiguredPrepared:
         return super().prepare_for(self.target, *arguments)
 
 
@@ -74,9 +75,7 @@ def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[str]:
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, Set(**differs), operands, out)
-    inner = innermost(prepared)
-    assert ("units" in differs) <= (inner.choice.config.persistent or inner.parts.shape[0] != 1)
-    return wrong(OP, IMPLEMENTATION, prepared, operands, (out, inner.parts, inner.written), largest)
+    return wrong(OP, IMPLEMENTATION, prepared, operands, buffers(innermost(prepared)), largest)
 
 
 @each_part

@@ -17,7 +17,7 @@ import kernels
 from harness.workers.child import bench, device, profile, timers
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import Program
-from kernels.fused_moe.providers.torch_eager import _bf16_weights, bf16, compiled
+from kernels.fused_moe.providers.torch_eager import bf16, compiled
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.op import Implementation, Prepared
 from kernels.operands import Seeds
@@ -95,17 +95,17 @@ def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, call
 
 def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
     subject = opened(op="fused_moe", sizes=MOE | {"tokens": 2, "experts": 4, "topk": 2})
-    gc.collect()
-    before = len(_bf16_weights())
     operands, out = subject.sets[0], subject.op.empty_output(subject.sizes, "cpu")
     prepared = [impl().prepare(operands, out) for impl in (bf16, bf16, compiled)]
     w13s = [prepared[0].stationary[0], prepared[1].stationary[0], prepared[2].stationary[0][0]]
     assert len({w13.data_ptr() for w13 in w13s}) == 1
-    assert len(_bf16_weights()) == before + 1
+    kept = weakref.ref(w13s[0])
     del prepared, operands, w13s
+    gc.collect()
+    assert kept() is not None
     subject.close()
     gc.collect()
-    assert len(_bf16_weights()) == before
+    assert kept() is None
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -9,8 +9,7 @@ from typing import Any
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
+from kernels.mha_prefill.operands import BYTES, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, guarded
 from kernels.op import Call, Prepared
 
 VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
@@ -58,8 +57,7 @@ def lengths(o: MhaPrefillOperands) -> dict[str, Any]:
 
 def padded(v: torch.Tensor) -> torch.Tensor:
     """v as wide as q and k, filled up with zeros, for kernels that take one head size only."""
-    tokens, heads, _ = v.shape
-    wide = guarded(tokens, heads, WIDTH, v.device, v.dtype).zero_()
+    wide = guarded((*v.shape[:2], WIDTH), v.device, v.dtype).zero_()
     wide[..., :VALUE] = v
     return wide
 

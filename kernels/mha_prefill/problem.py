@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kernels.formats import fp8_format
 from kernels.lazy import torch
-from kernels.mha_prefill.generate import generate
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
+from kernels.mha_prefill.operands import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    empty,
+    generate,
+)
 from kernels.mha_prefill.reference import HEADS, SCORES, reference
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Op, RowGroups, Tolerance, Work, rows_kept
-from kernels.operands import ABSENT
 
 
 class MhaPrefill(Op):
@@ -60,7 +65,7 @@ class MhaPrefill(Op):
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
         """Two results in fp32, with FP8 operands three; also in fp32, for the longest sequence and some
         heads, keys, values and their squares, twice; scores and what is computed of them."""
-        longest = max(prefix + new for prefix, new in sizes.lengths())
+        _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
         row = sizes.heads * VALUE
@@ -68,22 +73,7 @@ class MhaPrefill(Op):
         return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
-        starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
-        fp8 = sizes.dtype == "fp8"
-        dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
-        descale = torch.empty(1, device=device) if fp8 else ABSENT
-        return MhaPrefillOperands(
-            q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
-            k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),
-            v=guarded(sizes.keys, sizes.heads, VALUE, device, dtype),
-            cu_q=starts,
-            cu_k=starts,
-            sequences=sequences_of(sizes.lengths()),
-            sizes=sizes,
-            q_descale=descale,
-            k_descale=descale,
-            v_descale=descale,
-        )
+        return empty(sizes, sizes.lengths(), device)
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
         """The sequence of each token."""

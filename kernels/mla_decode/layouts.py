@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kernels.lazy import torch
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200

@@ -13,10 +13,17 @@ from typing import ClassVar
 
 from kernels.formats import fp8_format
 from kernels.lazy import torch
-from kernels.mla_decode.generate import generate
-from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
+from kernels.mla_decode.operands import (
+    KV_BYTES,
+    KV_SCALE,
+    LATENT,
+    SPARE_PAGES,
+    WIDTH,
+    MlaDecodeOperands,
+    MlaDecodeSizes,
+    generate,
+)
 from kernels.mla_decode.reference import reference
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Op, Tolerance, Work
 
 
@@ -51,9 +58,10 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results in fp64; for the longest sequence the cache and its squares in fp64, and weights."""
+        """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
+        weights."""
         longest = max(sizes.lengths())
-        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + LATENT + 8 * sizes.heads)
+        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + 2 * LATENT + 8 * sizes.heads)
 
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
         lengths = sizes.lengths()

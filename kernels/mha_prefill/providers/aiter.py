@@ -19,8 +19,7 @@ from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import VARLEN, lengths, varlen
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes, takes_bf16, takes_fp8
+from kernels.mha_prefill.operands import BYTES, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Aiter
@@ -64,7 +63,7 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
     requires="AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950",
     truncates=True,
     symbols=(DISPATCH,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
 def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
@@ -105,7 +104,7 @@ def within_4_gib(sizes: MhaPrefillSizes) -> Support:
     since="0.1.5",
     requires="AITER 0.1.5 or later, gfx942 or gfx950",
     symbols=(ASM,),
-    fits=lambda sizes: Support.all_of(takes_bf16(sizes), within_4_gib(sizes)),
+    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), within_4_gib(sizes)),
 )
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
@@ -120,7 +119,7 @@ def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="AITER 0.1.8 or later, gfx942 or gfx950",
     truncates=True,
     symbols=(CK,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
 def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
@@ -136,7 +135,7 @@ def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="AITER 0.1.18 or later, gfx950",
     archs=("gfx950",),
     symbols=(OPUS,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
 def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The OPUS kernel by itself, which gfx950 dispatches to."""
@@ -163,7 +162,7 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     also=vendor.TRITON,
     allocates=True,
     symbols=(TRITON,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     # The output, and a sum of exponentials for each row.
     workspace=lambda sizes: sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4),
 )
@@ -181,7 +180,7 @@ def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     truncates=True,
     allocates=True,
     symbols=(PER_TENSOR,),
-    fits=takes_fp8,
+    fits=takes("fp8"),
     workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * BYTES["bf16"],
 )
 def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
@@ -221,7 +220,7 @@ PERSISTENT = Function(
 def fits_persistent(sizes: MhaPrefillSizes) -> Support:
     heads = ", ".join(map(str, REDUCED_HEADS))
     taken = need(sizes.heads in REDUCED_HEADS, f"takes {heads} heads, not {sizes.heads}")
-    return Support.all_of(takes(sizes, "fp8"), taken)
+    return Support.all_of(takes("fp8")(sizes), taken)
 
 
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:

@@ -16,8 +16,7 @@ from typing import Any
 from kernels import vendor
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, takes_both
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 
 FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
@@ -66,7 +65,7 @@ NODE = tuple(
         *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
         *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
     ),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     # What a plan asks for is known once it is built; forward plans have asked for little.
     workspace=lambda sizes: 32 << 20,
 )

@@ -15,8 +15,15 @@ from typing import Any
 from kernels import vendor
 from kernels.binding import Function
 from kernels.mha_prefill.layouts import VARLEN, varlen
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes_bf16, takes_both
+from kernels.mha_prefill.operands import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    takes,
+)
 from kernels.op import Prepared, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -47,7 +54,7 @@ def workspace(sizes: MhaPrefillSizes) -> int:
     return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
 
-TAKES_BOTH: dict[str, Any] = {"activations": "fp8", "fits": takes_both, "workspace": workspace}
+TAKES_BOTH: dict[str, Any] = {"activations": "fp8", "fits": takes("bf16", "fp8"), "workspace": workspace}
 """What the rows declare that take FP8 operands too."""
 
 
@@ -65,7 +72,7 @@ def wide_workspace(sizes: MhaPrefillSizes) -> int:
     install="pip install flash-attn --no-build-isolation",
     archs=vendor.SINCE_AMPERE,
     symbols=(FA2,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=wide_workspace,
 )
 def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
@@ -118,7 +125,7 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     requires="flash-attn-4 4.0.0b1 or later (module flash_attn.cute), CUDA sm_90, sm_100 or sm_103",
     archs=FROM_HOPPER,
     symbols=(FA4,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=workspace,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:

@@ -14,8 +14,7 @@ from typing import Any
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16, takes_both, takes_fp8
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, Cudnn, FlashInfer
@@ -66,7 +65,7 @@ def wrapper_bytes(sizes: MhaPrefillSizes) -> int:
     requires="flashinfer-python 0.2.3 or later, CUDA sm_80 or later",
     archs=SINCE_AMPERE,
     symbols=(MAKE, PLAN, RUN),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=wrapper_bytes,
 )
 def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -80,7 +79,7 @@ def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="flashinfer-python 0.2.3 or later, CUDA sm_90",
     archs=("sm_90",),
     symbols=(MAKE, PLAN, RUN),
-    fits=takes_bf16,  # it has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)
+    fits=takes("bf16"),  # it has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)
     workspace=wrapper_bytes,
 )
 def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -95,7 +94,7 @@ def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     archs=BLACKWELL,
     activations="fp8",
     symbols=(MAKE, PLAN, RUN, PLAN_FP8, RUN_FP8),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     # Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan).
     workspace=lambda sizes: wrapper_bytes(sizes) + (32 << 20) + 3 * 4 * 131072,
 )
@@ -118,7 +117,7 @@ def offsets_fit(sizes: MhaPrefillSizes) -> Support:
     archs=("sm_90", *BLACKWELL),
     also={"cudnn": Cudnn.install},
     symbols=(MAKE, PLAN_CUDNN, RUN),
-    fits=lambda sizes: Support.all_of(takes_bf16(sizes), offsets_fit(sizes)),
+    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), offsets_fit(sizes)),
     workspace=wrapper_bytes,
 )
 def cudnn(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -180,7 +179,7 @@ def ragged(
     archs=BLACKWELL,
     activations="fp8",
     symbols=(TRTLLM,),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     workspace=wrapper_bytes,
 )
 def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -196,7 +195,7 @@ def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     archs=BLACKWELL,
     activations="fp8",
     symbols=(CUTE_DSL,),
-    fits=takes_fp8,
+    fits=takes("fp8"),
     workspace=wrapper_bytes,
 )
 def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import NewTokens
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import takes_bf16
+from kernels.mha_prefill.operands import MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
 from kernels.vendor import Sglang
 
@@ -29,7 +28,7 @@ EXTEND = Function(
     Sglang,
     requires="SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm",
     symbols=(EXTEND,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
     workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + NewTokens.bytes(sizes),
 )

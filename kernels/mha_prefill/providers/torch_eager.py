@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import padded, reading
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.mha_prefill.operands import (
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    Sequence,
+    takes,
+)
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -202,7 +209,7 @@ def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     "torch.varlen",
     requires="torch's build for CUDA, 2.10 or later",
     available=lambda platform: platform.is_a("cuda"),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     # v as wide as q and k
     workspace=lambda sizes: (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2,
     scratch=lambda sizes: sizes.queries * sizes.heads * (WIDTH * 2 + 4),
@@ -245,7 +252,7 @@ def mask_bytes(sizes: MhaPrefillSizes) -> int:
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     available=lambda platform: platform.compiler(),
     per_size=True,
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=mask_bytes,
     scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
 )

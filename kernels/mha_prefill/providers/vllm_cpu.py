@@ -6,8 +6,7 @@ from __future__ import annotations
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import NewTokens
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vllm, VllmCpu, vllm_operator
@@ -31,7 +30,7 @@ def extend_bytes(sizes: MhaPrefillSizes) -> int:
     symbols=(EXTEND,),
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=extend_bytes,
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
@@ -54,7 +53,7 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 def fits_dense(sizes: MhaPrefillSizes) -> Support:
     fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
-    return Support.all_of(takes_bf16(sizes), fresh)
+    return Support.all_of(takes("bf16")(sizes), fresh)
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:

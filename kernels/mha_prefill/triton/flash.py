@@ -10,8 +10,16 @@ from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
+from kernels.mha_prefill.operands import (
+    BYTES,
+    NOPE,
+    ROPE,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    takes,
+)
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
@@ -104,7 +112,7 @@ class FlashVarlen(SuiteTriton):
     activations = "fp8"
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, "bf16", "fp8")
+        return takes("bf16", "fp8")(sizes)
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
         """Tiles of at most twice the rows of the longest sequence, and of at least an instruction's rows for

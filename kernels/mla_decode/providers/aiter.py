@@ -19,9 +19,8 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import SPARE_PAGES, MlaDecodeOperands
+from kernels.mla_decode.operands import LATENT, ROPE, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.mla_decode.providers import vllm
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
 from kernels.support import Support, need

@@ -17,8 +17,7 @@ from kernels import vendor
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, ROPE, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 

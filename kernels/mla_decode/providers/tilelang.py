@@ -15,8 +15,7 @@ from kernels import platform as platforms
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, takes_bf16
 from kernels.mla_decode.triton.split_kv_plan import plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need

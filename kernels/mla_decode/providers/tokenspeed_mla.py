@@ -9,8 +9,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vendor

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kernels.lazy import torch
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import KV_BYTES, LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Implementation, Prepared, implementation
 
 Tables = tuple["torch.Tensor", "torch.Tensor"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kernels.lazy import torch
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, takes_bf16
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.layouts import MOST_UNITS
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target

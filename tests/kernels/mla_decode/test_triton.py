@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from kernels.formats import FORMATS
-from kernels.mla_decode.sizes import MlaDecodeSizes
+from kernels.mla_decode.operands import MlaDecodeSizes
 from kernels.mla_decode.triton import split_kv as provider
 from kernels.operands import Seeds
 from kernels.tuning import Target

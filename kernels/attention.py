@@ -1,5 +1,5 @@
-"""What the attention ops share: the shift of adversarial scores, edges of tiles, and the error that rounding
-explains.
+"""What the attention ops share: arguments of libraries by name, the shift of adversarial scores, edges of
+tiles, and the error that rounding explains.
 
 sigma: a right kernel takes exact products of bf16, sums in fp32, and rounds to bf16 twice (relative error
 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
@@ -12,6 +12,10 @@ sigma_fp8: weights are rounded to FP8 (see `fp8_variance`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from kernels.binding import Function
 from kernels.formats import Fp8Format
 from kernels.lazy import torch
 
@@ -26,6 +30,13 @@ SHIFT = 120.0
 EVEN = 0.1
 """The largest weight of rows that are judged together: a heavier weight is 1 before it is normalised, and has
 no error."""
+
+
+def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
+    """The arguments that a library's function needs, by name, of those that are here. The key of a value holds
+    all names that libraries have for it, separated by spaces."""
+    named = {name: value for names, value in values.items() for name in names.split()}
+    return {name: named[name] for name in function.needs if name in named}
 
 
 def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_keys: float) -> None:

@@ -1,5 +1,5 @@
-"""What several libraries ask for: layouts of the paged cache (page lists, padded tables, finite copies),
-the query in FP8, and the number of compute units. Where a library wants one head of the cache, a row gives it
+"""What several libraries ask for: the operands by the names that they have there, layouts of the paged cache
+(page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache, a row gives it
 kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence, q[:, None] [batch, 1,
 heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
@@ -14,8 +14,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kernels.attention import needed
+from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
@@ -23,6 +25,27 @@ MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
 SLACK = 256
 """Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
+
+
+def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, **further: Any) -> Call:
+    """The call of a library's function with the operands that it needs, and with further arguments, which
+    replace those below."""
+    usual = {
+        "q": o.q,
+        "out o": out,
+        "softmax_scale sm_scale": o.scale,
+        "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
+        "cu_seqlens_q qo_indptr": query_starts(o),
+        "max_seqlen_q": 1,
+        "max_seq_len": o.sizes.model_len,
+        "num_heads": o.q.shape[1],
+        "kv_lora_rank head_dim_ckv head_dim_v": LATENT,
+        "qk_rope_head_dim head_dim_kpe": ROPE,
+        "page_size": o.page,
+        "q_data_type": o.q.dtype,
+        "kv_data_type": o.kv.dtype,
+    }
+    return function.bind(**needed(function, usual) | further)
 
 
 def compute_units(device: torch.device) -> int:

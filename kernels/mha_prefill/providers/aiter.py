@@ -13,40 +13,42 @@ makes one call, as here. Untested on hardware.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import VARLEN, lengths, varlen
+from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, bound, varlen
 from kernels.mha_prefill.operands import BYTES, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Aiter
 
-DISPATCH = Function(
-    "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{VARLEN} out"
-)
+
+def of_mha(name: str, needs: str, wishes: str = "") -> Function:
+    return Function(f"aiter.{name}", f"aiter.ops.mha.{name}", needs=needs, wishes=wishes)
+
+
+DISPATCH = of_mha("flash_attn_varlen_func", needs=f"{VARLEN} out")
 TRITON = Function(
     "aiter.ops.triton.attention.mha.flash_attn_varlen_func",
     "aiter.ops.triton.mha.flash_attn_varlen_func",
     needs=VARLEN,
 )
-PER_TENSOR = Function(
-    "aiter.flash_attn_varlen_fp8_pertensor_func",
-    "aiter.ops.mha.flash_attn_varlen_fp8_pertensor_func",
-    needs=f"{VARLEN} q_descale k_descale v_descale",
-)
+PER_TENSOR = of_mha("flash_attn_varlen_fp8_pertensor_func", needs=f"{VARLEN} {DESCALES}")
 # What the asm and the CK entry want beside what `flash_attn_varlen_func` takes: none has a default.
-FORWARD = (
-    "q k v out cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_q dropout_p softmax_scale "
-    "logits_soft_cap zero_tensors is_causal window_size_left window_size_right return_softmax_lse "
-    "return_dropout_randval"
-)
-ASM = Function(
-    "aiter.fmha_v3_varlen_fwd", "aiter.ops.mha.fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt"
-)
-CK = Function("aiter.mha_varlen_fwd", "aiter.ops.mha.mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
+DEFAULTS = {
+    "min_seqlen_q": 0,
+    "dropout_p": 0.0,
+    "logits_soft_cap": 0.0,
+    "zero_tensors": False,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "return_softmax_lse": False,
+    "return_dropout_randval": False,
+}
+FORWARD = " ".join([VARLEN.replace("causal", "is_causal"), "out", *DEFAULTS])
+ASM = of_mha("fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt")
+CK = of_mha("mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
 OPUS = Function(
     "aiter.ops.mha.fmha_fwd_bf16_opus_varlen_fwd",
     "aiter.fmha_fwd_bf16_opus_varlen_fwd",
@@ -65,31 +67,12 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
     symbols=(DISPATCH,),
     fits=takes("bf16"),
 )
-def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
     that (0.1.18 or later), before asm v3; CK, which truncates, where neither fits."""
     with contextlib.suppress(BindingError):  # an AITER without that module
         FLYDSL.find()
-    return varlen(operands, out, DISPATCH)
-
-
-def forward(o: MhaPrefillOperands, out: torch.Tensor) -> dict[str, Any]:
-    """What the asm and the CK entry get, as `flash_attn_varlen_func` gives it."""
-    return {
-        **o.live_tensors(),
-        "out": out,
-        **lengths(o),
-        "min_seqlen_q": 0,
-        "dropout_p": 0.0,
-        "softmax_scale": o.scale,
-        "logits_soft_cap": 0.0,
-        "zero_tensors": False,
-        "is_causal": True,
-        "window_size_left": -1,
-        "window_size_right": -1,
-        "return_softmax_lse": False,
-        "return_dropout_randval": False,
-    }
+    return bound(DISPATCH, operands, out)
 
 
 def within_4_gib(sizes: MhaPrefillSizes) -> Support:
@@ -109,7 +92,7 @@ def within_4_gib(sizes: MhaPrefillSizes) -> Support:
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
     # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
-    return ASM.bind(**forward(operands, out), how_v3_bf16_cvt=1)
+    return bound(ASM, operands, out, **DEFAULTS, how_v3_bf16_cvt=1)
 
 
 @implementation(
@@ -125,7 +108,7 @@ def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
     builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
     architectures."""
-    return CK.bind(**forward(operands, out), sink_size=0)
+    return bound(CK, operands, out, **DEFAULTS, sink_size=0)
 
 
 @implementation(
@@ -139,19 +122,7 @@ def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 )
 def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The OPUS kernel by itself, which gfx950 dispatches to."""
-    most_new, longest = o.longest
-    return OPUS.bind(
-        q=o.q,
-        k=o.k,
-        v=o.v,
-        out=out,
-        softmax_scale=o.scale,
-        causal=True,
-        seqstart_q=o.cu_q,
-        seqstart_k=o.cu_k,
-        max_seqlen_q=most_new,
-        max_seqlen_k=longest,
-    )
+    return bound(OPUS, o, out)
 
 
 @implementation(
@@ -163,12 +134,11 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     allocates=True,
     symbols=(TRITON,),
     fits=takes("bf16"),
-    # The output, and a sum of exponentials for each row.
-    workspace=lambda sizes: sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4),
+    workspace=allocated_bytes,
 )
 def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
-    return varlen(operands, None, TRITON)
+    return varlen(operands, TRITON)
 
 
 @implementation(
@@ -186,7 +156,7 @@ def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
 def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
     output truncated as that of `aiter.ck`. The call allocates it."""
-    return varlen(o, None, PER_TENSOR, q_descale=o.q_descale, k_descale=o.k_descale, v_descale=o.v_descale)
+    return varlen(o, PER_TENSOR)
 
 
 # The persistent kernel
@@ -246,53 +216,35 @@ def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
     beforehand, and the reduction of those tiles that were split over keys."""
     plan = planned(o)
-    return PERSISTENT.bind(
-        Q=o.q,
-        K=o.k,
-        V=o.v,
-        output=out,
-        qo_indptr=o.cu_q,
-        kv_indptr=o.cu_k,
-        # Every key is a page of its own, in order.
-        kv_page_indices=torch.arange(len(o.k), dtype=torch.int32, device=o.k.device),
-        work_indptr=plan["work_indptr"],
-        work_info_set=plan["work_info"],
-        max_seqlen_q=o.longest[0],
-        is_causal=True,
-        reduce_indptr=plan["reduce_indptr"],
-        reduce_final_map=plan["reduce_final_map"],
-        reduce_partial_map=plan["reduce_partial_map"],
-        softmax_scale=o.scale,
-        q_scale=o.q_descale,
-        k_scale=o.k_descale,
-        v_scale=o.v_descale,
-    )
+    # Every key is a page of its own, in order.
+    pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
+    tables = {name: plan[name] for name in PERSISTENT.needs if name in plan}
+    return bound(PERSISTENT, o, out, kv_page_indices=pages, work_info_set=plan["work_info"], **tables)
 
 
 def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     """The tiles that each program takes, and how their parts are put together. The host plans."""
-    heads, names = o.q.shape[1], TENSORS.split()
-    shapes = INFO.bind(
-        batch_size=len(o.sequences), num_head_k=heads, max_qlen=o.longest[0], qlen_granularity=TILE
-    )()
+    names, shapes = TENSORS.split(), bound(INFO, o, None, qlen_granularity=TILE)()
+    assert isinstance(shapes, tuple | list)
     if len(shapes) != len(names):
         raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(names)}")
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=o.q.device)
         for name, (shape, dtype) in zip(names, shapes, strict=True)
     }
-    fill = PLAN.bind(
+    fill = bound(
+        PLAN,
+        o,
+        None,
         seqlens_qo_indptr=o.cu_q.cpu(),
         pages_kv_indptr=o.cu_k.cpu(),
         context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
         gqa_ratio=1,
-        num_heads_k=heads,
         **tensors,
         qhead_granularity=1,
         qlen_granularity=TILE,
         kvlen_granularity=KEYS,
         block_size=1,
-        is_causal=True,
     )
     fill()
     return tensors

@@ -14,6 +14,7 @@ from typing import Any
 
 from kernels.binding import Function
 from kernels.lazy import torch
+from kernels.mha_prefill.layouts import bound
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, implementation
 from kernels.support import Support, need
@@ -69,7 +70,7 @@ def wrapper_bytes(sizes: MhaPrefillSizes) -> int:
     workspace=wrapper_bytes,
 )
 def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa2", begins(operands))
+    return ragged(operands, out, "fa2")
 
 
 @implementation(
@@ -83,7 +84,7 @@ def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     workspace=wrapper_bytes,
 )
 def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa3", begins(operands))
+    return ragged(operands, out, "fa3")
 
 
 @implementation(
@@ -101,7 +102,7 @@ def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 def cutlass(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
     0.33)."""
-    return ragged(operands, out, "cutlass", begins(operands))
+    return ragged(operands, out, "cutlass")
 
 
 def offsets_fit(sizes: MhaPrefillSizes) -> Support:
@@ -123,28 +124,16 @@ def offsets_fit(sizes: MhaPrefillSizes) -> Support:
 def cudnn(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without that. Offsets are in
     tokens from 0.7.1 on, in elements before (`plan` of both says so)."""
-    most_new, longest = o.longest
-    offsets = {**begins(o), "v_indptr": o.cu_k, "o_indptr": o.cu_q}
+    offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
     if not RUN_0_7_1.takes("lse_base"):
         widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
         offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
-    lengths = {
-        **offsets,
-        "seq_lens": o.cu_k.diff().view(-1, 1, 1, 1),
-        "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1),
-        "max_token_per_sequence": most_new,
-        "max_sequence_kv": longest,
-    }
-    return ragged(o, out, "cudnn", lengths, PLAN_CUDNN)
-
-
-def begins(o: MhaPrefillOperands) -> dict[str, Any]:
-    """Where each sequence begins, in tokens."""
-    return {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k}
+    lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
+    return ragged(o, out, "cudnn", PLAN_CUDNN, **offsets, **lengths)
 
 
 def ragged(
-    o: MhaPrefillOperands, out: torch.Tensor, backend: str, lengths: dict[str, Any], plan: Function = PLAN
+    o: MhaPrefillOperands, out: torch.Tensor, backend: str, plan: Function = PLAN, **lengths: torch.Tensor
 ) -> Call:
     """The wrapper of one backend, planned for the lengths."""
     room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
@@ -152,23 +141,9 @@ def ragged(
     run, scales = RUN, {}
     if o.is_fp8:
         plan, run = PLAN_FP8, RUN_FP8
-        named = {"q_scale": o.q_descale, "k_scale": o.k_descale, "v_scale": o.v_descale}
-        scales = {name: float(descale) for name, descale in named.items()}
-    make_plan = plan.bind(
-        of=wrapper,
-        num_qo_heads=o.q.shape[1],
-        num_kv_heads=o.q.shape[1],
-        head_dim_qk=WIDTH,
-        head_dim_vo=VALUE,
-        causal=True,  # aligned to the last key
-        sm_scale=o.scale,
-        q_data_type=o.q.dtype,
-        kv_data_type=o.q.dtype,
-        o_data_type=out.dtype,
-        **lengths,
-    )
-    make_plan()
-    return run.bind(of=wrapper, q=o.q, k=o.k, v=o.v, out=out, **scales)
+        scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
+    bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
+    return bound(run, o, out, of=wrapper, **scales)
 
 
 @implementation(
@@ -213,26 +188,18 @@ def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **fur
     else:
         further["q_seq_lens_cpu"] = torch.tensor([s.new for s in o.sequences], dtype=torch.int32)
         further["kv_seq_lens_cpu"] = torch.tensor([s.length for s in o.sequences], dtype=torch.int32)
-    most_new, longest = o.longest
-    return function.bind(
-        query=o.q,
-        key=o.k,
-        value=o.v,
-        out=out,
+    return bound(
+        function,
+        o,
+        out,
         # Zeros: its counters start from them.
         workspace_buffer=torch.zeros(WORKSPACE, dtype=torch.uint8, device=out.device),
         seq_lens=o.cu_k.diff(),
-        max_q_len=most_new,
-        max_kv_len=longest,
         bmm1_scale=o.score_scale,
         bmm2_scale=o.value_scale,
         o_sf_scale=1.0,
-        batch_size=len(o.sequences),
         window_left=-1,
-        cum_seq_lens_q=o.cu_q,
-        cum_seq_lens_kv=o.cu_k,
         enable_pdl=False,
-        is_causal=True,
         return_lse=False,
         **further,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import NewTokens
+from kernels.mha_prefill.layouts import NewTokens, bound
 from kernels.mha_prefill.operands import MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
 from kernels.vendor import Sglang
@@ -37,20 +37,16 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     new = NewTokens(o)
     begins = torch.tensor([0, *(s.prefix for s in o.sequences)], dtype=torch.int32).cumsum(0).int()
     cached = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]
-    attend = EXTEND.bind(
-        q_extend=o.q,
+    attend = bound(
+        EXTEND,
+        o,
+        out,
         k_extend=new.k,
         v_extend=new.v,
-        o_extend=out,
-        k_buffer=o.k,
-        v_buffer=o.v,
-        qo_indptr=o.cu_q,
         kv_indptr=begins.to(o.k.device),
         kv_indices=torch.cat(cached).to(o.k.device),
         custom_mask=None,
         mask_indptr=None,
-        max_len_extend=o.longest[0],
-        sm_scale=o.scale,
         is_causal=True,
         k_scale=1.0,
         v_scale=1.0,

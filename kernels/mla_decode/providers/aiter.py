@@ -19,7 +19,7 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, ROPE, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
@@ -230,16 +230,9 @@ def bound(
     if o.is_fp8:
         scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
         further = {**scales, "intra_batch_mode": False, **further}
-    return function.bind(
-        q=query,
-        kv_buffer=cache.kv.view(-1, 1, 1, WIDTH),  # engines give every token a page of its own
-        o=out,
-        max_seqlen_q=1,
-        sm_scale=o.scale,
-        page_size=1,
-        nhead_kv=1,
-        **further,
-    )
+    # Engines give every token a page of its own.
+    pages = {"kv_buffer": cache.kv.view(-1, 1, 1, WIDTH), "page_size": 1, "nhead_kv": 1}
+    return layouts.bound(function, o, out, q=query, **pages, **further)
 
 
 def padded(heads: int) -> int:
@@ -367,17 +360,13 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
     which an FP8 cache is converted on the way."""
     cache, page = layouts.FiniteCache(o), tile_page(o.page)
-    decode = SEGMENTED.bind(
-        q=o.q,
+    decode = layouts.bound(
+        SEGMENTED,
+        o,
+        out,
         kv_buffer=cache.kv.view(-1, page, 1, WIDTH),
-        out=out,
-        cu_seqlens_q=layouts.query_starts(o),
-        seqused_k=o.lengths,
         max_seqlen_kv=max(o.host_lengths),
         block_tables=layouts.full_pages(o, page),
-        softmax_scale=o.scale,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
         causal=True,
         q_descale=None,
         kv_descale=one_value(o.kv_scale, o.kv.device) if o.is_fp8 else None,
@@ -423,14 +412,15 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
     takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
     q_nope, q_pe = layouts.parts(o.q)
-    return GLUON.bind(
+    return layouts.bound(
+        GLUON,
+        o,
+        out,
         q_nope=q_nope,
         q_pe=q_pe,
         kv_c=o.kv.view(-1, WIDTH),
-        o=out,
         page_table=layouts.page_list(o, 1),
         seq_info=layouts.page_starts(o, 1),
-        sm_scale=o.scale,
         k_pe=None,
         kv_pe_offset=LATENT,
         use_2d_view=False,

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from kernels import vendor
+from kernels.attention import needed
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
@@ -80,7 +81,7 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     pages, so it gets a cache without NaN."""
     table = layouts.full_pages(o, o.page)
     schedule = SCHEDULE.bind(**scheduled(o, table), causal=False)()
-    cache, call = with_cache(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
+    cache, call = attend(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
     return cache.prepared(None, call, result=lambda answer: answer[:, 0])
 
 
@@ -96,29 +97,14 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
     made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
-    cache, table, starts = layouts.FiniteCache(o), layouts.full_pages(o, o.page), layouts.query_starts(o)
-    qv, q = layouts.parts(o.q)
-    v, k = layouts.parts(cache.kv[:, :, None])
+    table = layouts.full_pages(o, o.page)
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
     sizes = scheduled(o, table) | {"max_seqlen_k": max(o.host_lengths)}
-    schedule = VLLM_SCHEDULE.bind(**sizes, cu_seqlens_q=starts, causal=True, num_splits=SPLITS_OF_VLLM)
-    attend = VLLM_VARLEN.bind(
-        q=q,
-        k=k,
-        v=v,
-        q_v=qv,
-        max_seqlen_q=1,
-        cu_seqlens_q=starts,
-        max_seqlen_k=o.sizes.model_len,
-        seqused_k=o.lengths,
-        block_table=table,
-        softmax_scale=o.scale,
-        causal=True,
-        fa_version=3,
-        scheduler_metadata=schedule(),
-        num_splits=SPLITS_OF_VLLM,
-    )
-    return cache.prepared(None, attend)
+    common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
+    schedule = VLLM_SCHEDULE.bind(**sizes, **common)()
+    of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
+    cache, call = attend(VLLM_VARLEN, o, o.q, table, **common, **of_call)
+    return cache.prepared(None, call)
 
 
 @implementation(
@@ -134,16 +120,8 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
-    cache, call = with_cache(
-        SGLANG_WITH_CACHE,
-        o,
-        o.q,
-        layouts.full_pages(o, o.page, tokens=o.sizes.model_len),
-        cu_seqlens_q=layouts.query_starts(o),
-        max_seqlen_q=1,
-        causal=True,
-        num_splits=0,
-    )
+    table = layouts.full_pages(o, o.page, tokens=o.sizes.model_len)
+    cache, call = attend(SGLANG_WITH_CACHE, o, o.q, table, causal=True, num_splits=0)
     return cache.prepared(None, call)
 
 
@@ -164,42 +142,21 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
     pages, so it gets a cache without NaN."""
-    cache = layouts.FiniteCache(o)
-    qv, q = layouts.parts(o.q[:, None])
-    v, k = layouts.parts(cache.kv[:, :, None])
-    attend = FA4_VARLEN.bind(
-        q=q,
-        k=k,
-        v=v,
-        qv=qv,
-        seqused_k=o.lengths,
-        page_table=layouts.full_pages(o, o.page),
-        softmax_scale=o.scale,
-        causal=False,
-        max_seqlen_k=max(o.host_lengths),
-        num_splits=0 if MLA_PLAN.exists() else 1,
-    )
-    return cache.prepared(None, attend, result=lambda answer: answer[0][:, 0])
+    table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
+    further = {"causal": False, "max_seqlen_k": max(o.host_lengths), "num_splits": splits}
+    cache, call = attend(FA4_VARLEN, o, o.q[:, None], table, **further)
+    return cache.prepared(None, call, result=lambda answer: answer[0][:, 0])
 
 
-def with_cache(
+def attend(
     function: Function, o: MlaDecodeOperands, q: torch.Tensor, table: torch.Tensor, **further: Any
 ) -> tuple[layouts.FiniteCache, Call]:
-    """A cache without NaN, and the call of `flash_attn_with_kvcache` on it."""
+    """A cache without NaN, and the call on it. q: [..., heads, 576]"""
     cache = layouts.FiniteCache(o)
     qv, q = layouts.parts(q)
     v, k = layouts.parts(cache.kv[:, :, None])
-    call = function.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        page_table=table,
-        cache_seqlens=o.lengths,
-        softmax_scale=o.scale,
-        **further,
-    )
-    return cache, call
+    parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
+    return cache, layouts.bound(function, o, None, **needed(function, parts), **further)
 
 
 def most_splits(heads: int, tokens: int) -> int:

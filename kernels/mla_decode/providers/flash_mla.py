@@ -17,7 +17,7 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
@@ -122,15 +122,15 @@ def decoding(
     o: MlaDecodeOperands, function: Function, schedule: object, splits: object, **further: Any
 ) -> Prepared:
     query = layouts.query_buffer(o)
-    decode = function.bind(
+    decode = layouts.bound(
+        function,
+        o,
+        None,
         q=query[:, None],
         k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
         block_table=layouts.full_pages(o, PAGE),
-        cache_seqlens=o.lengths,
-        head_dim_v=LATENT,
         tile_scheduler_metadata=schedule,
         num_splits=splits,
-        softmax_scale=o.scale,
         causal=False,
         **further,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -103,22 +103,8 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     if o.is_fp8 and not RUN.takes("ckv_scale"):
         raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
     wrapper = WRAPPER.bind(workspace(o), backend=backend)()
-    plan = PLAN.bind(
-        of=wrapper,
-        qo_indptr=layouts.query_starts(o),
-        kv_indptr=layouts.page_starts(o, o.page),
-        kv_indices=layouts.page_list(o, o.page),
-        kv_len_arr=o.lengths,
-        num_heads=o.q.shape[1],
-        head_dim_ckv=LATENT,
-        head_dim_kpe=ROPE,
-        page_size=o.page,
-        causal=False,
-        sm_scale=o.scale,
-        q_data_type=o.q.dtype,
-        kv_data_type=o.kv.dtype,
-    )
-    plan()
+    lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
+    layouts.bound(PLAN, o, None, of=wrapper, **lists, causal=False)()
     scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
     return RUN.bind(of=wrapper, **split(o.q, o.kv), out=out, **scales)
 
@@ -237,18 +223,17 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
-    page, model_len = 64 if o.page % 64 == 0 else 32, o.sizes.model_len
+    page = 64 if o.page % 64 == 0 else 32
     has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
-    decode = DECODE.bind(
+    decode = layouts.bound(
+        DECODE,
+        o,
+        None,
         query=query[:, None],
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
         qk_nope_head_dim=NOPE,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
-        block_tables=layouts.full_pages(o, page, TILE // page, tokens=model_len),
-        seq_lens=o.lengths,
-        max_seq_len=model_len,
+        block_tables=layouts.full_pages(o, page, TILE // page, tokens=o.sizes.model_len),
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
         bmm2_scale=o.kv_scale,  # of weights . kv
         backend=backend,

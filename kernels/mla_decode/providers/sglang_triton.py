@@ -72,11 +72,12 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
-    return DECODE.bind(
-        q=o.q,
+    return layouts.bound(
+        DECODE,
+        o,
+        out,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        o=out,
         kv_indptr=layouts.page_starts(o, 1),
         # int32 ends at 3.7 million slots: the kernel multiplies by 576.
         kv_indices=layouts.page_list(o, 1).long(),
@@ -84,7 +85,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         attn_lse=torch.empty_like(partial[..., 0]),
         num_kv_splits=splits(o, most, cores, uneven),
         max_kv_splits=most,
-        sm_scale=o.scale,
         k_scale=o.kv_scale,
         v_scale=o.kv_scale,
         has_mla=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vendor
@@ -66,15 +66,14 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     device, heads = o.q.device, o.q.shape[1]
     page = PAGES[1] if o.page % PAGES[1] == 0 else PAGES[0]
     room = layouts.partial_bytes(UNITS.bind(device)() * heads * QUERIES)
-    call = DECODE.bind(
+    call = layouts.bound(
+        DECODE,
+        o,
+        None,
         query=query[:, None],
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
         block_tables=layouts.full_pages(o, page, tokens=o.sizes.model_len),
-        seq_lens=o.lengths,
-        max_seq_len=o.sizes.model_len,
         softmax_scale=o.scale * o.kv_scale,
         output_scale=o.kv_scale,
         enable_pdl=False,

@@ -115,17 +115,15 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
     cache = o.kv[:, :, None]
     # fp32 of no dimension: a call without scales makes some of its own each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
-    return function.bind(
-        q=o.q,
+    return layouts.bound(
+        function,
+        o,
+        out,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        o=out,
         req_to_token=o.page_table,
-        b_seq_len=o.lengths,
         attn_logits=torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
         num_kv_splits=splits,
-        sm_scale=o.scale,
-        page_size=o.page,
         k_scale=scale,
         v_scale=scale,
         lse=o.q.new_empty(batch, heads),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as platforms
 from kernels.formats import native
-from kernels.op import Implementation, Prepared, Unsupported
+from kernels.op import Call, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform, version
 from kernels.support import Support, need
@@ -100,13 +100,16 @@ class TritonImplementation(Implementation):
 
 
 class ConfiguredPrepared(Prepared):
-    """A call of the suite's Triton kernels with a configuration, which the record names. A subclass prepares
-    the launches in its constructor, and makes them in `launch`."""
+    """A call of the suite's Triton kernels with a configuration, which the record names."""
 
     choice: Choice
+    launches: Sequence[Call]
+    """What a call does, in order, to write `written`."""
 
-    def __init__(self, operands: Operands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
+    def __init__(
+        self, operands: Operands, out: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        super().__init__(operands, out, inputs=inputs)
         self.interpreted = out.device.type == "cpu"
         self.written = self.rounded_later(out)
         """What the kernels write: `out`, or what is rounded to it."""
@@ -130,9 +133,9 @@ class ConfiguredPrepared(Prepared):
         if self.written is not self.out:
             self.out.copy_(self.written)
 
-    @abstractmethod
     def launch(self) -> None:
-        """Launches the kernels, which write `written`."""
+        for launch in self.launches:
+            launch()
 
     def picked(self) -> str:
         return f"{words(self.choice.config)} ({self.choice.origin})"

@@ -1,7 +1,7 @@
 """What several libraries ask for: the operands by the names that they have there, layouts of the paged cache
-(page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache, a row gives it
-kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence, q[:, None] [batch, 1,
-heads, 576]; and for smaller pages kv.view(-1, page, 576).
+(page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache,
+a row gives it kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence,
+q[:, None] [batch, 1, heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
 Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.

@@ -6,6 +6,7 @@ What they compute is in each op's test_triton.py.
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def allocated(prepared: Any, given: tuple[Any, ...]) -> int:
         elif isinstance(value, dict | list | tuple):
             for inner in value.values() if isinstance(value, dict) else value:
                 yield from storages(inner)
+        elif isinstance(value, partial):
+            yield from storages([value.func, *value.args, *value.keywords.values()])
         elif isinstance(value, Prepared) or type(value).__module__.startswith("kernels."):
             yield from storages({n: v for n, v in getattr(value, "__dict__", {}).items() if n != "operands"})
 

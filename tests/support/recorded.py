@@ -238,6 +238,7 @@ def pointers(prepared: Prepared) -> list[int]:
     held = [*vars(inner).values()]
     for value in vars(inner).values():  # of a call that is a function of its own, what it calls
         held += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    held += itertools.chain.from_iterable(value for value in held if isinstance(value, list))
     calls = [value for value in held if hasattr(value, "keywords")]
     given = itertools.chain.from_iterable([*call.args, *call.keywords.values()] for call in calls)
     return [part.data_ptr() for _, part in flat("", list(given)) if isinstance(part, torch.Tensor)]

@@ -15,8 +15,8 @@ from kernels import platform as platforms
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, takes_bf16
-from kernels.mla_decode.triton.split_kv_plan import plan
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes_bf16
+from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
@@ -35,9 +35,6 @@ LANGUAGE = (
     Function("tilelang.language.reduce_sum", positions=2, needs="dim"),
 )
 """What these programs take beside what all do."""
-
-WORTH_OF_HEAD = 4
-"""Tokens that move about as many bytes as writing and reading again what a head found."""
 
 FEW = 16  # heads
 
@@ -96,10 +93,7 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32, device=out.device)
 
-    def buffer(*shape: int) -> torch.Tensor:
-        return torch.empty(max(1, parts.slots), *shape, dtype=torch.float32, device=out.device)
-
-    partial, log_sums = buffer(heads, LATENT), buffer(heads)
+    partial, log_sums = parts.buffers(heads, out.device)
     scale = o.scale * math.log2(math.e)
     given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
     attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))

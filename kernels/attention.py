@@ -33,10 +33,10 @@ no error."""
 
 
 def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
-    """The arguments among `values` that a library's function needs, by name. The key of a value holds all
-    names that libraries have for it, separated by spaces."""
+    """The arguments among `values` that a library's function needs or may take, by name. The key of a value
+    holds all names that libraries have for it, separated by spaces."""
     named = {name: value for names, value in values.items() for name in names.split()}
-    return {name: named[name] for name in function.needs if name in named}
+    return {name: named[name] for name in (*function.needs, *function.wishes) if name in named}
 
 
 def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_keys: float) -> None:

@@ -13,8 +13,10 @@ makes one call, as here. Untested on hardware.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from kernels import vendor
+from kernels.attention import needed
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, bound, varlen
@@ -76,8 +78,7 @@ def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 
 def within_4_gib(sizes: MhaPrefillSizes) -> Support:
-    longest = max(prefix + new for prefix, new in sizes.lengths())
-    extent = longest * sizes.heads * WIDTH * 2
+    extent = sizes.longest[1] * sizes.heads * WIDTH * 2
     return need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB")
 
 
@@ -166,7 +167,8 @@ KEYS = 128  # keys, of its tiles
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
-TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
+REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
+TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
 """The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
@@ -177,13 +179,14 @@ INFO = Function(
 PLAN = Function(
     "aiter.get_ps_metadata_v1",
     "aiter.ops.attention.get_ps_metadata_v1",
-    needs=f"seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k {TENSORS} "
-    "qhead_granularity qlen_granularity kvlen_granularity block_size is_causal",
+    needs="seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k work_metadata_ptrs "
+    f"work_indptr work_info {REDUCED} qhead_granularity qlen_granularity kvlen_granularity block_size "
+    "is_causal",
 )
 PERSISTENT = Function(
     "aiter.mla.mla_prefill_ps_fwd",
     needs="Q K V output qo_indptr kv_indptr kv_page_indices work_indptr work_info_set max_seqlen_q is_causal "
-    "reduce_indptr reduce_final_map reduce_partial_map softmax_scale q_scale k_scale v_scale",
+    f"{REDUCED} softmax_scale q_scale k_scale v_scale",
 )
 
 
@@ -196,7 +199,7 @@ def fits_persistent(sizes: MhaPrefillSizes) -> Support:
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the rows'
     sums of exponentials, and a number for each key."""
-    most_new = max(new for _, new in sizes.lengths())
+    most_new, _ = sizes.longest
     partial = min(sizes.batch + 255, 510) * -(-most_new // TILE) * TILE
     return sizes.heads * 4 * (partial * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
 
@@ -215,22 +218,19 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
     beforehand, and the reduction of those tiles that were split over keys."""
-    plan = planned(o)
     # Every key is a page of its own, in order.
     pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
-    tables = {name: plan[name] for name in PERSISTENT.needs if name in plan}
-    return bound(PERSISTENT, o, out, kv_page_indices=pages, work_info_set=plan["work_info"], **tables)
+    return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, planned(o)))
 
 
 def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     """The tiles that each program takes, and how their parts are put together. The host plans."""
-    names, shapes = TENSORS.split(), bound(INFO, o, None, qlen_granularity=TILE)()
-    assert isinstance(shapes, tuple | list)
-    if len(shapes) != len(names):
-        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(names)}")
+    shapes: Any = bound(INFO, o, None, qlen_granularity=TILE)()
+    if len(shapes) != len(TENSORS):
+        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(TENSORS)}")
     tensors = {
-        name: torch.empty(shape, dtype=dtype, device=o.q.device)
-        for name, (shape, dtype) in zip(names, shapes, strict=True)
+        names: torch.empty(shape, dtype=dtype, device=o.q.device)
+        for names, (shape, dtype) in zip(TENSORS, shapes, strict=True)
     }
     fill = bound(
         PLAN,
@@ -240,11 +240,11 @@ def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
         pages_kv_indptr=o.cu_k.cpu(),
         context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
         gqa_ratio=1,
-        **tensors,
         qhead_granularity=1,
         qlen_granularity=TILE,
         kvlen_granularity=KEYS,
         block_size=1,
+        **needed(PLAN, tensors),
     )
     fill()
     return tensors

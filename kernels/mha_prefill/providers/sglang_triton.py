@@ -47,7 +47,6 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         kv_indices=torch.cat(cached).to(o.k.device),
         custom_mask=None,
         mask_indptr=None,
-        is_causal=True,
         k_scale=1.0,
         v_scale=1.0,
         extend_seq_lens_cpu=[s.new for s in o.sequences],

@@ -20,7 +20,7 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
 def extend_bytes(sizes: MhaPrefillSizes) -> int:
     """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
-    table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
+    table = 8 * sizes.batch * sizes.longest[1]
     return table + NewTokens.bytes(sizes)
 
 
@@ -58,7 +58,7 @@ def fits_dense(sizes: MhaPrefillSizes) -> Support:
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
     """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
-    longest = max(new for _, new in sizes.lengths())
+    longest, _ = sizes.longest
     scores = longest * longest * (3 * 4 * sizes.heads + 1)
     operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)
     return scores + operands + 4 * sizes.queries * sizes.heads * VALUE

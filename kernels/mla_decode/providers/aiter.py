@@ -13,9 +13,9 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
@@ -59,11 +59,13 @@ parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
-SCHEDULE = "work_meta_data work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+SCHEDULED = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+SCHEDULE = ("work_meta_data work_metadata_ptrs", *SCHEDULED.split())
+"""The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes."""
 
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
 DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
-PERSISTENT = DECODE.needing(SCHEDULE, when="")
+PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULED}", when="")
 PERSISTENT_FP8 = PERSISTENT.needing(SCALED, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
 
@@ -78,8 +80,7 @@ PLAN = Function(
     "aiter.get_mla_metadata_v1",
     "aiter.ops.attention.get_mla_metadata_v1",
     needs="seqlens_qo_indptr seqlens_kv_indptr num_heads_per_head_k num_heads_k is_causal work_metadata_ptrs "
-    "work_info_set work_indptr reduce_indptr reduce_final_map reduce_partial_map kv_granularity "
-    "max_seqlen_qo uni_seqlen_qo fast_mode",
+    f"{SCHEDULED} kv_granularity max_seqlen_qo uni_seqlen_qo fast_mode",
     wishes="kv_last_page_lens page_size dtype_q dtype_kv",
 )
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
@@ -119,7 +120,7 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     that of the buffer in SGLang's graphs, whatever the sequences hold."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
-    decode = bound(function, o, cache, query, out, token_pages(o, REQUESTS["sglang"]))
+    decode = function.bind(**needed(function, arguments(o, cache, query, out, REQUESTS["sglang"])))
     return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
@@ -156,10 +157,9 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     if padded(heads) > heads:
         query = cache.kv.new_empty(batch, padded(heads), WIDTH)
         answer = out.new_empty(batch, padded(heads), LATENT)
-    lists = token_pages(o, REQUESTS["vllm"])
-    schedule = scheduled(o, query, query.dtype, lists, SHAPES, PLAN, is_causal=True, fast_mode=True)
-    function = PERSISTENT_FP8 if o.is_fp8 else PERSISTENT
-    decode = bound(function, o, cache, query, answer, {**lists, **schedule})
+    given = arguments(o, cache, query, answer, REQUESTS["vllm"])
+    given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
+    decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
 
     def call() -> None:
         repeat_heads(o.q, query)
@@ -210,29 +210,10 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     of the cache before each call, which is not in the time."""
     cache = layouts.FiniteCache(o)
     query = o.q if of(o.q.device).arch == "gfx942" else layouts.query_buffer(o)
-    lists = token_pages(o, 0)  # the number of splits is given
-    way = {"is_causal": False, "fast_mode": False, "intra_batch_mode": True}
-    schedule = scheduled(o, query, o.kv.dtype, lists, SHAPES_OF_SGLANG, PLAN_OF_SGLANG, **way)
-    further = {"num_kv_splits": SPLITS_OF_SGLANG, "intra_batch_mode": True}
-    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, {**lists, **schedule, **further})
+    given = arguments(o, cache, query, out, 0)  # the number of splits is given
+    given |= {"q_dtype dtype_q": o.kv.dtype, "is_causal": False, "fast_mode": False, "intra_batch_mode": True}
+    decode = scheduled(SHAPES_OF_SGLANG, PLAN_OF_SGLANG, PERSISTENT_OF_SGLANG, given)
     return cache.prepared(out, layouts.after_query(o, query, decode))
-
-
-def bound(
-    function: Function,
-    o: MlaDecodeOperands,
-    cache: layouts.FiniteCache,
-    query: torch.Tensor,
-    out: torch.Tensor,
-    further: Mapping[str, object],
-) -> Call:
-    """The call of `mla_decode_fwd`. further: the lists of pages, and the schedule if there is one."""
-    if o.is_fp8:
-        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
-        further = {**scales, "intra_batch_mode": False, **further}
-    # Engines give every token a page of its own.
-    pages = {"kv_buffer": cache.kv.view(-1, 1, 1, WIDTH), "page_size": 1, "nhead_kv": 1}
-    return layouts.bound(function, o, out, q=query, **pages, **further)
 
 
 def padded(heads: int) -> int:
@@ -249,68 +230,45 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
     return (listed(sizes, requests) + layouts.SLACK) * 4
 
 
-def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.Tensor]:
-    """qo_indptr and kv_indptr [batch + 1], kv_indices with the tokens' entries first, kv_last_page_lens
-    [batch], all int32."""
-    return {
-        "qo_indptr": layouts.query_starts(operands),
-        "kv_indptr": layouts.page_starts(operands, 1),
-        "kv_indices": layouts.page_list(operands, 1, listed(operands.sizes, requests)),
-        "kv_last_page_lens": torch.ones_like(operands.lengths),
+def arguments(
+    o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
+) -> dict[str, Any]:
+    """What `mla_decode_fwd` and the functions of its schedule get, by all names that they have for it, with a
+    page for every token, as engines have. requests: those for which the engine makes the list of pages"""
+    given = {
+        "q": query,
+        "kv_buffer": cache.kv.view(-1, 1, 1, WIDTH),
+        "o": out,
+        "qo_indptr seqlens_qo_indptr": layouts.query_starts(o),
+        "kv_indptr seqlens_kv_indptr": layouts.page_starts(o, 1),
+        "kv_indices": layouts.page_list(o, 1, listed(o.sizes, requests)),
+        "kv_last_page_lens": torch.ones_like(o.lengths),
+        "max_seqlen_q max_seqlen_qo uni_seqlen_qo page_size nhead_kv num_heads_k": 1,
+        "sm_scale": o.scale,
+        "batch_size": len(query),
+        "num_head_qo num_heads_per_head_k": query.shape[1],
+        "kv_dtype dtype_kv": o.kv.dtype,
+        "is_sparse": False,
+        "kv_granularity": GRANULARITY,
+        "num_kv_splits max_split_per_batch": SPLITS_OF_SGLANG,
     }
+    if o.is_fp8:
+        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        given |= {**scales, "intra_batch_mode": False}
+    return given
 
 
 def one_value(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-def scheduled(
-    o: MlaDecodeOperands,
-    query: torch.Tensor,
-    q_dtype: torch.dtype,
-    lists: dict[str, torch.Tensor],
-    shapes: Function,
-    plan: Function,
-    *,
-    is_causal: bool,
-    **way: bool,
-) -> dict[str, Any]:
-    """The tensors of a schedule, filled, by the names that mla_decode_fwd gives them."""
-    heads, by_itself = query.shape[1], "intra_batch_mode" in way
-    found = shapes.bind(
-        batch_size=len(o.q),
-        max_seqlen_qo=1,
-        num_head_qo=heads,
-        q_dtype=q_dtype,
-        kv_dtype=o.kv.dtype,
-        is_sparse=False,
-        **way,
-        **({"num_kv_splits": SPLITS_OF_SGLANG} if by_itself else {}),
-    )()
-    buffers = {
-        name: torch.empty(shape, dtype=dtype, device=query.device)
-        for name, (shape, dtype) in zip(SCHEDULE.split(), found, strict=True)
-    }
-    fill = plan.bind(
-        seqlens_qo_indptr=lists["qo_indptr"],
-        seqlens_kv_indptr=lists["kv_indptr"],
-        kv_last_page_lens=lists["kv_last_page_lens"],
-        num_heads_per_head_k=heads,
-        num_heads_k=1,
-        is_causal=is_causal,
-        work_metadata_ptrs=buffers["work_meta_data"],
-        **{name: buffers[name] for name in SCHEDULE.split()[1:]},
-        page_size=1,
-        kv_granularity=GRANULARITY,
-        max_seqlen_qo=1,
-        uni_seqlen_qo=1,
-        dtype_q=q_dtype,
-        dtype_kv=o.kv.dtype,
-        **way,
-        **({"max_split_per_batch": SPLITS_OF_SGLANG} if by_itself else {}),
-    )
-    fill()
-    return buffers
+def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[str, Any]) -> Call:
+    """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
+    found = shapes.bind(**needed(shapes, given))()
+    for names, (shape, dtype) in zip(SCHEDULE, found, strict=True):
+        given[names] = torch.empty(shape, dtype=dtype, device=given["q"].device)
+    plan.bind(**needed(plan, given))()
+    return decode.bind(**needed(decode, given))
 
 
 # Triton and Gluon

@@ -161,7 +161,6 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
     for name, given in nodes.items():
         given.set_ragged_offset(begins[name])
     options = {
-        **nodes,
         # int32 [batch, 1, 1, 1]
         "seq_len_q": like(o.cu_q.diff().view(-1, 1, 1, 1)),
         "seq_len_kv": like(o.cu_k.diff().view(-1, 1, 1, 1)),
@@ -171,14 +170,14 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         "use_causal_mask_bottom_right": True,
     }
     if not o.is_fp8:
-        attended, _ = SDPA.bind(of=graph, **options)()
+        attended, _ = SDPA.bind(of=graph, **nodes, **options)()
     else:
         # fp32 [1, 1, 1, 1] each: the operands' descales, and factors for the weights and the output.
         scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
         of_scales = {name: like(scale.view(1, 1, 1, 1)) for name, scale in scales.items()}
-        attended, _, *largest = SDPA_FP8.bind(of=graph, **of_scales, **options)()
+        attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **of_scales, **options)()
         for most in largest:
             uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))
             most.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)

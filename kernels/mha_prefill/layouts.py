@@ -88,29 +88,23 @@ def padded_bytes(sizes: MhaPrefillSizes) -> int:
     return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES["bf16"]
 
 
-class NewTokens:
-    """`k` and `v` of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
-    copies, as an engine holds them apart from its cache."""
+def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]:
+    """k and v of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
+    copies, as an engine holds them apart from its cache; and a function that makes the copies anew."""
+    if not any(s.prefix for s in o.sequences):
+        return o.k, o.v, lambda: None
+    rows = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
+    rows = rows.to(o.k.device)
+    k, v = o.k[rows], o.v[rows]
 
-    def __init__(self, operands: MhaPrefillOperands) -> None:
-        o = self.operands = operands
-        self.k, self.v = o.k, o.v
-        self.rows: torch.Tensor | None = None
-        if any(s.prefix for s in o.sequences):
-            new = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences]
-            self.rows = torch.cat(new).to(o.k.device)
-            self.k, self.v = o.k[self.rows], o.v[self.rows]
+    def copy() -> None:
+        k.copy_(o.k[rows])
+        v.copy_(o.v[rows])
 
-    def copy(self) -> None:
-        if self.rows is not None:
-            self.k.copy_(self.operands.k[self.rows])
-            self.v.copy_(self.operands.v[self.rows])
+    return k, v, copy
 
-    def prepared(self, out: torch.Tensor, call: Call) -> Prepared:
-        return Prepared(self.operands, out, call, after_load=self.copy)
 
-    @staticmethod
-    def bytes(sizes: MhaPrefillSizes) -> int:
-        if sizes.keys == sizes.queries:
-            return 0
-        return sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
+def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
+    """The bytes of those copies."""
+    copied = sizes.queries if sizes.keys > sizes.queries else 0
+    return copied * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]

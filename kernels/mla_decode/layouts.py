@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kernels.attention import needed
@@ -56,20 +56,15 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
     return [math.ceil(length / page) for length in operands.host_lengths]
 
 
-def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Where each sequence begins in a list of the items of all sequences: int32 [batch + 1], from 0 to the
-    sum of the counts."""
-    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
-
-
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
     """Where the query tokens of each sequence begin, one token each: int32 [batch + 1]."""
-    return starts([1] * len(operands.host_lengths), operands.q.device)
+    return torch.arange(len(operands.q) + 1, dtype=torch.int32, device=operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page."""
-    return starts(page_counts(operands, page), operands.q.device)
+    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page"""
+    starts = [0, *itertools.accumulate(page_counts(operands, page))]
+    return torch.tensor(starts, dtype=torch.int32, device=operands.q.device)
 
 
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
@@ -89,8 +84,8 @@ def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tok
     table, counts = operands.split_pages(page), page_counts(operands, page)
     width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
-    needed = torch.arange(width, device=table.device) < starts(counts, table.device).diff()[:, None]
-    return torch.where(needed, table, table[:, :1]).contiguous()
+    used = torch.arange(width, device=table.device) < torch.tensor(counts, device=table.device)[:, None]
+    return torch.where(used, table, table[:, :1]).contiguous()
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

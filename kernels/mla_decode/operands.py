@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,9 +65,25 @@ class MlaDecodeSizes:
         return sum(-(-n // self.page) for n in self.lengths())
 
 
-def takes_bf16(sizes: MlaDecodeSizes) -> Support:
-    """Whether a row without kernels for an FP8 cache takes these sizes."""
-    return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
+def takes(
+    kv: str = "", most_heads: int = 0, pages_of: int = 1, pages_within: int = 0
+) -> Callable[[MlaDecodeSizes], Support]:
+    """What a row declares as `fits` that takes caches of this dtype, so many heads at most, and pages that
+    are a multiple of a number of tokens, or that divide one. Where an argument is left out it takes all."""
+
+    def fits(sizes: MlaDecodeSizes) -> Support:
+        format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+        return Support.all_of(
+            need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
+            need(
+                not most_heads or sizes.heads <= most_heads,
+                f"takes up to {most_heads} heads, not {sizes.heads}",
+            ),
+            need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
+            need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
+        )
+
+    return fits
 
 
 @dataclass

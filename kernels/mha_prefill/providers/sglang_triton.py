@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import NewTokens, bound
+from kernels.mha_prefill.layouts import bound, new_tokens, new_tokens_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
 from kernels.vendor import Sglang
@@ -30,19 +30,19 @@ EXTEND = Function(
     symbols=(EXTEND,),
     fits=takes("bf16"),
     # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
-    workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + NewTokens.bytes(sizes),
+    workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
-    new = NewTokens(o)
+    k, v, copy = new_tokens(o)
     begins = torch.tensor([0, *(s.prefix for s in o.sequences)], dtype=torch.int32).cumsum(0).int()
     cached = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]
     attend = bound(
         EXTEND,
         o,
         out,
-        k_extend=new.k,
-        v_extend=new.v,
+        k_extend=k,
+        v_extend=v,
         kv_indptr=begins.to(o.k.device),
         kv_indices=torch.cat(cached).to(o.k.device),
         custom_mask=None,
@@ -51,4 +51,4 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         v_scale=1.0,
         extend_seq_lens_cpu=[s.new for s in o.sequences],
     )
-    return new.prepared(out, attend)
+    return Prepared(o, out, attend, after_load=copy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import NewTokens
+from kernels.mha_prefill.layouts import new_tokens, new_tokens_bytes
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
@@ -21,7 +21,7 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 def extend_bytes(sizes: MhaPrefillSizes) -> int:
     """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
     table = 8 * sizes.batch * sizes.longest[1]
-    return table + NewTokens.bytes(sizes)
+    return table + new_tokens_bytes(sizes)
 
 
 @implementation(
@@ -37,7 +37,7 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
-    new, (most_new, longest) = NewTokens(o), o.longest
+    (k, v, copy), (most_new, longest) = new_tokens(o), o.longest
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
@@ -47,8 +47,8 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         torch.tensor([s.new for s in o.sequences]),
         o.cu_q[:-1].long(),
     )
-    given = (o.q, new.k, new.v, out, o.k, o.v, table, *lengths, most_new, o.scale)
-    return new.prepared(out, EXTEND.bind(*given, 0.0, False, 0, None, None))
+    given = (o.q, k, v, out, o.k, o.v, table, *lengths, most_new, o.scale)
+    return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
 
 
 def fits_dense(sizes: MhaPrefillSizes) -> Support:

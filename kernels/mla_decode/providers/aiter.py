@@ -19,7 +19,7 @@ from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
@@ -138,7 +138,7 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     Asm,
     truncates=True,
     symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
-    fits=lambda sizes: need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}"),
+    fits=takes(most_heads=128),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
     workspace=persistent_bytes,
 )
@@ -350,7 +350,7 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
     return Support.all_of(
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        need(sizes.heads <= GLUON_HEADS, f"takes up to {GLUON_HEADS} heads, not {sizes.heads}"),
+        takes(most_heads=GLUON_HEADS)(sizes),
         need(cache <= GLUON_CACHE, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
     )
 

@@ -18,7 +18,7 @@ from kernels.attention import needed
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, ROPE, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, ROPE, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
@@ -73,7 +73,7 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     vendor.FlashAttention3,
     requires="FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90",
     symbols=(WITH_CACHE, SCHEDULE),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, max(sizes.lengths()))),
 )
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
@@ -91,7 +91,7 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="vLLM for CUDA (read at 0.33), sm_90",
     archs=("sm_90",),
     symbols=(VLLM_VARLEN, VLLM_SCHEDULE),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=lambda sizes: fa3_bytes(sizes, SPLITS_OF_VLLM),
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
@@ -113,7 +113,7 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="sglang-kernel (read at 0.4.10), sm_90",
     archs=("sm_90",),
     symbols=(SGLANG_WITH_CACHE,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, sizes.model_len)),
 )
@@ -132,7 +132,7 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     archs=vendor.BLACKWELL,  # those on which it takes qv
     symbols=(FA4_VARLEN,),
     fits=lambda sizes: Support.all_of(
-        takes_bf16(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
+        takes("bf16")(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
     ),
     # Partial results of splits that fill the device; the cache.
     workspace=lambda sizes: (

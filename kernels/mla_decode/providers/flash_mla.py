@@ -17,9 +17,8 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, Unsupported, implementation
-from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
 
 PAGE = 64
@@ -52,15 +51,22 @@ VLLM_METADATA = Function(f"{VLLM}.get_mla_metadata", positions=3)
 VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions=3, when="kv=fp8")
 
 
-def takes_page(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.page % PAGE == 0, f"needs a page that is a multiple of {PAGE}")
-
-
 def workspace(sizes: MlaDecodeSizes) -> int:
     """Partial results of all parts; the table; q in FP8."""
     partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.heads)
     table = sizes.batch * max(sizes.lengths()) // PAGE * 4
     return partial + table + sizes.batch * sizes.heads * WIDTH
+
+
+DENSE: dict[str, Any] = {
+    "kinds": ("cuda",),
+    "archs": ("sm_90",),
+    "activations": "fp8",
+    "allocates": True,
+    "fits": takes(pages_of=PAGE),
+    "workspace": workspace,
+}
+"""What both rows declare."""
 
 
 @implementation(
@@ -71,13 +77,8 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     runtime="flash_mla",
     install="pip install --no-deps sgl-flash-mla (1.0.0 asks for torch 2.14.1 and loads beside 2.11 too), or "
     "build github.com/deepseek-ai/FlashMLA with CUDA",
-    kinds=("cuda",),
-    archs=("sm_90",),
-    activations="fp8",
-    allocates=True,
     symbols=(DECODE, METADATA),
-    fits=takes_page,
-    workspace=workspace,
+    **DENSE,
 )
 def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     """What SGLang runs too, which requires sgl-flash-mla: that alone takes an FP8 cache, on which the call
@@ -101,13 +102,8 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     "flashmla@vllm",
     Vllm,
     requires="vLLM for CUDA (read at 0.33), sm_90",
-    kinds=("cuda",),
-    archs=("sm_90",),
-    activations="fp8",
-    allocates=True,
     symbols=(VLLM_DECODE, VLLM_METADATA, VLLM_DECODE_FP8, VLLM_METADATA_FP8),
-    fits=takes_page,
-    workspace=workspace,
+    **DENSE,
 )
 def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """The build that vLLM carries, in which the FP8 kernel is another function."""

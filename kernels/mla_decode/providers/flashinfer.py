@@ -13,7 +13,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -118,8 +118,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     symbols=(WRAPPER, RUN_CUTLASS),
     fits=lambda sizes: Support.all_of(
         need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
-        takes_bf16(sizes),
-        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
+        takes("bf16", pages_within=TILE)(sizes),
     ),
     workspace=lambda sizes: WORKSPACE + 2 * layouts.cache_bytes(sizes),
 )
@@ -154,7 +153,7 @@ class Paged(FlashInfer):
     allocates = True  # versions differ in the shape of the output that they take
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return need(sizes.page % 32 == 0, "needs a page that is a multiple of 32")
+        return takes(pages_of=32)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
@@ -180,17 +179,13 @@ def trtllm(operands: MlaDecodeOperands, out: None) -> Prepared:
 CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
 
 
-def up_to_128_heads(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}")
-
-
 @implementation(
     "flashinfer.cute_dsl",
     Paged,
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE,),
-    fits=up_to_128_heads,
+    fits=takes(most_heads=128),
 )
 def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     """FlashInfer's kernels in the CuTe DSL: what vLLM runs where TensorRT-LLM's may not take the heads, and
@@ -209,7 +204,7 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
-    fits=up_to_128_heads,
+    fits=takes(most_heads=128),
     workspace=workspace_and_batches,
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
@@ -224,7 +219,11 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     page = 64 if o.page % 64 == 0 else 32
-    has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
+    further = {}
+    if backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer"):
+        size = COUNTER_BYTES.bind(*o.q.shape[:2], layouts.compute_units(o.q.device))()
+        # Each launch leaves the counters, zeros, as it found them.
+        further["multi_ctas_kv_counter_buffer"] = torch.zeros(size, dtype=torch.uint8, device=o.q.device)
     decode = layouts.bound(
         DECODE,
         o,
@@ -237,7 +236,7 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
         bmm2_scale=o.kv_scale,  # of weights . kv
         backend=backend,
-        **({"multi_ctas_kv_counter_buffer": counters(o)} if has_counters else {}),
+        **further,
     )
     call, shape = layouts.after_query(o, query, decode), (*o.q.shape[:2], LATENT)
     return cache.prepared(None, call, result=lambda answer: answer.view(shape))
@@ -246,14 +245,6 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
 def tiles_heads(heads: int) -> bool:
     """Whether vLLM trusts TensorRT-LLM's kernels with so many (_trtllm_gen_mla_decode_supports_num_heads)."""
     return heads % min(heads, 16 if heads <= 32 else 64) == 0
-
-
-def counters(operands: MlaDecodeOperands) -> torch.Tensor:
-    """uint8, zeros: each launch leaves them as it found them."""
-    batch, heads = operands.q.shape[:2]
-    device = operands.q.device
-    size = COUNTER_BYTES.bind(batch, heads, layouts.compute_units(device))()
-    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def workspace(operands: MlaDecodeOperands) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kernels import platform as platforms
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
-from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes_bf16
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes
 from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
@@ -76,7 +76,7 @@ def tile_for(arch: str, heads: int, page: int) -> AttendTile:
     TileLang,
     symbols=(*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE),
     fits=lambda sizes: Support.all_of(
-        takes_bf16(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
+        takes("bf16")(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
     ),
     # An upper bound: a plan has no more slots than two a program.
     workspace=lambda sizes: cache_bytes(sizes) + partial_bytes(2 * MOST_UNITS * sizes.heads),

@@ -9,15 +9,12 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, implementation
-from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vendor
 
 PAGES = (32, 64)
 """Tokens of the pages that vLLM gives it."""
-
-MOST_HEADS = 128
 
 QUERIES = 8
 """Query tokens of a request for which vLLM's workspace has room."""
@@ -29,14 +26,6 @@ DECODE = Function(
     wishes="enable_pdl causal_mask",
 )
 UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
-
-
-def fits(sizes: MlaDecodeSizes) -> Support:
-    return Support.all_of(
-        need(sizes.kv == "fp8", f"takes an FP8 cache, not {sizes.kv}"),
-        need(sizes.heads <= MOST_HEADS, f"takes up to {MOST_HEADS} heads, not {sizes.heads}"),
-        need(sizes.page % PAGES[0] == 0, f"needs a page that is a multiple of {PAGES[0]}"),
-    )
 
 
 def workspace(sizes: MlaDecodeSizes) -> int:
@@ -56,7 +45,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     allocates=True,
     symbols=(DECODE, UNITS),
-    fits=fits,
+    fits=takes("fp8", most_heads=128, pages_of=PAGES[0]),
     workspace=workspace,
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:

@@ -13,9 +13,8 @@ import math
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
-from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vllm
 
 HEADS = 128
@@ -36,15 +35,6 @@ CUTLASS_BYTES = Function(
 )
 
 
-def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
-    # It takes no scales, so an FP8 cache would need scales of 1.
-    return Support.all_of(
-        takes_bf16(sizes),
-        need(sizes.heads <= HEADS, f"takes up to {HEADS} heads, not {sizes.heads}"),
-        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
-    )
-
-
 @implementation(
     "vllm.cutlass_mla",
     Vllm,
@@ -52,7 +42,8 @@ def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
     kinds=("cuda",),
     archs=BLACKWELL,
     symbols=(CUTLASS, CUTLASS_BYTES),
-    fits=fits_cutlass,
+    # It takes no scales, so an FP8 cache would need scales of 1.
+    fits=takes("bf16", most_heads=HEADS, pages_within=TILE),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: (
         WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT)

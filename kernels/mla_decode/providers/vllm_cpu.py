@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernels.lazy import torch
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, takes
+from kernels.mla_decode.providers.vllm import splits_for
 from kernels.op import Call, implementation
-from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
 
 VEC = vllm_operator("mla_decode_kvcache", positions=6)
@@ -13,9 +13,6 @@ VEC_PAGE = 16  # built into the kernel
 
 AMX = vllm_operator("decode_attention_cpu", positions=17)
 
-# vllm/v1/attention/backends/mla/amx_mla.py, _compute_num_kv_splits, of vLLM 0.32.
-MIN_WORK_PER_SPLIT = 512
-SPLITS_PER_THREAD = 2
 MOST_SPLITS = 64  # planned for
 
 
@@ -26,9 +23,7 @@ MOST_SPLITS = 64  # planned for
     symbols=(VEC,),
     rebinds=True,
     stationary=lambda operands: operands.split_pages(VEC_PAGE),
-    fits=lambda sizes: Support.all_of(
-        takes_bf16(sizes), need(sizes.page % VEC_PAGE == 0, f"needs a page that is a multiple of {VEC_PAGE}")
-    ),
+    fits=takes("bf16", pages_of=VEC_PAGE),
 )
 def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
@@ -48,7 +43,7 @@ def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, tor
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
     stationary=tables,
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=lambda sizes: sizes.batch * sizes.heads * MOST_SPLITS * (LATENT + 1) * 4 + sizes.tokens * 4,
 )
 def amx(
@@ -57,15 +52,9 @@ def amx(
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with a
     combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
     o, kv = operands, operands.kv.view(-1, 1, WIDTH)
+    # As _compute_num_kv_splits of vllm/v1/attention/backends/mla/amx_mla.py of vLLM 0.32.
     splits = splits_for(max(o.host_lengths), torch.get_num_threads())
     partial = torch.zeros(*o.q.shape[:2], splits, LATENT + 1)
     no_new_tokens = (None, None, None)
     given = (o.q, kv, kv[..., :LATENT], out, *no_new_tokens, partial, *tables, o.scale)
     return AMX.bind(*given, 0.0, False, 0, None, None)
-
-
-def splits_for(longest: int, threads: int) -> int:
-    ideal = 1
-    while ideal < longest // MIN_WORK_PER_SPLIT:
-        ideal *= 2
-    return min(ideal, threads * SPLITS_PER_THREAD)

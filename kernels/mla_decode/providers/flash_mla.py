@@ -22,8 +22,6 @@ from kernels.op import Prepared, Unsupported, implementation
 from kernels.vendor import Vendor, Vllm
 
 PAGE = 64
-Q_SCALE = 1.0
-"""The scale of a query in FP8, static as in engines."""
 
 ARGUMENTS = (
     "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"
@@ -94,7 +92,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
         filled = METADATA_FP8.bind(o.lengths, o.q.shape[1], 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
-        of_fp8 = {"is_fp8_kvcache": True, **scales(o)}
+        of_fp8 = {"is_fp8_kvcache": True}
     return decoding(o, DECODE, schedule, splits, **of_fp8, use_legacy=True)
 
 
@@ -109,15 +107,17 @@ def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """The build that vLLM carries, in which the FP8 kernel is another function."""
     metadata = VLLM_METADATA_FP8 if o.is_fp8 else VLLM_METADATA
     schedule, splits = metadata.bind(o.lengths, o.q.shape[1], 1)()
-    if o.is_fp8:
-        return decoding(o, VLLM_DECODE_FP8, schedule, splits, **scales(o))
-    return decoding(o, VLLM_DECODE, schedule, splits)
+    return decoding(o, VLLM_DECODE_FP8 if o.is_fp8 else VLLM_DECODE, schedule, splits)
 
 
 def decoding(
     o: MlaDecodeOperands, function: Function, schedule: object, splits: object, **further: Any
 ) -> Prepared:
     query = layouts.query_buffer(o)
+    if o.is_fp8:
+        # fp32 [1] each. That of a query in FP8 is static, as in engines.
+        named = {"descale_q": 1.0, "descale_k": o.kv_scale}
+        further |= {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}
     decode = layouts.bound(
         function,
         o,
@@ -132,9 +132,3 @@ def decoding(
     )
     call = layouts.after_query(o, query, decode)
     return Prepared(o, None, call, result=lambda answer: answer[0][:, 0])
-
-
-def scales(o: MlaDecodeOperands) -> dict[str, torch.Tensor]:
-    """fp32 [1] each."""
-    named = {"descale_q": Q_SCALE, "descale_k": o.kv_scale}
-    return {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}

@@ -13,7 +13,7 @@ from harness.workers.child.judge import judge
 from kernels.attention import edges
 from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, Sequence, beyond
-from kernels.mha_prefill.reference import TILES, sampled_rows
+from kernels.mha_prefill.problem import TILES, sampled_rows
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse

@@ -12,7 +12,7 @@ import kernels
 from harness.workers.child.judge import judge
 from kernels.attention import edges
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
-from kernels.mla_decode.reference import through_scores
+from kernels.mla_decode.problem import through_scores
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse

@@ -119,14 +119,9 @@ class MhaPrefillOperands(Operands):
         return self.q.element_size() == 1
 
     @property
-    def longest(self) -> tuple[int, int]:
-        """The most queries and the most keys of a sequence."""
-        return self.sizes.longest
-
-    @property
     def without_effect(self) -> frozenset[str]:
         """The weight of a single key is 1, whatever its score."""
-        return frozenset({"q", "k"}) if self.longest[1] == 1 else frozenset()
+        return frozenset({"q", "k"}) if self.sizes.longest[1] == 1 else frozenset()
 
     @property
     def descales(self) -> dict[str, torch.Tensor]:
@@ -184,6 +179,7 @@ def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -
     places = zip(itertools.pairwise(queries), itertools.pairwise(keys), lengths, strict=True)
     is_fp8 = sizes.dtype == "fp8"
     dtype = fp8_format(sizes.fp8).dtype if is_fp8 else torch.bfloat16
+    descales = {f"{name}_descale": torch.empty(1, device=device) for name in LARGEST if is_fp8}
     return MhaPrefillOperands(
         q=guarded((sizes.queries, sizes.heads, WIDTH), device, dtype),
         k=guarded((sizes.keys, sizes.heads, WIDTH), device, dtype),
@@ -192,10 +188,7 @@ def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -
         cu_k=torch.tensor(keys, dtype=torch.int32, device=device),
         sequences=[Sequence(slice(*q), slice(*k), prefix) for q, k, (prefix, _) in places],
         sizes=sizes,
-        q_descale=torch.empty(1, device=device) if is_fp8 else ABSENT,
-        k_descale=torch.empty(1, device=device) if is_fp8 else ABSENT,
-        v_descale=torch.empty(1, device=device) if is_fp8 else ABSENT,
-    )
+    ).replaced(**descales)
 
 
 DRAWN = 4096  # tokens; further ones take the same numbers with other signs

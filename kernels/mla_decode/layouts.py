@@ -17,7 +17,7 @@ from typing import Any
 from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
@@ -100,8 +100,7 @@ def partial_bytes(rows: int) -> int:
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of a copy of the cache, to within a page."""
-    element = 1 if sizes.kv == "fp8" else 2
-    return (sizes.used_pages + 4) * sizes.page * WIDTH * element
+    return (sizes.used_pages + 4) * sizes.page * WIDTH * KV_BYTES[sizes.kv]
 
 
 class FiniteCache:

@@ -22,9 +22,6 @@ ROPE = 64
 WIDTH = LATENT + ROPE
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
-MODEL_LEN = 163_840
-"""The default context length of a server of DeepSeek-V3 or R1: their max_position_embeddings."""
-
 
 @dataclass(frozen=True)
 class MlaDecodeSizes:
@@ -36,8 +33,9 @@ class MlaDecodeSizes:
     fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
     # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
     # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
-    # by the longest sequence: set model_len to that.
-    model_len: int = MODEL_LEN
+    # by the longest sequence: set model_len to that. The default is that of DeepSeek-V3 and R1, their
+    # max_position_embeddings.
+    model_len: int = 163_840
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "page"):
@@ -156,9 +154,6 @@ CONSTANT = WIDTH - 1
 PAGES = (1 << 15) + (1 << 12)
 """A number of pages of which an eighth have numbers that a signed integer of 16 bits cannot hold."""
 
-MOST_BYTES = 200 << 20
-"""The most bytes that a cache of so many pages may take."""
-
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
     """The operands, a pure function of the arguments.
@@ -185,7 +180,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     counts = [-(-n // sizes.page) for n in lengths]
     total = sum(counts) + SPARE_PAGES
-    if seeds.adversarial and PAGES * sizes.page * WIDTH * KV_BYTES[sizes.kv] <= MOST_BYTES:
+    if seeds.adversarial and PAGES * sizes.page * WIDTH * KV_BYTES[sizes.kv] <= 200 << 20:
         total = max(total, PAGES)
     pages = list(range(total))
     random.Random(seeds.stationary).shuffle(pages)

@@ -5,9 +5,7 @@ Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/atte
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
 tags from 0.1.4; of the persistent kernel aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu,
 csrc/kernels/mla/{reduce.cu,metadata/v1_2_host.cuh}, op_tests/test_mla_prefill_ps.py. Kernels are built at the
-first call. Over a cached prefix vLLM attends to chunks without a mask and merges them
-(run_prefill_context_chunk in v1/attention/backends/mla/prefill/aiter_flash_attn.py of vLLM 0.33); SGLang
-makes one call, as here. Untested on hardware.
+first call. Untested on hardware.
 """
 
 from __future__ import annotations

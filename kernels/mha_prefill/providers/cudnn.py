@@ -143,7 +143,7 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         """A node for a small tensor, as it lies in memory."""
         return node(tensor, list(tensor.shape), list(tensor.stride()))
 
-    heads, (most_new, longest) = o.q.shape[1], o.longest
+    heads, (most_new, longest) = o.q.shape[1], o.sizes.longest
     ragged = {
         "q": (o.cu_q, most_new, WIDTH),
         "k": (o.cu_k, longest, WIDTH),

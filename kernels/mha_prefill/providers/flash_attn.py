@@ -3,9 +3,7 @@
 Read at 2026-08: flash_attn/flash_attn_interface.py (2.8.3), hopper/flash_attn_interface.py and
 hopper/flash_api.cpp (3.0.0), flash_attn/cute/interface.py (4.0.0b36); vllm_flash_attn/flash_attn_interface.py
 of vLLM 0.33, with how its v1/attention/backends/mla/prefill/flash_attn.py calls it; sgl_kernel/flash_attn.py
-of sglang-kernel 0.4.10. All align the causal mask to the last key. Their varlen calls allocate the output.
-Over a cached prefix vLLM attends to chunks without a mask and merges them; SGLang makes one call, as here.
-Untested on hardware.
+of sglang-kernel 0.4.10. Their varlen calls allocate the output. Untested on hardware.
 """
 
 from __future__ import annotations

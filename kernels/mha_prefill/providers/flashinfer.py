@@ -2,9 +2,7 @@
 
 Read at 0.6.18 and 0.7.2.post1: flashinfer/prefill.py, flashinfer/utils.py, flashinfer/cudnn/prefill.py; at
 0.6.18 tests/attention/{test_cudnn_prefill_deepseek,test_blackwell_fmha,test_trtllm_gen_attention_prefill}.py;
-signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. Over a cached
-prefix vLLM attends to chunks without a mask and merges them (run_prefill_context_chunk in
-v1/attention/backends/mla/prefill/{flashinfer,trtllm_ragged}.py of vLLM 0.33). fa2, fa3 and
+signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. fa2, fa3 and
 cuDNN ran on an H200 (0.6.16); others are untested on hardware.
 """
 

@@ -225,7 +225,7 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     v = padded(o.v)
 
     def call() -> None:
-        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.longest, **options)[..., :VALUE])
+        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.sizes.longest, **options)[..., :VALUE])
 
     return Prepared(o, out, call, inputs=reading(o, v))
 

@@ -30,17 +30,6 @@ from shapes.case import Case
 # What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
 HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
 
-Q_SCALE = 1.0
-"""The scale of a query in FP8. It is static as in engines, whose checkpoints may bring another. The widest
-values of q lie near 30, a tenth of what either format holds."""
-
-PADDED = 16
-"""vLLM repeats heads up to a multiple of this for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
-
-GRANULARITY = 16
-"""Tokens that a schedule of either engine deals out at a time, one token a page. AITER's own test
-(op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache."""
-
 REQUESTS = {"sglang": 512, "vllm": 1024}
 """Sequences of the server's context length for which engines make the list of pages that they record into a
 graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
@@ -217,7 +206,8 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
 
 
 def padded(heads: int) -> int:
-    return -(-heads // PADDED) * PADDED
+    """Up to so many vLLM repeats heads for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
+    return -(-heads // 16) * 16
 
 
 def listed(sizes: MlaDecodeSizes, requests: int) -> int:
@@ -249,11 +239,15 @@ def arguments(
         "num_head_qo num_heads_per_head_k": query.shape[1],
         "kv_dtype dtype_kv": o.kv.dtype,
         "is_sparse": False,
-        "kv_granularity": GRANULARITY,
+        # Tokens that a schedule of either engine deals out at a time. AITER's own test
+        # (op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache.
+        "kv_granularity": 16,
         "num_kv_splits max_split_per_batch": SPLITS_OF_SGLANG,
     }
     if o.is_fp8:
-        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
+        # values of q lie near 30, a tenth of what either format holds.
+        scales = {"q_scale": one_value(1.0, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
         given |= {**scales, "intra_batch_mode": False}
     return given
 

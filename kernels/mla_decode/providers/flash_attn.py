@@ -44,12 +44,6 @@ SGLANG_WITH_CACHE = Function(
     "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
 )
 
-MOST_SPLITS = 128
-"""The most that FA3 itself chooses (num_splits_heuristic in hopper/heuristics.h)."""
-
-TILE_HEADS, TILE_TOKENS = 64, 64
-"""Heads and tokens of a tile of FA3's kernel for MLA (tile_size_fwd_sm90 in hopper/tile_size.h)."""
-
 SPLITS_OF_VLLM = 32
 """The most parts into which vLLM has a sequence split where it records graphs
 (flash_attn_max_num_splits_for_cuda_graph)."""
@@ -160,9 +154,11 @@ def attend(
 
 
 def most_splits(heads: int, tokens: int) -> int:
-    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them."""
-    fills = layouts.HOPPER_UNITS // math.ceil(heads / TILE_HEADS)
-    return max(1, min(MOST_SPLITS, fills, math.ceil(tokens / TILE_TOKENS)))
+    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them, at most
+    128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 heads and 64 tokens
+    (tile_size_fwd_sm90 in hopper/tile_size.h)."""
+    fills = layouts.HOPPER_UNITS // math.ceil(heads / 64)
+    return max(1, min(128, fills, math.ceil(tokens / 64)))
 
 
 def scheduled(o: MlaDecodeOperands, table: torch.Tensor) -> dict[str, Any]:

@@ -26,12 +26,6 @@ WORKSPACE = 128 << 20
 TILE = 128
 """Tokens that the Blackwell kernels take at a time: their tables are padded to whole tiles."""
 
-NOPE = 128
-"""Width of a head's query before absorption, without the rope part."""
-
-MOST_TUNED = 8192
-"""Sequences of the largest batch that the autotuner tries (_TRTLLM_GEN_MLA_MAX_BATCH)."""
-
 WRAPPER = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper", positions=1, needs="backend")
 PLAN = Function(
     "flashinfer.mla.BatchMLAPagedAttentionWrapper.plan",
@@ -194,8 +188,9 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 
 def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
-    """Also q and outputs of the batches that the autotuner tries."""
-    return Paged().workspace(sizes) + MOST_TUNED * sizes.heads * 2 * (WIDTH + LATENT)
+    """Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
+    (_TRTLLM_GEN_MLA_MAX_BATCH)."""
+    return Paged().workspace(sizes) + 8192 * sizes.heads * 2 * (WIDTH + LATENT)
 
 
 @implementation(
@@ -231,7 +226,7 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
         query=query[:, None],
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
-        qk_nope_head_dim=NOPE,
+        qk_nope_head_dim=128,  # of a head's query before absorption
         block_tables=layouts.full_pages(o, page, TILE // page, tokens=o.sizes.model_len),
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
         bmm2_scale=o.kv_scale,  # of weights . kv

@@ -71,6 +71,12 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
+    # The splits, int32 [batch], by SGLang's own kernel, which also notes in `uneven` if lengths differ.
+    counts = torch.empty(batch, dtype=torch.int32, device=device)
+    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
+    given = (counts, o.lengths, batch, 1, heads, 1, most, cores)
+    room = max(256, power_of_two(batch))
+    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return layouts.bound(
         DECODE,
@@ -83,7 +89,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         kv_indices=layouts.page_list(o, 1).long(),
         attn_logits=partial,
         attn_lse=torch.empty_like(partial[..., 0]),
-        num_kv_splits=splits(o, most, cores, uneven),
+        num_kv_splits=counts,
         max_kv_splits=most,
         k_scale=o.kv_scale,
         v_scale=o.kv_scale,
@@ -101,14 +107,3 @@ def most_splits(model_len: int, cores: int, arch: str) -> int:
 
 def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Tensor) -> torch.Tensor:
-    """int32 [batch], by SGLang's own kernel, which also notes in `uneven`, int32 [1], if lengths differ."""
-    batch, heads = operands.q.shape[:2]
-    counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
-    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
-    given = (counts, operands.lengths, batch, 1, heads, 1, most, cores)
-    room = max(256, power_of_two(batch))
-    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
-    return counts

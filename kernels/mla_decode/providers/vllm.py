@@ -23,9 +23,6 @@ HEADS = 128
 TILE = 128
 """Tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles."""
 
-SPLITS = -1
-"""CUTLASS's kernel chooses them."""
-
 WORKSPACE = 128 << 20
 """Bytes that vLLM begins with for CUTLASS's kernel."""
 
@@ -56,13 +53,14 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     q = padded_q[:, :heads]
     q.copy_(o.q)
     padded = out if heads == HEADS else out.new_empty(batch, HEADS, LATENT)
-    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=SPLITS)()
+    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=-1)()
     room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
     table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
     unwanted_lse = torch.empty(0, device=out.device)
+    # -1 splits: the kernel chooses them.
     decode = CUTLASS.bind(
-        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, SPLITS
+        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, -1
     )
     return cache.prepared(out, decode, q=q, result=padded[:, :heads])
 

@@ -57,6 +57,7 @@ def reference(
     sigma = torch.empty_like(value)
     sigma_fp8 = torch.empty_like(value) if fmt else None
     even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
+    targets = [target for target in (value, sigma, sigma_fp8, even) if target is not None]
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
         if not len(place):
@@ -64,8 +65,7 @@ def reference(
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1).contiguous()
-            values = with_squares(values)
+            values = with_squares(v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1))
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
@@ -77,9 +77,8 @@ def reference(
                     operands.score_scale,
                     fmt,
                 )
-                for target, result in zip((value, sigma, sigma_fp8, even), results, strict=True):
-                    if target is not None and result is not None:
-                        target[part.to(q.device), heads] = result.transpose(0, 1)
+                for target, result in zip(targets, results, strict=True):
+                    target[part.to(q.device), heads] = result.transpose(0, 1)
     return Reference(value, sigma, rows, sigma_fp8, even)
 
 
@@ -90,7 +89,7 @@ def _attend(
     position: torch.Tensor,
     scale: float,
     fmt: Fp8Format | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor, ...]:
     """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
 
     q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: `with_squares`,
@@ -106,7 +105,7 @@ def _attend(
 
     in_bf16 = rounding_variance((14 * 2.0**-24 * size + UNIT).mul_(p), v, value)
     if fmt is None:
-        return value, (in_bf16 + rounding).sqrt(), None, None
+        return value, (in_bf16 + rounding).sqrt()
     rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
     apart, together = fp8_variance(p, v, value, fmt, size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8), hidden)
     sigma_fp8 = (apart + together + rounding).sqrt()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from kernels.attention import needed
@@ -117,16 +116,9 @@ class FiniteCache:
         slots = self.kv.view(torch.uint8).flatten(0, 1)
         slots.index_fill_(0, self.unused, 0)
 
-    def prepared(
-        self,
-        out: torch.Tensor | None,
-        call: Call,
-        *,
-        q: torch.Tensor | None = None,
-        result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
-    ) -> Prepared:
-        """A call that reads this copy, and q in another place than the operands' if one is given."""
-        inputs = {"q": self.operands.q if q is None else q, "kv": self.kv}
+    def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
+        """A call that reads this copy. result: as in Prepared"""
+        inputs = {"q": self.operands.q, "kv": self.kv}
         return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
 
 

@@ -73,15 +73,13 @@ class Sdpa(Implementation):
     requires = "torch"
     rebinds = True
 
+    # The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any.
     backend: ClassVar[str] = ""
-    """The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any."""
-
+    # Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write it
+    # so; the output's columns from the 128th on are dropped.
     padded: ClassVar[bool] = True
-    """Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write
-    it so; the output's columns from the 128th on are dropped."""
-
+    # Platforms that have the kernel.
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")
-    """Platforms that have the kernel."""
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
@@ -128,9 +126,8 @@ class Sdpa(Implementation):
             held = contextlib.nullcontext() if kernel is None else torch.nn.attention.sdpa_kernel(kernel)
             with held:
                 for sequence, mask in zip(o.sequences, masks, strict=True):
-                    q, k, values = batched(o, v, sequence)
                     attended = torch.nn.functional.scaled_dot_product_attention(
-                        q, k, values, attn_mask=mask, scale=o.scale
+                        *batched(o, v, sequence), attn_mask=mask, scale=o.scale
                     )
                     out[sequence.queries] = attended[0, ..., :VALUE].transpose(0, 1)
 
@@ -142,10 +139,8 @@ class Sdpa(Implementation):
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             written_out = mask if type(mask) is torch.Tensor else None
-            is_causal = sequence.prefix == 0
-            q, k, values = batched(o, v, sequence)
-            params = torch.backends.cuda.SDPAParams(q, k, values, written_out, 0.0, is_causal, False)
-            if not can_use(params, False):
+            params = (*batched(o, v, sequence), written_out, 0.0, sequence.prefix == 0, False)
+            if not can_use(torch.backends.cuda.SDPAParams(*params), False):
                 raise Unsupported(
                     f"this torch's {self.backend} kernel does not take {sequence.new} queries over "
                     f"{sequence.length} keys with v {v.shape[-1]} wide on this device"

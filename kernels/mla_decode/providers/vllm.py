@@ -62,7 +62,8 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     decode = CUTLASS.bind(
         padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, -1
     )
-    return cache.prepared(out, decode, q=q, result=padded[:, :heads])
+    inputs = {"q": q, "kv": cache.kv}
+    return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :heads])
 
 
 # _compute_num_kv_splits of triton_mla.py

@@ -15,9 +15,7 @@ from kernels.binding import Function
 from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, padded, padded_bytes, varlen
 from kernels.mha_prefill.operands import WIDTH, MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
-from kernels.platform import Platform
-from kernels.support import Support, need
-from shapes.case import Case
+from kernels.support import need
 
 
 def with_fp8(place: str, needs: str = VARLEN) -> tuple[Function, Function]:
@@ -119,18 +117,16 @@ def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
     return varlen(operands, FA4, num_splits=1)
 
 
-def fp8_on_blackwell(case: Case, platform: Platform) -> Support:
-    fp8 = case.sizes.get("dtype") == "fp8"
-    return need(not fp8 or platform.arch in vendor.BLACKWELL, f"takes dtype=bf16 on {platform.arch}")
-
-
 @implementation(
     "flash_attn.fa4@vllm",
     vendor.FlashAttentionOfVllm,
     requires="vLLM for CUDA (read at 0.33), sm_90, sm_100 or sm_103",
     archs=FROM_HOPPER,
     symbols=VLLM,
-    supports=fp8_on_blackwell,
+    supports=lambda case, platform: need(
+        case.sizes.get("dtype") != "fp8" or platform.arch in vendor.BLACKWELL,
+        f"takes dtype=bf16 on {platform.arch}",
+    ),
     **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:

@@ -206,7 +206,7 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
 
 
 def padded(heads: int) -> int:
-    """Up to so many vLLM repeats heads for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
+    """The heads that vLLM makes for the persistent kernel by repetition (AiterMLAHelper.get_mla_padded_q)."""
     return -(-heads // 16) * 16
 
 

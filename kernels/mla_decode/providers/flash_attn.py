@@ -18,7 +18,7 @@ from kernels.attention import needed
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, ROPE, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
@@ -74,7 +74,9 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so it gets a cache without NaN."""
     table = layouts.full_pages(o, o.page)
-    schedule = SCHEDULE.bind(**scheduled(o, table), causal=False)()
+    # The call chooses its splits by the longest sequence that the table has room for.
+    longest = table.shape[1] * o.page
+    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest, causal=False)()
     cache, call = attend(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
     return cache.prepared(None, call, result=lambda answer: answer[:, 0])
 
@@ -93,9 +95,8 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
     table = layouts.full_pages(o, o.page)
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
-    sizes = scheduled(o, table) | {"max_seqlen_k": max(o.host_lengths)}
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
-    schedule = VLLM_SCHEDULE.bind(**sizes, **common)()
+    schedule = layouts.bound(VLLM_SCHEDULE, o, None, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
     cache, call = attend(VLLM_VARLEN, o, o.q, table, **common, **of_call)
     return cache.prepared(None, call)
@@ -159,21 +160,3 @@ def most_splits(heads: int, tokens: int) -> int:
     (tile_size_fwd_sm90 in hopper/tile_size.h)."""
     fills = layouts.HOPPER_UNITS // math.ceil(heads / 64)
     return max(1, min(128, fills, math.ceil(tokens / 64)))
-
-
-def scheduled(o: MlaDecodeOperands, table: torch.Tensor) -> dict[str, Any]:
-    """What FA3's schedule follows from, for the longest sequence that the table has room for: the call
-    chooses its splits by that."""
-    batch, heads = o.q.shape[:2]
-    return {
-        "batch_size": batch,
-        "max_seqlen_q": 1,
-        "max_seqlen_k": table.shape[1] * o.page,
-        "num_heads_q": heads,
-        "num_heads_kv": 1,
-        "headdim": ROPE,
-        "headdim_v": LATENT,
-        "cache_seqlens": o.lengths,
-        "qkv_dtype": o.q.dtype,
-        "page_size": o.page,
-    }

@@ -58,7 +58,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
     table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
     unwanted_lse = torch.empty(0, device=out.device)
-    # -1 splits: the kernel chooses them.
+    # With -1 the kernel chooses the number of splits.
     decode = CUTLASS.bind(
         padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, -1
     )

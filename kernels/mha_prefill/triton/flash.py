@@ -51,14 +51,6 @@ class FlashConfig:
         return common | {"waves_per_eu": self.waves} if self.waves else common
 
 
-def lanes(config: FlashConfig, target: Target) -> tuple[int, int]:
-    """How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
-    columns each of them gets at a time."""
-    if config.instruction:
-        return 64 // config.instruction, 4
-    return 4, 2
-
-
 def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     """Whether FP8 values may be needed with keys side by side: wgmma takes no other layout, and gfx942 loads
     others only by shuffling bytes. sm_100 takes both, gfx950 has a load that transposes."""
@@ -177,7 +169,9 @@ class FlashVarlen(SuiteTriton):
         prepared, launches = ConfiguredPrepared(operands, out), list[Call]()
         o, sizes, device = operands, operands.sizes, out.device
         q, k, v = prepared.bits(o.q), prepared.bits(o.k), prepared.bits(o.v)
-        threads, run = lanes(config, target)
+        # How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
+        # columns each of them gets at a time.
+        threads, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
         width = columns(sizes.keys, sizes.batch)
         shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
         kind, headroom = "bf16", 0

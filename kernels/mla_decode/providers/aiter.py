@@ -27,9 +27,6 @@ from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter
 from shapes.case import Case
 
-# What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
-HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
-
 REQUESTS = {"sglang": 512, "vllm": 1024}
 """Sequences of the server's context length for which engines make the list of pages that they record into a
 graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
@@ -85,8 +82,9 @@ class Asm(Aiter):
 
 
 def fits_asm(sizes: MlaDecodeSizes) -> Support:
-    takes = HEADS[sizes.kv]
-    return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
+    """For one query token a sequence. A query on an FP8 cache is FP8 too."""
+    heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
+    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
@@ -267,11 +265,6 @@ def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[st
 
 # Triton and Gluon
 
-SEGMENTS = 128  # of the segmented kernel
-GLUON_HEADS = 16  # the most that all versions take, in batches of any size
-GLUON_CACHE = 2 << 30  # bytes
-WORKGROUPS = 256  # over which Gluon's kernel splits sequences
-
 SEGMENTED = Function(
     "aiter.ops.triton.attention.mla.mla_decode_fwd",
     needs="q kv_buffer out cu_seqlens_q seqused_k max_seqlen_kv block_tables softmax_scale kv_lora_rank "
@@ -304,9 +297,8 @@ class AiterTriton(Aiter):
     fits=lambda sizes: need(
         tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
-    workspace=lambda sizes: (
-        sizes.batch * sizes.heads * SEGMENTS * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
-    ),
+    # Partial results of 128 segments; the cache.
+    workspace=lambda sizes: sizes.batch * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
@@ -344,8 +336,8 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
     return Support.all_of(
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        takes(most_heads=GLUON_HEADS)(sizes),
-        need(cache <= GLUON_CACHE, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
+        takes(most_heads=16)(sizes),  # the most that all versions take, in batches of any size
+        need(cache <= 2 << 30, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
     )
 
 
@@ -357,8 +349,8 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     symbols=(GLUON,),
     fits=fits_gluon,
     layout=lambda sizes: sizes.tokens * 4,
-    # Partial results in bf16, and in fp32 the logarithms of their sums.
-    workspace=lambda sizes: max(sizes.batch, WORKGROUPS) * sizes.heads * (LATENT * 2 + 4),
+    # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
+    workspace=lambda sizes: max(sizes.batch, 256) * sizes.heads * (LATENT * 2 + 4),
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,

@@ -19,11 +19,6 @@ from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
 
-# triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
-LEAST_CAP = 8
-MIN_BLOCK = 32
-MOST_ON_GFX942 = 256
-
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 """Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
 sgl_kernel/utils.py)."""
@@ -100,9 +95,10 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 
 
 def most_splits(model_len: int, cores: int, arch: str) -> int:
-    """SGLang's cap, by the server's context length, in graphs and without."""
-    cap = max(LEAST_CAP, min(power_of_two(cores), power_of_two(math.ceil(model_len / MIN_BLOCK))))
-    return min(cap, MOST_ON_GFX942) if arch == "gfx942" else cap
+    """SGLang's cap, by the server's context length, in graphs and without (_mla_decode_kv_splits_cap of
+    triton_backend.py). The least, 8, is the server's --triton-attention-num-kv-splits."""
+    cap = max(8, min(power_of_two(cores), power_of_two(math.ceil(model_len / 32))))
+    return min(cap, 256) if arch == "gfx942" else cap
 
 
 def power_of_two(n: int) -> int:

@@ -36,8 +36,6 @@ LANGUAGE = (
 )
 """What these programs take beside what all do."""
 
-FEW = 16  # heads
-
 
 class AttendTile(NamedTuple):
     """What a program takes: heads, tokens a step, threads, stages of the pipeline, and whether the query lies
@@ -60,6 +58,7 @@ TILES = {
 """Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
 memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
 
+
 COMBINE_THREADS = 128
 
 
@@ -76,7 +75,7 @@ def tile_for(arch: str, heads: int, page: int) -> AttendTile:
     TileLang,
     symbols=(*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE),
     fits=lambda sizes: Support.all_of(
-        takes("bf16")(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
+        takes("bf16")(sizes), need(sizes.heads % 16 == 0, "needs heads to be a multiple of 16")
     ),
     # An upper bound: a plan has no more slots than two a program.
     workspace=lambda sizes: cache_bytes(sizes) + partial_bytes(2 * MOST_UNITS * sizes.heads),

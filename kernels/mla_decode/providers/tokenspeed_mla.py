@@ -13,9 +13,6 @@ from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, implementation
 from kernels.vendor import BLACKWELL, Vendor
 
-PAGES = (32, 64)
-"""Tokens of the pages that vLLM gives it."""
-
 QUERIES = 8
 """Query tokens of a request for which vLLM's workspace has room."""
 
@@ -45,7 +42,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     allocates=True,
     symbols=(DECODE, UNITS),
-    fits=takes("fp8", most_heads=128, pages_of=PAGES[0]),
+    fits=takes("fp8", most_heads=128, pages_of=32),
     workspace=workspace,
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
@@ -53,7 +50,7 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     before. It gets a cache without NaN."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     device, heads = o.q.device, o.q.shape[1]
-    page = PAGES[1] if o.page % PAGES[1] == 0 else PAGES[0]
+    page = 64 if o.page % 64 == 0 else 32  # those that vLLM gives it
     room = layouts.partial_bytes(UNITS.bind(device)() * heads * QUERIES)
     call = layouts.bound(
         DECODE,

@@ -66,10 +66,6 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :heads])
 
 
-# _compute_num_kv_splits of triton_mla.py
-MIN_WORK_PER_SPLIT = 512
-SPLITS_PER_UNIT = 2
-
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
 SCALES = "k_scale v_scale"
 
@@ -127,9 +123,10 @@ def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
 
 
 def splits_for(longest: int, units: int) -> int:
-    """vLLM's choice: a power of two, or what fills the device."""
-    ideal = 1 << (max(1, longest // MIN_WORK_PER_SPLIT) - 1).bit_length()
-    return min(ideal, units * SPLITS_PER_UNIT)
+    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two, of splits of about 512 tokens,
+    or two splits for each compute unit."""
+    ideal = 1 << (max(1, longest // 512) - 1).bit_length()
+    return min(ideal, 2 * units)
 
 
 # On CPUs
@@ -138,8 +135,6 @@ VEC = vllm_operator("mla_decode_kvcache", positions=6)
 VEC_PAGE = 16  # built into the kernel
 
 AMX = vllm_operator("decode_attention_cpu", positions=17)
-
-MOST_SPLITS = 64  # planned for
 
 
 @implementation(
@@ -170,7 +165,8 @@ def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, tor
     rebinds=True,
     stationary=tables,
     fits=takes("bf16"),
-    workspace=lambda sizes: sizes.batch * sizes.heads * MOST_SPLITS * (LATENT + 1) * 4 + sizes.tokens * 4,
+    # Partial results of 64 splits at most.
+    workspace=lambda sizes: layouts.partial_bytes(sizes.batch * sizes.heads * 64) + sizes.tokens * 4,
 )
 def amx(
     operands: MlaDecodeOperands, out: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor]

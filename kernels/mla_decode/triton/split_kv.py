@@ -26,8 +26,6 @@ PER_UNIT = (1, 2, 4, 8)
 MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 
-WGMMA_ROWS = 64  # of sm_90's fast instruction; of sm_100's, 64 or 128
-
 
 @dataclass(frozen=True)
 class SplitKvConfig:
@@ -187,7 +185,8 @@ class SplitKv(SuiteTriton):
         nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
         parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
         partial, log_sums = split.buffers(heads, out.device)
-        wide = config.heads >= WGMMA_ROWS and config.warps > 4
+        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64.
+        wide = config.heads >= 64 and config.warps > 4
         apart = target.kind == "cuda" and wide and not config.swap  # see split_kv_jit
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],

@@ -59,8 +59,8 @@ class Work:
 class Tolerance:
     """How far a right output may be from the reference, in units of `Reference.sigma`.
 
-    `sigma` is the error that rounding alone explains, element by element (each reference.py derives it), so
-    the limits are the same for flat and peaked, small and large inputs.
+    `sigma` is the error that rounding alone explains, element by element (each op derives it beside its
+    reference), so the limits are the same for flat and peaked, small and large inputs.
     """
 
     row: float

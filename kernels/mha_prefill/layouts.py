@@ -1,37 +1,68 @@
-"""What several libraries ask for: one call on all sequences with cumulative lengths (FlashAttention's
-`flash_attn_varlen_func`, and AITER's after it), new tokens apart from cached ones, as an engine holds them,
-and v as wide as q and k.
+"""What several libraries ask for: the operands by the names that they have there, new tokens apart from
+cached ones, as an engine holds them, and v as wide as q and k.
+
+Over a cached prefix vLLM attends to chunks without a mask and merges them (run_prefill_context_chunk in
+v1/attention/backends/mla/prefill/{aiter_flash_attn,flashinfer,trtllm_ragged}.py of vLLM 0.33); SGLang makes
+one call, as here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
+from kernels.mha_prefill.operands import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    guarded,
+)
 from kernels.op import Call, Prepared
 
 VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
-"""What a call of `varlen` needs by name."""
+"""What a call of FlashAttention's `flash_attn_varlen_func` needs by name, and of AITER's after it."""
+
+DESCALES = "q_descale k_descale v_descale"
+
+
+def bound(function: Function, o: MhaPrefillOperands, out: torch.Tensor | None, **further: Any) -> Call:
+    """The call of a library's function with the operands that it needs, and with further arguments, which
+    replace those below. All libraries align the causal mask to the last key."""
+    (most_new, longest), heads = o.sizes.longest, o.q.shape[1]
+    usual = {
+        "q query Q q_extend": o.q,
+        "k key K k_buffer": o.k,
+        "v value V v_buffer": o.v,
+        "out output o_extend": out,
+        "softmax_scale sm_scale": o.scale,
+        "causal is_causal": True,
+        "cu_seqlens_q qo_indptr seqstart_q cum_seq_lens_q": o.cu_q,
+        "cu_seqlens_k kv_indptr seqstart_k cum_seq_lens_kv": o.cu_k,
+        "max_seqlen_q max_q_len max_qlen max_len_extend max_token_per_sequence": most_new,
+        "max_seqlen_k max_kv_len max_sequence_kv": longest,
+        "batch_size": len(o.sequences),
+        "num_qo_heads num_kv_heads num_head_k num_heads_k": heads,
+        "head_dim_qk": WIDTH,
+        "head_dim_vo": VALUE,
+        "q_data_type kv_data_type": o.q.dtype,
+        "q_descale q_scale": o.q_descale,
+        "k_descale k_scale": o.k_descale,
+        "v_descale v_scale": o.v_descale,
+    }
+    return function.bind(**needed(function, usual) | further)
 
 
 def varlen(
-    o: MhaPrefillOperands, out: torch.Tensor | None, function: Function, *, pads: bool = False, **further: Any
+    o: MhaPrefillOperands, function: Function, v: torch.Tensor | None = None, **further: Any
 ) -> Prepared:
-    """One call by keyword, causal: all of these libraries align the mask to the last key. Without an `out`
-    the library allocates its output.
-
-    further: arguments beside the usual ones
-    pads:    v is as wide as q and k, and the output's columns from the 128th on are dropped
-    """
-    v = padded(o.v) if pads else o.v
-    output = {} if out is None else {"out": out}
-    attend = function.bind(
-        q=o.q, k=o.k, v=v, softmax_scale=o.scale, **lengths(o), causal=True, **output, **further
-    )
-    return Prepared(o, out, attend, inputs=reading(o, v), result=of_values if out is None else None)
+    """One call on all sequences with cumulative lengths, which allocates its output. v: in another layout"""
+    v = o.v if v is None else v
+    return Prepared(o, None, bound(function, o, None, v=v, **further), inputs=reading(o, v), result=of_values)
 
 
 def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -45,48 +76,39 @@ def of_values(returned: Any) -> torch.Tensor:
     return output[..., :VALUE]
 
 
-def lengths(o: MhaPrefillOperands) -> dict[str, Any]:
-    """int32 [batch + 1] on the device, and the longest of each for the grid."""
-    most_new, longest = o.longest
-    return {
-        "cu_seqlens_q": o.cu_q,
-        "cu_seqlens_k": o.cu_k,
-        "max_seqlen_q": most_new,
-        "max_seqlen_k": longest,
-    }
+def allocated_bytes(sizes: MhaPrefillSizes, width: int = VALUE) -> int:
+    """The bytes of an output that a call allocates, and of a sum of exponentials for each row."""
+    return sizes.queries * sizes.heads * (width * BYTES["bf16"] + 4)
 
 
 def padded(v: torch.Tensor) -> torch.Tensor:
     """v as wide as q and k, filled up with zeros, for kernels that take one head size only."""
-    tokens, heads, _ = v.shape
-    wide = guarded(tokens, heads, WIDTH, v.device, v.dtype).zero_()
+    wide = guarded((*v.shape[:2], WIDTH), v.device, v.dtype).zero_()
     wide[..., :VALUE] = v
     return wide
 
 
-class NewTokens:
-    """`k` and `v` of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
-    copies, as an engine holds them apart from its cache."""
+def padded_bytes(sizes: MhaPrefillSizes) -> int:
+    return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES["bf16"]
 
-    def __init__(self, operands: MhaPrefillOperands) -> None:
-        o = self.operands = operands
-        self.k, self.v = o.k, o.v
-        self.rows: torch.Tensor | None = None
-        if any(s.prefix for s in o.sequences):
-            new = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences]
-            self.rows = torch.cat(new).to(o.k.device)
-            self.k, self.v = o.k[self.rows], o.v[self.rows]
 
-    def copy(self) -> None:
-        if self.rows is not None:
-            self.k.copy_(self.operands.k[self.rows])
-            self.v.copy_(self.operands.v[self.rows])
+def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]:
+    """k and v of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
+    copies, as an engine holds them apart from its cache; and a function that makes the copies anew."""
+    if not any(s.prefix for s in o.sequences):
+        return o.k, o.v, lambda: None
+    rows = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
+    rows = rows.to(o.k.device)
+    k, v = o.k[rows], o.v[rows]
 
-    def prepared(self, out: torch.Tensor, call: Call) -> Prepared:
-        return Prepared(self.operands, out, call, after_load=self.copy)
+    def copy() -> None:
+        k.copy_(o.k[rows])
+        v.copy_(o.v[rows])
 
-    @staticmethod
-    def bytes(sizes: MhaPrefillSizes) -> int:
-        if sizes.keys == sizes.queries:
-            return 0
-        return sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
+    return k, v, copy
+
+
+def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
+    """The bytes of those copies."""
+    copied = sizes.queries if sizes.keys > sizes.queries else 0
+    return copied * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]

@@ -16,8 +16,15 @@ import torch
 from kernels.arithmetic.attention import Arithmetic
 from kernels.arithmetic.attention_mistakes import AttentionOp
 from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, fp8, fp16
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
-from kernels.mha_prefill.sizes import NOPE, WIDTH, MhaPrefillSizes
+from kernels.mha_prefill.operands import (
+    GUARD,
+    NOPE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    Sequence,
+    beyond,
+)
 from kernels.mistakes import Compute, Mistake, any_size, put
 
 Attend = Callable[[MhaPrefillOperands, Sequence], torch.Tensor]

@@ -1,15 +1,75 @@
-"""Operands of an MHA prefill, and where each sequence lies in them."""
+"""Sizes and operands of an MHA prefill: tensors on which the usual mistakes show, whatever the sizes and in
+every row, and where each sequence lies in them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from kernels.attention import SCALE, edges, shift_scores
+from kernels.formats import fp8_format
 from kernels.lazy import torch
-from kernels.mha_prefill.sizes import SCALE, MhaPrefillSizes
-from kernels.operands import ABSENT, Operands
+from kernels.operands import ABSENT, Operands, Seeds, draw_normal
+from kernels.support import Support, need
+from shapes.lengths import parse_span, spread
+
+NOPE = 128
+ROPE = 64
+WIDTH = NOPE + ROPE
+VALUE = 128
+BYTES = {"bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class MhaPrefillSizes:
+    batch: int  # sequences
+    new: str  # query tokens of each sequence: one number or low..high, spread evenly
+    prefix: str = "0"  # tokens cached before them, in the same way, from 0
+    heads: int = 16  # of the rank
+    dtype: str = "bf16"  # of q, k and v: bf16 or fp8
+    fp8: str = "e4m3fn"  # the format, which a bf16 case does not name
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"size {name}={getattr(self, name)} of mha_prefill must be at least 1")
+        parse_span(self.new)
+        parse_span(self.prefix, least=0)
+        if self.dtype not in BYTES:
+            raise ValueError(f"size dtype={self.dtype!r} of mha_prefill must be {' or '.join(BYTES)}")
+        fp8_format(self.fp8)
+
+    def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
+        """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
+        prefixes = spread(parse_span(self.prefix, least=0), self.batch, seed + self.batch // 2)
+        return list(zip(prefixes, spread(parse_span(self.new), self.batch, seed), strict=True))
+
+    @property
+    def queries(self) -> int:
+        return sum(new for _, new in self.lengths())
+
+    @property
+    def keys(self) -> int:
+        return sum(prefix + new for prefix, new in self.lengths())
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The most queries and the most keys of a sequence."""
+        return max(new for _, new in self.lengths()), max(prefix + new for prefix, new in self.lengths())
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to, per head."""
+        return sum(new * prefix + new * (new + 1) // 2 for prefix, new in self.lengths())
+
+
+def takes(*dtypes: str) -> Callable[[MhaPrefillSizes], Support]:
+    """What a row declares as `fits` that takes these dtypes."""
+    return lambda sizes: need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
+
 
 GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kernel's tile reads at once
 
@@ -59,14 +119,14 @@ class MhaPrefillOperands(Operands):
         return self.q.element_size() == 1
 
     @property
-    def longest(self) -> tuple[int, int]:
-        """The most queries and the most keys of a sequence."""
-        return max(s.new for s in self.sequences), max(s.length for s in self.sequences)
-
-    @property
     def without_effect(self) -> frozenset[str]:
         """The weight of a single key is 1, whatever its score."""
-        return frozenset({"q", "k"}) if self.longest[1] == 1 else frozenset()
+        return frozenset({"q", "k"}) if self.sizes.longest[1] == 1 else frozenset()
+
+    @property
+    def descales(self) -> dict[str, torch.Tensor]:
+        """The descales by their names here; empty for bf16."""
+        return {name: tensor for name, tensor in self.tensors().items() if name.endswith("_descale")}
 
     @property
     def score_scale(self) -> float:
@@ -83,20 +143,15 @@ class MhaPrefillOperands(Operands):
         copied = super().copy(names)
         for name in self.live:
             if (tensor := getattr(copied, name)) is not getattr(self, name):
-                tokens, heads, width = tensor.shape
-                fresh = guarded(tokens, heads, width, tensor.device, tensor.dtype)
-                setattr(copied, name, fresh.copy_(tensor))
+                setattr(copied, name, guarded(tensor.shape, tensor.device, tensor.dtype).copy_(tensor))
         return copied
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        return [beyond(t) if n in self.live and is_guarded(t) else t for n, t in self.tensors().items()]
+        return [beyond(t) if name in self.live else t for name, t in self.tensors().items()]
 
 
-def is_guarded(tensor: torch.Tensor) -> bool:
-    """Whether there are as many tokens before and behind it as `guarded` puts there."""
-    stride, held = tensor.stride(0), tensor.untyped_storage().nbytes() // tensor.element_size()
-    offset = tensor.storage_offset()
-    return offset >= GUARD * stride and offset + (len(tensor) + GUARD) * stride <= held
+def _number(descale: torch.Tensor | None) -> float:
+    return 1.0 if descale is None else float(descale)
 
 
 def beyond(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,30 +161,122 @@ def beyond(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset() - GUARD * stride)
 
 
-def _number(descale: torch.Tensor | None) -> float:
-    return 1.0 if descale is None else float(descale)
-
-
-def guarded(
-    tokens: int, heads: int, width: int, device: torch.device | str, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """An empty tensor [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, which show a
-    read past an end."""
-    shape = (GUARD + tokens + GUARD, heads, width)
-    storage = torch.empty(shape, dtype=dtype or torch.bfloat16, device=device)
+def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor [tokens, heads, width] between tokens of NaN, which show a read past an end."""
+    tokens, *of_token = shape
+    storage = torch.empty(GUARD + tokens + GUARD, *of_token, dtype=dtype, device=device)
     nan = torch.tensor(torch.nan, device=device)
     storage[:GUARD].copy_(nan)
     storage[GUARD + tokens :].copy_(nan)
     return storage[GUARD : GUARD + tokens]
 
 
-def sequences_of(lengths: list[tuple[int, int]]) -> list[Sequence]:
-    """The places of sequences of (prefix, new) tokens, one after the other."""
+def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -> MhaPrefillOperands:
+    """The operands for sequences of (prefix, new) tokens, one after the other, without values of q, k and v
+    and of their descales."""
     queries = [0, *itertools.accumulate(new for _, new in lengths)]
     keys = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
-    return [
-        Sequence(slice(*q), slice(*k), prefix)
-        for q, k, (prefix, _) in zip(
-            itertools.pairwise(queries), itertools.pairwise(keys), lengths, strict=True
-        )
-    ]
+    places = zip(itertools.pairwise(queries), itertools.pairwise(keys), lengths, strict=True)
+    is_fp8 = sizes.dtype == "fp8"
+    dtype = fp8_format(sizes.fp8).dtype if is_fp8 else torch.bfloat16
+    descales = {f"{name}_descale": torch.empty(1, device=device) for name in LARGEST if is_fp8}
+    return MhaPrefillOperands(
+        q=guarded((sizes.queries, sizes.heads, WIDTH), device, dtype),
+        k=guarded((sizes.keys, sizes.heads, WIDTH), device, dtype),
+        v=guarded((sizes.keys, sizes.heads, VALUE), device, dtype),
+        cu_q=torch.tensor(queries, dtype=torch.int32, device=device),
+        cu_k=torch.tensor(keys, dtype=torch.int32, device=device),
+        sequences=[Sequence(slice(*q), slice(*k), prefix) for q, k, (prefix, _) in places],
+        sizes=sizes,
+    ).replaced(**descales)
+
+
+DRAWN = 4096  # tokens; further ones take the same numbers with other signs
+# The largest magnitude that FP8 operands hold: eight deviations or more, so that none has to be clipped.
+LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
+FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
+
+
+def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
+    """The operands, a pure function of the arguments.
+
+    - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
+      a wrong scale, a block that was not rescaled and a lost block show.
+    - In the even, flat heads every query attends to certain keys: the first of its sequence, the last cached
+      one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last of
+      the sequence before and the first of the next. Each has as much weight as a sixteenth of the others,
+      and so has a row of zeros that a mask lets in (see `_add_landmarks`).
+    - Three channels are 2^17 times larger in k and 2^17 times smaller in q, three more 2^17 times larger in
+      v: bf16 holds them, fp16 does not. (bf16 only: FP8 with one scale for the tensor does not either.)
+    - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
+    - There are tokens of NaN before and behind q, k and v.
+
+    Adversarial operands differ from those of the same seeds in these points:
+    - Three channels that are the same for all keys add 120 to all scores of every fourth head, and subtract
+      120 from those of another fourth (see kernels/mla_decode/operands.py).
+    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
+    """
+    o = empty(sizes, sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths), device)
+    generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
+
+    def normal(like: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, filled; one in bf16 for FP8."""
+        drawn = torch.empty_like(like, dtype=torch.bfloat16) if o.is_fp8 else like
+        draw_normal(drawn[:DRAWN], generator)
+        for start in range(DRAWN, len(drawn), DRAWN):
+            further = drawn[start : start + DRAWN]
+            signs = torch.rand(drawn.shape[1:], device=device, generator=generator).sub_(0.5).sign_()
+            torch.mul(drawn[: len(further)], signs.to(drawn.dtype), out=further)
+        return drawn
+
+    q, k, v = normal(o.q), normal(o.k), normal(o.v)
+    # scale * q.k deviates by 1 for normal q and k.
+    temperature = torch.empty(sizes.heads, device=device)
+    temperature[::2] = torch.logspace(-2, 0, len(temperature[::2]), base=2.0, device=device)
+    peaked = torch.logspace(-1.75, 3, len(temperature[1::2]), base=2.0, device=device)
+    temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
+    q *= temperature[:, None].to(q.dtype)
+    _add_landmarks(q, k, o.sequences, seeds.adversarial)
+    loud: list[int] = []
+    if not o.is_fp8:
+        loud = torch.randperm(NOPE, generator=generator, device=device)[:3].tolist()
+        q[..., loud] *= 2.0**-17
+        k[..., loud] *= 2.0**17
+        v[..., torch.randperm(VALUE, generator=generator, device=device)[:3]] *= 2.0**17
+    if seeds.adversarial:
+        shift_scores(q, k, [c for c in range(6) if c not in loud][:3], LARGEST["k"])
+    if o.is_fp8:
+        for name, drawn in {"q": q, "k": k, "v": v}.items():
+            descale = o.descales[f"{name}_descale"].fill_(LARGEST[name] / fp8_format(sizes.fp8).max)
+            for target, part in zip(getattr(o, name).split(DRAWN), drawn.split(DRAWN), strict=True):
+                target.copy_(part / descale)
+    return o
+
+
+def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
+    """Sets the rope part of the even heads, which is in the scores and not in the values.
+
+    Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark (the first
+    and the last of the cached keys and of the new ones) or a row of zeros. A query that sees n keys takes
+    L = ln(n / 16), so that each landmark weighs as much as a sixteenth of the n. The other 63 channels of key
+    j hold two random codes, its own and that of key j - 1. The query at j scores L more on the code of key j,
+    which lifts the keys j and j + 1 to a landmark's score. Landmarks leave out their own code, so that their
+    own query does not count them twice; the first key leaves out the other code too, which belongs to another
+    sequence.
+    """
+    q_rope, k_rope = q[:, ::2, NOPE:], k[:, ::2, NOPE:]
+    code = k_rope.clone()
+    k_rope[1:] += code[:-1]
+    k_rope[..., 0] = -FAR
+    for sequence in sequences:
+        begin, end, new = sequence.keys.start, sequence.keys.stop - 1, sequence.keys.start + sequence.prefix
+        k_rope[[new, end]] = code[[new - 1, end - 1]]
+        k_rope[begin] = 0.0
+        k_rope[[begin, max(begin, new - 1), new, end], :, 0] = 0.0
+        if adversarial:
+            k_rope[[begin + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
+        seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
+        lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
+        own = code[sequence.keys][sequence.prefix :]
+        q_rope[sequence.queries] = (own * (lift / (WIDTH - NOPE - 1))).to(q.dtype)
+        q_rope[sequence.queries, :, 0] = (lift[..., 0] / FAR).to(q.dtype)

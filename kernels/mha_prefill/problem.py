@@ -12,16 +12,116 @@ multiplied. The output is bf16 in both.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
-from kernels.formats import fp8_format
+from kernels.attention import UNIT, edges, fp8_variance, is_even, rounding_variance, with_squares
+from kernels.formats import Fp8Format, fp8_format
 from kernels.lazy import torch
-from kernels.mha_prefill.generate import generate
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
-from kernels.mha_prefill.reference import HEADS, SCORES, reference
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Op, RowGroups, Tolerance, Work, rows_kept
-from kernels.operands import ABSENT
+from kernels.mha_prefill.operands import (
+    BYTES,
+    GUARD,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    Sequence,
+    empty,
+    generate,
+)
+from kernels.op import LEAST_SIGMA, Op, Reference, RowGroups, Tolerance, Work, affordable, rows_kept, spread
+
+UNIT_FP8 = 2.0**-5  # relative error of rounding to FP8 with 3 mantissa bits, about, in root mean square
+UNIT_SUM = 2.0**-13  # the same for sums in the 14 bits that Hopper's FP8 products keep
+HEADS = 16  # computed at once
+SCORES = 1 << 22  # computed at once, of all those heads
+OVERHEAD = 3  # the reference takes so many times as long as its products
+TILES = (64, 128, 256)  # query rows that kernels take per program
+
+
+def reference(
+    operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
+) -> Reference:
+    """The reference in fp32: its products err by about 1e-6 of a score, a thousandth of a sigma. Above
+    `max_flops` and MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of
+    tiles, and others at even distances, as many as fit.
+
+    FP8 products are exact too; a kernel that multiplies in bf16 instead rounds v, which adds
+    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. With sigma_fp8 scores and output may be summed in 14 bits.
+    """
+    q, k, v = operands.q, operands.k, operands.v
+    rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
+    every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
+    fmt = fp8_format(operands.sizes.fp8) if operands.is_fp8 else None
+    value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
+    sigma = torch.empty_like(value)
+    sigma_fp8 = torch.empty_like(value) if fmt else None
+    even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
+    targets = [target for target in (value, sigma, sigma_fp8, even) if target is not None]
+    for sequence in operands.sequences:
+        place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
+        if not len(place):
+            continue
+        for first in range(0, q.shape[1], HEADS):
+            heads = slice(first, first + HEADS)
+            keys = k[sequence.keys, heads].float().permute(1, 2, 0)
+            values = with_squares(v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1))
+            for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
+                position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
+                seen = int(position[-1]) + 1
+                results = _attend(
+                    q[every[part].to(q.device), heads].float().transpose(0, 1),
+                    keys[..., :seen],
+                    values[:, :seen],
+                    position,
+                    operands.score_scale,
+                    fmt,
+                )
+                for target, result in zip(targets, results, strict=True):
+                    target[part.to(q.device), heads] = result.transpose(0, 1)
+    return Reference(value, sigma, rows, sigma_fp8, even)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    scale: float,
+    fmt: Fp8Format | None,
+) -> tuple[torch.Tensor, ...]:
+    """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
+
+    q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: `with_squares`,
+    [heads, keys, 256]
+    """
+    scores = (q @ k).mul_(scale)
+    # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
+    size = scores.abs()
+    hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
+    p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
+    value = p @ v[..., :VALUE]
+    rounding = (UNIT * value).square() + (LEAST_SIGMA * v[..., :VALUE].abs().amax()).square()
+
+    in_bf16 = rounding_variance((14 * 2.0**-24 * size + UNIT).mul_(p), v, value)
+    if fmt is None:
+        return value, (in_bf16 + rounding).sqrt()
+    rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
+    apart, together = fp8_variance(p, v, value, fmt, size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8), hidden)
+    sigma_fp8 = (apart + together + rounding).sqrt()
+    return value, (in_bf16 + rounding).sqrt(), sigma_fp8, is_even(p, apart, together)
+
+
+def sampled_rows(
+    sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
+) -> list[int] | None:
+    """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
+    per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
+    keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
+    ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
+    at_edges = [s.queries.start + row for s in sequences for row in edges(s.new, *TILES)]
+    order = [*ends, *at_edges, *spread(len(keys), offset)]
+    return affordable(order, lambda row: keys[row] * per_pair, max_flops, heads * VALUE)
 
 
 class MhaPrefill(Op):
@@ -60,7 +160,7 @@ class MhaPrefill(Op):
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
         """Two results in fp32, with FP8 operands three; also in fp32, for the longest sequence and some
         heads, keys, values and their squares, twice; scores and what is computed of them."""
-        longest = max(prefix + new for prefix, new in sizes.lengths())
+        _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
         row = sizes.heads * VALUE
@@ -68,22 +168,7 @@ class MhaPrefill(Op):
         return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
-        starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
-        fp8 = sizes.dtype == "fp8"
-        dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
-        descale = torch.empty(1, device=device) if fp8 else ABSENT
-        return MhaPrefillOperands(
-            q=guarded(sizes.queries, sizes.heads, WIDTH, device, dtype),
-            k=guarded(sizes.keys, sizes.heads, WIDTH, device, dtype),
-            v=guarded(sizes.keys, sizes.heads, VALUE, device, dtype),
-            cu_q=starts,
-            cu_k=starts,
-            sequences=sequences_of(sizes.lengths()),
-            sizes=sizes,
-            q_descale=descale,
-            k_descale=descale,
-            v_descale=descale,
-        )
+        return empty(sizes, sizes.lengths(), device)
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
         """The sequence of each token."""

@@ -1,7 +1,7 @@
-"""What several libraries ask for: layouts of the paged cache (page lists, padded tables, finite copies),
-the query in FP8, and the number of compute units. Where a library wants one head of the cache, a row gives it
-kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence, q[:, None] [batch, 1,
-heads, 576]; and for smaller pages kv.view(-1, page, 576).
+"""What several libraries ask for: the operands by the names that they have there, layouts of the paged cache
+(page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache,
+a row gives it kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence,
+q[:, None] [batch, 1, heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
 Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
+from kernels.attention import needed
+from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
@@ -24,6 +24,28 @@ MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
 SLACK = 256
 """Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
+
+
+def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, **further: Any) -> Call:
+    """The call of a library's function with the operands that it needs, and with further arguments, which
+    replace those below."""
+    usual = {
+        "q": o.q,
+        "out o": out,
+        "softmax_scale sm_scale": o.scale,
+        "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
+        "cu_seqlens_q qo_indptr": query_starts(o),
+        "max_seqlen_q num_heads_kv": 1,
+        "max_seq_len": o.sizes.model_len,
+        "batch_size": len(o.q),
+        "num_heads num_heads_q": o.q.shape[1],
+        "kv_lora_rank head_dim_ckv head_dim_v headdim_v": LATENT,
+        "qk_rope_head_dim head_dim_kpe headdim": ROPE,
+        "page_size": o.page,
+        "q_data_type qkv_dtype": o.q.dtype,
+        "kv_data_type": o.kv.dtype,
+    }
+    return function.bind(**needed(function, usual) | further)
 
 
 def compute_units(device: torch.device) -> int:
@@ -34,20 +56,15 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
     return [math.ceil(length / page) for length in operands.host_lengths]
 
 
-def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Where each sequence begins in a list of the items of all sequences: int32 [batch + 1], from 0 to the
-    sum of the counts."""
-    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
-
-
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
     """Where the query tokens of each sequence begin, one token each: int32 [batch + 1]."""
-    return starts([1] * len(operands.host_lengths), operands.q.device)
+    return torch.arange(len(operands.q) + 1, dtype=torch.int32, device=operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page."""
-    return starts(page_counts(operands, page), operands.q.device)
+    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page"""
+    starts = [0, *itertools.accumulate(page_counts(operands, page))]
+    return torch.tensor(starts, dtype=torch.int32, device=operands.q.device)
 
 
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
@@ -67,8 +84,8 @@ def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tok
     table, counts = operands.split_pages(page), page_counts(operands, page)
     width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
-    needed = torch.arange(width, device=table.device) < starts(counts, table.device).diff()[:, None]
-    return torch.where(needed, table, table[:, :1]).contiguous()
+    used = torch.arange(width, device=table.device) < torch.tensor(counts, device=table.device)[:, None]
+    return torch.where(used, table, table[:, :1]).contiguous()
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,8 +100,7 @@ def partial_bytes(rows: int) -> int:
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of a copy of the cache, to within a page."""
-    element = 1 if sizes.kv == "fp8" else 2
-    return (sizes.used_pages + 4) * sizes.page * WIDTH * element
+    return (sizes.used_pages + 4) * sizes.page * WIDTH * KV_BYTES[sizes.kv]
 
 
 class FiniteCache:
@@ -101,16 +117,9 @@ class FiniteCache:
         slots = self.kv.view(torch.uint8).flatten(0, 1)
         slots.index_fill_(0, self.unused, 0)
 
-    def prepared(
-        self,
-        out: torch.Tensor | None,
-        call: Call,
-        *,
-        q: torch.Tensor | None = None,
-        result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
-    ) -> Prepared:
-        """A call that reads this copy, and q in another place than the operands' if one is given."""
-        inputs = {"q": self.operands.q if q is None else q, "kv": self.kv}
+    def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
+        """A call that reads this copy. result: as in Prepared"""
+        inputs = {"q": self.operands.q, "kv": self.kv}
         return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
 
 

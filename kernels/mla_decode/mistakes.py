@@ -15,8 +15,7 @@ from kernels.arithmetic.attention import Arithmetic, Partial, combine, evenly
 from kernels.arithmetic.attention_mistakes import AttentionOp, without
 from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, fp8, kept
 from kernels.mistakes import Compute, Mistake, any_size, put
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 
 Sequence = Callable[[MlaDecodeOperands, int], torch.Tensor]
 """(operands, number of a sequence) -> its output, fp32 [heads, 512]."""

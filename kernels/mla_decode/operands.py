@@ -1,19 +1,87 @@
-"""Operands of an MLA decode: queries and a paged cache."""
+"""Sizes and operands of an MLA decode: queries and a paged cache on which the usual mistakes show, whatever
+the sizes.
+"""
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kernels.attention import SCALE, edges, shift_scores
+from kernels.formats import fp8_format
 from kernels.lazy import torch
-from kernels.mla_decode.sizes import SCALE, MlaDecodeSizes
-from kernels.operands import Operands
+from kernels.operands import Operands, Seeds, draw_normal
+from kernels.support import Support, need
+from shapes.lengths import parse_span, spread
 
-SPARE_PAGES = 3
+LATENT = 512
+ROPE = 64
+WIDTH = LATENT + ROPE
+KV_BYTES = {"bf16": 2, "fp8": 1}
 
-KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
-"""Scales of an FP8 cache: with them either format ends near 15, three standard deviations above the widest
-channel."""
+
+@dataclass(frozen=True)
+class MlaDecodeSizes:
+    batch: int  # sequences
+    ctx: str  # tokens cached for each sequence: one length or low..high, spread evenly
+    heads: int = 16  # query heads of the rank
+    page: int = 64  # tokens of a page of the cache
+    kv: str = "bf16"  # bf16, or fp8 with one scale
+    fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
+    # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
+    # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
+    # by the longest sequence: set model_len to that. The default is that of DeepSeek-V3 and R1, their
+    # max_position_embeddings.
+    model_len: int = 163_840
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "page"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
+        _, longest = parse_span(self.ctx)
+        if longest > self.model_len:
+            raise ValueError(
+                f"size ctx={self.ctx} of mla_decode exceeds the server's context length of "
+                f"{self.model_len} tokens; give model_len={longest} or more"
+            )
+        if self.kv not in KV_BYTES:
+            raise ValueError(f"size kv={self.kv!r} of mla_decode must be {' or '.join(KV_BYTES)}")
+        fp8_format(self.fp8)
+
+    def lengths(self, seed: int = 0) -> list[int]:
+        return spread(parse_span(self.ctx), self.batch, seed)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths())
+
+    @property
+    def used_pages(self) -> int:
+        return sum(-(-n // self.page) for n in self.lengths())
+
+
+def takes(
+    kv: str = "", most_heads: int = 0, pages_of: int = 1, pages_within: int = 0
+) -> Callable[[MlaDecodeSizes], Support]:
+    """What a row declares as `fits` that takes caches of this dtype, so many heads at most, and pages that
+    are a multiple of a number of tokens, or that divide one. Where an argument is left out it takes all."""
+
+    def fits(sizes: MlaDecodeSizes) -> Support:
+        format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+        return Support.all_of(
+            need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
+            need(
+                not most_heads or sizes.heads <= most_heads,
+                f"takes up to {most_heads} heads, not {sizes.heads}",
+            ),
+            need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
+            need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
+        )
+
+    return fits
 
 
 @dataclass
@@ -72,3 +140,110 @@ class MlaDecodeOperands(Operands):
         parts = self.page // page
         part = torch.arange(parts, dtype=torch.int32, device=self.page_table.device)
         return (self.page_table[:, :, None] * parts + part).flatten(1).contiguous()
+
+
+SPARE_PAGES = 3
+
+KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
+"""Scales of an FP8 cache: with them either format ends near 15, three standard deviations above the widest
+channel."""
+
+CONSTANT = WIDTH - 1
+"""The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q."""
+
+PAGES = (1 << 15) + (1 << 12)
+"""A number of pages of which an eighth have numbers that a signed integer of 16 bits cannot hold."""
+
+
+def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
+    """The operands, a pure function of the arguments.
+
+    - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
+      combine without rescaling and a lost page show.
+    - The first and the last token of each sequence are landmarks: every other head gives each at most a
+      sixteenth of the weight of the others, and as much to a row of zeros that a mask lets in, so that a
+      length off by one shows at any context. The other heads do not, so that a lost page shows in them.
+    - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
+      does not (bf16 cache only; e4m3 ends at 448).
+    - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
+
+    Adversarial operands differ from those of the same seeds in these points:
+    - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and
+      subtracts 120 from those of another fourth: softmax without its maximum overflows, one that starts from
+      a maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has only 4 bits left
+      for fractions.
+    - Tokens at the edges of the second page, the last page and the second half are landmarks too.
+    - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
+      sum nothing shows how the others are rounded.
+    - There are so many small pages that their numbers exceed 16 bits.
+    """
+    lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
+    counts = [-(-n // sizes.page) for n in lengths]
+    total = sum(counts) + SPARE_PAGES
+    if seeds.adversarial and PAGES * sizes.page * WIDTH * KV_BYTES[sizes.kv] <= 200 << 20:
+        total = max(total, PAGES)
+    pages = list(range(total))
+    random.Random(seeds.stationary).shuffle(pages)
+    poison, free = pages[0], iter(pages[1:])
+    width = max(counts) + 1
+    table = [[next(free) for _ in range(n)] + [poison] * (width - n) for n in counts]
+
+    generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        drawn = torch.empty(shape, dtype=dtype, device=device)
+        draw_normal(drawn, generator)
+        return drawn
+
+    q = normal(sizes.batch, sizes.heads, WIDTH)
+    kv = normal(total, sizes.page, WIDTH, dtype=torch.bfloat16)
+    operands = MlaDecodeOperands(
+        q=q,
+        kv=kv,
+        page_table=torch.tensor(table, dtype=torch.int32, device=device),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        host_lengths=lengths,
+        kv_scale=1.0,
+        sizes=sizes,
+    )
+    # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
+    hottest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
+    temperature = torch.logspace(-2.5, hottest, sizes.heads, base=2.0, device=device)
+    q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
+    direction = normal(sizes.batch, ROPE)
+    if seeds.adversarial:
+        direction[:, CONSTANT - LATENT] = 0.0
+    _add_landmarks(operands, direction, seeds.adversarial)
+    if seeds.adversarial:
+        shift_scores(q, kv, [CONSTANT], of_keys=8.0)
+    if sizes.kv == "bf16":
+        channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
+        q[..., channels] *= 2.0**-17
+        kv[..., channels] *= 2.0**17
+    operands.q = q.bfloat16()
+    kv.view(-1, WIDTH)[operands.unused_slots()] = float("nan")
+    if sizes.kv == "fp8":
+        fmt = fp8_format(sizes.fp8)
+        operands.kv_scale = KV_SCALE[sizes.fp8]
+        operands.kv = (kv.float() / operands.kv_scale).clamp(-fmt.max, fmt.max).to(fmt.dtype)
+    return operands
+
+
+def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
+    """Makes every other head attend to the landmarks of each sequence.
+
+    direction: [batch, 64], normalised to u, in the rope part, which is in the scores and not in the values.
+    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row becomes 0, and any other row
+    so far below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
+    """
+    unit = direction / direction.norm(dim=-1, keepdim=True)
+    q_rope = operands.q[..., LATENT:]
+    q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
+    q_rope[:, ::2] += 4.0 * unit[:, None, :]
+    flat = operands.kv.view(-1, WIDTH)
+    for sequence, length in enumerate(operands.host_lengths):
+        u, slots = unit[sequence], operands.token_slots(sequence)
+        below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
+        below[[0, length - 1, *(edges(length, operands.page) if adversarial else ())]] = 0.0
+        rope = flat[slots, LATENT:].float()
+        flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)

@@ -10,7 +10,7 @@ import torch
 import kernels
 from harness.workers.child.judge import judge
 from kernels.compose import bind
-from kernels.mla_decode.sizes import WIDTH
+from kernels.mla_decode.operands import WIDTH
 from kernels.op import Implementation
 from kernels.operands import Seeds
 from kernels.platform import detect

@@ -12,8 +12,8 @@ import kernels
 from kernels import platform
 from kernels.block_scale_gemm.providers import tilelang as gemm
 from kernels.formats import BLOCK, native
+from kernels.mla_decode.operands import WIDTH
 from kernels.mla_decode.providers import tilelang as mla
-from kernels.mla_decode.sizes import WIDTH
 from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse

@@ -5,9 +5,7 @@ Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/atte
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
 tags from 0.1.4; of the persistent kernel aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu,
 csrc/kernels/mla/{reduce.cu,metadata/v1_2_host.cuh}, op_tests/test_mla_prefill_ps.py. Kernels are built at the
-first call. Over a cached prefix vLLM attends to chunks without a mask and merges them
-(run_prefill_context_chunk in v1/attention/backends/mla/prefill/aiter_flash_attn.py of vLLM 0.33); SGLang
-makes one call, as here. Untested on hardware.
+first call. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -16,38 +14,41 @@ import contextlib
 from typing import Any
 
 from kernels import vendor
+from kernels.attention import needed
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import VARLEN, lengths, varlen
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes, takes_bf16, takes_fp8
+from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, bound, varlen
+from kernels.mha_prefill.operands import BYTES, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Aiter
 
-DISPATCH = Function(
-    "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{VARLEN} out"
-)
+
+def of_mha(name: str, needs: str, wishes: str = "") -> Function:
+    return Function(f"aiter.{name}", f"aiter.ops.mha.{name}", needs=needs, wishes=wishes)
+
+
+DISPATCH = of_mha("flash_attn_varlen_func", needs=f"{VARLEN} out")
 TRITON = Function(
     "aiter.ops.triton.attention.mha.flash_attn_varlen_func",
     "aiter.ops.triton.mha.flash_attn_varlen_func",
     needs=VARLEN,
 )
-PER_TENSOR = Function(
-    "aiter.flash_attn_varlen_fp8_pertensor_func",
-    "aiter.ops.mha.flash_attn_varlen_fp8_pertensor_func",
-    needs=f"{VARLEN} q_descale k_descale v_descale",
-)
+PER_TENSOR = of_mha("flash_attn_varlen_fp8_pertensor_func", needs=f"{VARLEN} {DESCALES}")
 # What the asm and the CK entry want beside what `flash_attn_varlen_func` takes: none has a default.
-FORWARD = (
-    "q k v out cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_q dropout_p softmax_scale "
-    "logits_soft_cap zero_tensors is_causal window_size_left window_size_right return_softmax_lse "
-    "return_dropout_randval"
-)
-ASM = Function(
-    "aiter.fmha_v3_varlen_fwd", "aiter.ops.mha.fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt"
-)
-CK = Function("aiter.mha_varlen_fwd", "aiter.ops.mha.mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
+DEFAULTS = {
+    "min_seqlen_q": 0,
+    "dropout_p": 0.0,
+    "logits_soft_cap": 0.0,
+    "zero_tensors": False,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "return_softmax_lse": False,
+    "return_dropout_randval": False,
+}
+FORWARD = " ".join([VARLEN.replace("causal", "is_causal"), "out", *DEFAULTS])
+ASM = of_mha("fmha_v3_varlen_fwd", needs=f"{FORWARD} how_v3_bf16_cvt")
+CK = of_mha("mha_varlen_fwd", needs=FORWARD, wishes="sink_size")
 OPUS = Function(
     "aiter.ops.mha.fmha_fwd_bf16_opus_varlen_fwd",
     "aiter.fmha_fwd_bf16_opus_varlen_fwd",
@@ -64,38 +65,18 @@ FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
     requires="AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950",
     truncates=True,
     symbols=(DISPATCH,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
-def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
     that (0.1.18 or later), before asm v3; CK, which truncates, where neither fits."""
     with contextlib.suppress(BindingError):  # an AITER without that module
         FLYDSL.find()
-    return varlen(operands, out, DISPATCH)
-
-
-def forward(o: MhaPrefillOperands, out: torch.Tensor) -> dict[str, Any]:
-    """What the asm and the CK entry get, as `flash_attn_varlen_func` gives it."""
-    return {
-        **o.live_tensors(),
-        "out": out,
-        **lengths(o),
-        "min_seqlen_q": 0,
-        "dropout_p": 0.0,
-        "softmax_scale": o.scale,
-        "logits_soft_cap": 0.0,
-        "zero_tensors": False,
-        "is_causal": True,
-        "window_size_left": -1,
-        "window_size_right": -1,
-        "return_softmax_lse": False,
-        "return_dropout_randval": False,
-    }
+    return bound(DISPATCH, operands, out)
 
 
 def within_4_gib(sizes: MhaPrefillSizes) -> Support:
-    longest = max(prefix + new for prefix, new in sizes.lengths())
-    extent = longest * sizes.heads * WIDTH * 2
+    extent = sizes.longest[1] * sizes.heads * WIDTH * 2
     return need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB")
 
 
@@ -105,12 +86,12 @@ def within_4_gib(sizes: MhaPrefillSizes) -> Support:
     since="0.1.5",
     requires="AITER 0.1.5 or later, gfx942 or gfx950",
     symbols=(ASM,),
-    fits=lambda sizes: Support.all_of(takes_bf16(sizes), within_4_gib(sizes)),
+    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), within_4_gib(sizes)),
 )
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
     # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
-    return ASM.bind(**forward(operands, out), how_v3_bf16_cvt=1)
+    return bound(ASM, operands, out, **DEFAULTS, how_v3_bf16_cvt=1)
 
 
 @implementation(
@@ -120,13 +101,13 @@ def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="AITER 0.1.8 or later, gfx942 or gfx950",
     truncates=True,
     symbols=(CK,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
 def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
     builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
     architectures."""
-    return CK.bind(**forward(operands, out), sink_size=0)
+    return bound(CK, operands, out, **DEFAULTS, sink_size=0)
 
 
 @implementation(
@@ -136,23 +117,11 @@ def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="AITER 0.1.18 or later, gfx950",
     archs=("gfx950",),
     symbols=(OPUS,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
 )
 def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The OPUS kernel by itself, which gfx950 dispatches to."""
-    most_new, longest = o.longest
-    return OPUS.bind(
-        q=o.q,
-        k=o.k,
-        v=o.v,
-        out=out,
-        softmax_scale=o.scale,
-        causal=True,
-        seqstart_q=o.cu_q,
-        seqstart_k=o.cu_k,
-        max_seqlen_q=most_new,
-        max_seqlen_k=longest,
-    )
+    return bound(OPUS, o, out)
 
 
 @implementation(
@@ -163,13 +132,12 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     also=vendor.TRITON,
     allocates=True,
     symbols=(TRITON,),
-    fits=takes_bf16,
-    # The output, and a sum of exponentials for each row.
-    workspace=lambda sizes: sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4),
+    fits=takes("bf16"),
+    workspace=allocated_bytes,
 )
 def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
-    return varlen(operands, None, TRITON)
+    return varlen(operands, TRITON)
 
 
 @implementation(
@@ -181,13 +149,13 @@ def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     truncates=True,
     allocates=True,
     symbols=(PER_TENSOR,),
-    fits=takes_fp8,
+    fits=takes("fp8"),
     workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * BYTES["bf16"],
 )
 def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
     output truncated as that of `aiter.ck`. The call allocates it."""
-    return varlen(o, None, PER_TENSOR, q_descale=o.q_descale, k_descale=o.k_descale, v_descale=o.v_descale)
+    return varlen(o, PER_TENSOR)
 
 
 # The persistent kernel
@@ -197,7 +165,8 @@ KEYS = 128  # keys, of its tiles
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
-TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
+REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
+TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
 """The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
@@ -208,26 +177,27 @@ INFO = Function(
 PLAN = Function(
     "aiter.get_ps_metadata_v1",
     "aiter.ops.attention.get_ps_metadata_v1",
-    needs=f"seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k {TENSORS} "
-    "qhead_granularity qlen_granularity kvlen_granularity block_size is_causal",
+    needs="seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k work_metadata_ptrs "
+    f"work_indptr work_info {REDUCED} qhead_granularity qlen_granularity kvlen_granularity block_size "
+    "is_causal",
 )
 PERSISTENT = Function(
     "aiter.mla.mla_prefill_ps_fwd",
     needs="Q K V output qo_indptr kv_indptr kv_page_indices work_indptr work_info_set max_seqlen_q is_causal "
-    "reduce_indptr reduce_final_map reduce_partial_map softmax_scale q_scale k_scale v_scale",
+    f"{REDUCED} softmax_scale q_scale k_scale v_scale",
 )
 
 
 def fits_persistent(sizes: MhaPrefillSizes) -> Support:
     heads = ", ".join(map(str, REDUCED_HEADS))
     taken = need(sizes.heads in REDUCED_HEADS, f"takes {heads} heads, not {sizes.heads}")
-    return Support.all_of(takes(sizes, "fp8"), taken)
+    return Support.all_of(takes("fp8")(sizes), taken)
 
 
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the rows'
     sums of exponentials, and a number for each key."""
-    most_new = max(new for _, new in sizes.lengths())
+    most_new, _ = sizes.longest
     partial = min(sizes.batch + 255, 510) * -(-most_new // TILE) * TILE
     return sizes.heads * 4 * (partial * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
 
@@ -246,54 +216,33 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
     beforehand, and the reduction of those tiles that were split over keys."""
-    plan = planned(o)
-    return PERSISTENT.bind(
-        Q=o.q,
-        K=o.k,
-        V=o.v,
-        output=out,
-        qo_indptr=o.cu_q,
-        kv_indptr=o.cu_k,
-        # Every key is a page of its own, in order.
-        kv_page_indices=torch.arange(len(o.k), dtype=torch.int32, device=o.k.device),
-        work_indptr=plan["work_indptr"],
-        work_info_set=plan["work_info"],
-        max_seqlen_q=o.longest[0],
-        is_causal=True,
-        reduce_indptr=plan["reduce_indptr"],
-        reduce_final_map=plan["reduce_final_map"],
-        reduce_partial_map=plan["reduce_partial_map"],
-        softmax_scale=o.scale,
-        q_scale=o.q_descale,
-        k_scale=o.k_descale,
-        v_scale=o.v_descale,
-    )
+    # Every key is a page of its own, in order.
+    pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
+    return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, planned(o)))
 
 
 def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     """The tiles that each program takes, and how their parts are put together. The host plans."""
-    heads, names = o.q.shape[1], TENSORS.split()
-    shapes = INFO.bind(
-        batch_size=len(o.sequences), num_head_k=heads, max_qlen=o.longest[0], qlen_granularity=TILE
-    )()
-    if len(shapes) != len(names):
-        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(names)}")
+    shapes: Any = bound(INFO, o, None, qlen_granularity=TILE)()
+    if len(shapes) != len(TENSORS):
+        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(TENSORS)}")
     tensors = {
-        name: torch.empty(shape, dtype=dtype, device=o.q.device)
-        for name, (shape, dtype) in zip(names, shapes, strict=True)
+        names: torch.empty(shape, dtype=dtype, device=o.q.device)
+        for names, (shape, dtype) in zip(TENSORS, shapes, strict=True)
     }
-    fill = PLAN.bind(
+    fill = bound(
+        PLAN,
+        o,
+        None,
         seqlens_qo_indptr=o.cu_q.cpu(),
         pages_kv_indptr=o.cu_k.cpu(),
         context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
         gqa_ratio=1,
-        num_heads_k=heads,
-        **tensors,
         qhead_granularity=1,
         qlen_granularity=TILE,
         kvlen_granularity=KEYS,
         block_size=1,
-        is_causal=True,
+        **needed(PLAN, tensors),
     )
     fill()
     return tensors

@@ -9,15 +9,14 @@ CuTe, in cuDNN's place: `picked` tells. Ran on an H200 in bf16 (1.28).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from kernels import vendor
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, takes_both
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 
 FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
@@ -66,7 +65,7 @@ NODE = tuple(
         *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
         *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
     ),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     # What a plan asks for is known once it is built; forward plans have asked for little.
     workspace=lambda sizes: 32 << 20,
 )
@@ -144,8 +143,21 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         """A node for a small tensor, as it lies in memory."""
         return node(tensor, list(tensor.shape), list(tensor.stride()))
 
-    begins = {name: like(tensor) for name, tensor in offsets(o).items()}
-    nodes = {name: node(tensor, *shape(o, name)) for name, tensor in o.live_tensors().items()}
+    heads, (most_new, longest) = o.q.shape[1], o.sizes.longest
+    ragged = {
+        "q": (o.cu_q, most_new, WIDTH),
+        "k": (o.cu_k, longest, WIDTH),
+        "v": (o.cu_k, longest, VALUE),
+        "out": (o.cu_q, most_new, VALUE),
+    }
+    shapes, begins = {}, {}
+    for name, (starts, tokens, width) in ragged.items():
+        # Sizes, and strides of tokens that follow each other.
+        strides = [tokens * heads * width, width, heads * width, 1]
+        shapes[name] = [len(o.sequences), heads, tokens, width], strides
+        # Where each sequence begins, in elements, int64 [batch + 1, 1, 1, 1].
+        begins[name] = like((starts.long() * (heads * width)).view(-1, 1, 1, 1))
+    nodes = {name: node(tensor, *shapes[name]) for name, tensor in o.live_tensors().items()}
     for name, given in nodes.items():
         given.set_ragged_offset(begins[name])
     options = {
@@ -160,49 +172,17 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
     if not o.is_fp8:
         attended, _ = SDPA.bind(of=graph, **nodes, **options)()
     else:
-        scales = fp8_scales(o, like)
-        attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **scales, **options)()
+        # fp32 [1, 1, 1, 1] each: the operands' descales, and factors for the weights and the output.
+        scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
+        for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
+            scales[name] = torch.full((1,), scale, device=o.q.device)
+        of_scales = {name: like(scale.view(1, 1, 1, 1)) for name, scale in scales.items()}
+        attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **of_scales, **options)()
         for most in largest:
             uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))
             most.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
             most.set_data_type(types.FLOAT)
-    dims, strides = shape(o, "out")
+    dims, strides = shapes["out"]
     attended.set_uid(number(out)).set_output(True).set_dim(dims).set_stride(strides)
     attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
     return graph, bound
-
-
-def offsets(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """Where each sequence begins, in elements, int64 [batch + 1, 1, 1, 1]."""
-    heads = o.q.shape[1]
-    begins = {"q": (o.cu_q, WIDTH), "k": (o.cu_k, WIDTH), "v": (o.cu_k, VALUE), "out": (o.cu_q, VALUE)}
-    return {
-        name: (cumulative.long() * (heads * width)).view(-1, 1, 1, 1)
-        for name, (cumulative, width) in begins.items()
-    }
-
-
-def shape(o: MhaPrefillOperands, name: str) -> tuple[list[int], list[int]]:
-    """Sizes [batch, heads, the most tokens, width], and the strides of tokens that follow each other."""
-    most_new, longest = o.longest
-    tokens = most_new if name in ("q", "out") else longest
-    width = WIDTH if name in ("q", "k") else VALUE
-    heads = o.q.shape[1]
-    return [len(o.sequences), heads, tokens, width], [tokens * heads * width, width, heads * width, 1]
-
-
-def fp8_scales(o: MhaPrefillOperands, like: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
-    """Nodes for fp32 [1, 1, 1, 1]: the operands' descales, and factors for the weights and the output."""
-
-    def number(value: float) -> torch.Tensor:
-        return torch.full((1, 1, 1, 1), value, device=o.q.device)
-
-    scales = {
-        "descale_q": o.q_descale.view(1, 1, 1, 1),
-        "descale_k": o.k_descale.view(1, 1, 1, 1),
-        "descale_v": o.v_descale.view(1, 1, 1, 1),
-        "descale_s": number(1 / FP8_WEIGHTS),
-        "scale_s": number(FP8_WEIGHTS),
-        "scale_o": number(1.0),
-    }
-    return {name: like(scale) for name, scale in scales.items()}

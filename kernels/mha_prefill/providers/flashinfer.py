@@ -2,9 +2,7 @@
 
 Read at 0.6.18 and 0.7.2.post1: flashinfer/prefill.py, flashinfer/utils.py, flashinfer/cudnn/prefill.py; at
 0.6.18 tests/attention/{test_cudnn_prefill_deepseek,test_blackwell_fmha,test_trtllm_gen_attention_prefill}.py;
-signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. Over a cached
-prefix vLLM attends to chunks without a mask and merges them (run_prefill_context_chunk in
-v1/attention/backends/mla/prefill/{flashinfer,trtllm_ragged}.py of vLLM 0.33). fa2, fa3 and
+signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. fa2, fa3 and
 cuDNN ran on an H200 (0.6.16); others are untested on hardware.
 """
 
@@ -14,8 +12,8 @@ from typing import Any
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16, takes_both, takes_fp8
+from kernels.mha_prefill.layouts import bound
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, Cudnn, FlashInfer
@@ -66,11 +64,11 @@ def wrapper_bytes(sizes: MhaPrefillSizes) -> int:
     requires="flashinfer-python 0.2.3 or later, CUDA sm_80 or later",
     archs=SINCE_AMPERE,
     symbols=(MAKE, PLAN, RUN),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=wrapper_bytes,
 )
 def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa2", begins(operands))
+    return ragged(operands, out, "fa2")
 
 
 @implementation(
@@ -80,11 +78,11 @@ def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     requires="flashinfer-python 0.2.3 or later, CUDA sm_90",
     archs=("sm_90",),
     symbols=(MAKE, PLAN, RUN),
-    fits=takes_bf16,  # it has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)
+    fits=takes("bf16"),  # it has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)
     workspace=wrapper_bytes,
 )
 def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa3", begins(operands))
+    return ragged(operands, out, "fa3")
 
 
 @implementation(
@@ -95,14 +93,14 @@ def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     archs=BLACKWELL,
     activations="fp8",
     symbols=(MAKE, PLAN, RUN, PLAN_FP8, RUN_FP8),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     # Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan).
     workspace=lambda sizes: wrapper_bytes(sizes) + (32 << 20) + 3 * 4 * 131072,
 )
 def cutlass(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
     0.33)."""
-    return ragged(operands, out, "cutlass", begins(operands))
+    return ragged(operands, out, "cutlass")
 
 
 def offsets_fit(sizes: MhaPrefillSizes) -> Support:
@@ -118,34 +116,22 @@ def offsets_fit(sizes: MhaPrefillSizes) -> Support:
     archs=("sm_90", *BLACKWELL),
     also={"cudnn": Cudnn.install},
     symbols=(MAKE, PLAN_CUDNN, RUN),
-    fits=lambda sizes: Support.all_of(takes_bf16(sizes), offsets_fit(sizes)),
+    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), offsets_fit(sizes)),
     workspace=wrapper_bytes,
 )
 def cudnn(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without that. Offsets are in
     tokens from 0.7.1 on, in elements before (`plan` of both says so)."""
-    most_new, longest = o.longest
-    offsets = {**begins(o), "v_indptr": o.cu_k, "o_indptr": o.cu_q}
+    offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
     if not RUN_0_7_1.takes("lse_base"):
         widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
         offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
-    lengths = {
-        **offsets,
-        "seq_lens": o.cu_k.diff().view(-1, 1, 1, 1),
-        "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1),
-        "max_token_per_sequence": most_new,
-        "max_sequence_kv": longest,
-    }
-    return ragged(o, out, "cudnn", lengths, PLAN_CUDNN)
-
-
-def begins(o: MhaPrefillOperands) -> dict[str, Any]:
-    """Where each sequence begins, in tokens."""
-    return {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k}
+    lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
+    return ragged(o, out, "cudnn", PLAN_CUDNN, **offsets, **lengths)
 
 
 def ragged(
-    o: MhaPrefillOperands, out: torch.Tensor, backend: str, lengths: dict[str, Any], plan: Function = PLAN
+    o: MhaPrefillOperands, out: torch.Tensor, backend: str, plan: Function = PLAN, **lengths: torch.Tensor
 ) -> Call:
     """The wrapper of one backend, planned for the lengths."""
     room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
@@ -153,23 +139,9 @@ def ragged(
     run, scales = RUN, {}
     if o.is_fp8:
         plan, run = PLAN_FP8, RUN_FP8
-        named = {"q_scale": o.q_descale, "k_scale": o.k_descale, "v_scale": o.v_descale}
-        scales = {name: float(descale) for name, descale in named.items()}
-    make_plan = plan.bind(
-        of=wrapper,
-        num_qo_heads=o.q.shape[1],
-        num_kv_heads=o.q.shape[1],
-        head_dim_qk=WIDTH,
-        head_dim_vo=VALUE,
-        causal=True,  # aligned to the last key
-        sm_scale=o.scale,
-        q_data_type=o.q.dtype,
-        kv_data_type=o.q.dtype,
-        o_data_type=out.dtype,
-        **lengths,
-    )
-    make_plan()
-    return run.bind(of=wrapper, q=o.q, k=o.k, v=o.v, out=out, **scales)
+        scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
+    bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
+    return bound(run, o, out, of=wrapper, **scales)
 
 
 @implementation(
@@ -180,7 +152,7 @@ def ragged(
     archs=BLACKWELL,
     activations="fp8",
     symbols=(TRTLLM,),
-    fits=takes_both,
+    fits=takes("bf16", "fp8"),
     workspace=wrapper_bytes,
 )
 def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -196,7 +168,7 @@ def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     archs=BLACKWELL,
     activations="fp8",
     symbols=(CUTE_DSL,),
-    fits=takes_fp8,
+    fits=takes("fp8"),
     workspace=wrapper_bytes,
 )
 def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -214,26 +186,18 @@ def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **fur
     else:
         further["q_seq_lens_cpu"] = torch.tensor([s.new for s in o.sequences], dtype=torch.int32)
         further["kv_seq_lens_cpu"] = torch.tensor([s.length for s in o.sequences], dtype=torch.int32)
-    most_new, longest = o.longest
-    return function.bind(
-        query=o.q,
-        key=o.k,
-        value=o.v,
-        out=out,
+    return bound(
+        function,
+        o,
+        out,
         # Zeros: its counters start from them.
         workspace_buffer=torch.zeros(WORKSPACE, dtype=torch.uint8, device=out.device),
         seq_lens=o.cu_k.diff(),
-        max_q_len=most_new,
-        max_kv_len=longest,
         bmm1_scale=o.score_scale,
         bmm2_scale=o.value_scale,
         o_sf_scale=1.0,
-        batch_size=len(o.sequences),
         window_left=-1,
-        cum_seq_lens_q=o.cu_q,
-        cum_seq_lens_kv=o.cu_k,
         enable_pdl=False,
-        is_causal=True,
         return_lse=False,
         **further,
     )

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import NewTokens
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import takes_bf16
+from kernels.mha_prefill.layouts import bound, new_tokens, new_tokens_bytes
+from kernels.mha_prefill.operands import MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
 from kernels.vendor import Sglang
 
@@ -29,32 +28,27 @@ EXTEND = Function(
     Sglang,
     requires="SGLang of 2025 or later (its kernel takes qo_indptr and kv_indptr), CUDA or ROCm",
     symbols=(EXTEND,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
-    workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + NewTokens.bytes(sizes),
+    workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
-    new = NewTokens(o)
+    k, v, copy = new_tokens(o)
     begins = torch.tensor([0, *(s.prefix for s in o.sequences)], dtype=torch.int32).cumsum(0).int()
     cached = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]
-    attend = EXTEND.bind(
-        q_extend=o.q,
-        k_extend=new.k,
-        v_extend=new.v,
-        o_extend=out,
-        k_buffer=o.k,
-        v_buffer=o.v,
-        qo_indptr=o.cu_q,
+    attend = bound(
+        EXTEND,
+        o,
+        out,
+        k_extend=k,
+        v_extend=v,
         kv_indptr=begins.to(o.k.device),
         kv_indices=torch.cat(cached).to(o.k.device),
         custom_mask=None,
         mask_indptr=None,
-        max_len_extend=o.longest[0],
-        sm_scale=o.scale,
-        is_causal=True,
         k_scale=1.0,
         v_scale=1.0,
         extend_seq_lens_cpu=[s.new for s in o.sequences],
     )
-    return new.prepared(out, attend)
+    return Prepared(o, out, attend, after_load=copy)

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import padded, reading
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.mha_prefill.layouts import allocated_bytes, padded, padded_bytes, reading
+from kernels.mha_prefill.operands import (
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    Sequence,
+    takes,
+)
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -25,7 +31,7 @@ ROWS = 256  # query rows at once: all heads' scores of a whole sequence would no
 
 
 def naive_bytes(sizes: MhaPrefillSizes) -> int:
-    longest = max(prefix + new for prefix, new in sizes.lengths())
+    _, longest = sizes.longest
     row = longest + 2 * WIDTH + 2 * VALUE
     return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
 
@@ -67,15 +73,13 @@ class Sdpa(Implementation):
     requires = "torch"
     rebinds = True
 
+    # The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any.
     backend: ClassVar[str] = ""
-    """The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any."""
-
+    # Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write it
+    # so; the output's columns from the 128th on are dropped.
     padded: ClassVar[bool] = True
-    """Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write
-    it so; the output's columns from the 128th on are dropped."""
-
+    # Platforms that have the kernel.
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")
-    """Platforms that have the kernel."""
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
@@ -83,23 +87,20 @@ class Sdpa(Implementation):
     def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout and FP8 operands made bf16."""
         widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
-        padded = (sizes.keys + 2 * GUARD) * WIDTH if self.padded else 0
-        return (widened + padded) * sizes.heads * 2
+        return widened * sizes.heads * 2 + (padded_bytes(sizes) if self.padded else 0)
 
     def scratch(self, sizes: MhaPrefillSizes) -> int:
         """The mask of the longest sequence, written out, and the call's own output for it."""
         longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
-        return longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
+        return longest + sizes.longest[0] * sizes.heads * WIDTH * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         """FP8 operands are made bf16 within the call, before the call that takes those."""
-        import torch
-
         o = operands
         if not o.is_fp8:
             return self.in_bf16(o, out)
         in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
-        no_descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+        no_descales = dict.fromkeys(o.descales)
         inner = self.in_bf16(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
         read = inner.inputs()
 
@@ -125,9 +126,8 @@ class Sdpa(Implementation):
             held = contextlib.nullcontext() if kernel is None else torch.nn.attention.sdpa_kernel(kernel)
             with held:
                 for sequence, mask in zip(o.sequences, masks, strict=True):
-                    q, k, values = batched(o, v, sequence)
                     attended = torch.nn.functional.scaled_dot_product_attention(
-                        q, k, values, attn_mask=mask, scale=o.scale
+                        *batched(o, v, sequence), attn_mask=mask, scale=o.scale
                     )
                     out[sequence.queries] = attended[0, ..., :VALUE].transpose(0, 1)
 
@@ -139,10 +139,8 @@ class Sdpa(Implementation):
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             written_out = mask if type(mask) is torch.Tensor else None
-            is_causal = sequence.prefix == 0
-            q, k, values = batched(o, v, sequence)
-            params = torch.backends.cuda.SDPAParams(q, k, values, written_out, 0.0, is_causal, False)
-            if not can_use(params, False):
+            params = (*batched(o, v, sequence), written_out, 0.0, sequence.prefix == 0, False)
+            if not can_use(torch.backends.cuda.SDPAParams(*params), False):
                 raise Unsupported(
                     f"this torch's {self.backend} kernel does not take {sequence.new} queries over "
                     f"{sequence.length} keys with v {v.shape[-1]} wide on this device"
@@ -202,10 +200,9 @@ def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     "torch.varlen",
     requires="torch's build for CUDA, 2.10 or later",
     available=lambda platform: platform.is_a("cuda"),
-    fits=takes_bf16,
-    # v as wide as q and k
-    workspace=lambda sizes: (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2,
-    scratch=lambda sizes: sizes.queries * sizes.heads * (WIDTH * 2 + 4),
+    fits=takes("bf16"),
+    workspace=padded_bytes,
+    scratch=lambda sizes: allocated_bytes(sizes, WIDTH),
 )
 def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """varlen_attn, FlashAttention over all sequences at once; it aligns the causal mask to the last key."""
@@ -223,7 +220,7 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     v = padded(o.v)
 
     def call() -> None:
-        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.longest, **options)[..., :VALUE])
+        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.sizes.longest, **options)[..., :VALUE])
 
     return Prepared(o, out, call, inputs=reading(o, v))
 
@@ -245,7 +242,7 @@ def mask_bytes(sizes: MhaPrefillSizes) -> int:
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     available=lambda platform: platform.compiler(),
     per_size=True,
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=mask_bytes,
     scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
 )
@@ -266,48 +263,33 @@ def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     return call
 
 
-def block_mask(operands: MhaPrefillOperands) -> BlockMask:
-    """Which blocks of keys a block of query rows sees, wholly or in part; written down and not searched for,
-    because a mask of all rows and keys would take gigabytes.
-
-    Query rows that follow each other, of one sequence or several, see keys that follow each other: from the
-    first key of the first row's sequence to the last row's own.
-    """
+def block_mask(o: MhaPrefillOperands) -> BlockMask:
+    """Which blocks of keys a block of query rows sees, wholly or in part. It is found for one block of rows
+    after the other, because a mask of all rows and keys would take gigabytes."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    first_key, own_key = _key_ranges(operands)
-    rows, keys = len(first_key), len(operands.k)
-    begin = torch.arange(0, rows, BLOCK, device=first_key.device)
-    end = (begin + BLOCK).clamp(max=rows) - 1
-    # Blocks [low, high) are seen; of those [full_low, full_high) by every row.
-    low, high = first_key[begin] // BLOCK, own_key[end] // BLOCK + 1
-    one_sequence = first_key[begin] == first_key[end]
-    full_low = -(-first_key[begin] // BLOCK)
-    full_high = torch.where(one_sequence, (own_key[begin] + 1) // BLOCK, 0).maximum(full_low)
-    block = torch.arange(-(-keys // BLOCK), device=low.device)[None, :]
-    full = (block >= full_low[:, None]) & (block < full_high[:, None])
-    partial = (block >= low[:, None]) & (block < high[:, None]) & ~full
-    return BlockMask.from_kv_blocks(
-        *_listed(partial),
-        *_listed(full),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=_sees(first_key, own_key),
-        seq_lengths=(rows, keys),
-    )
+    # The first key that each query row sees, and the last, which is its own: int64 [T] each.
+    first_key = torch.cat([torch.full((s.new,), s.keys.start) for s in o.sequences]).to(o.q.device)
+    own_key = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
+    own_key = own_key.to(o.q.device)
 
-
-def _key_ranges(operands: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key that each query row sees, and the last, which is its own: int64 [T] each."""
-    first = [torch.full((s.new,), s.keys.start) for s in operands.sequences]
-    own = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in operands.sequences]
-    return torch.cat(first).to(operands.q.device), torch.cat(own).to(operands.q.device)
-
-
-def _sees(first_key: torch.Tensor, own_key: torch.Tensor) -> Callable[..., torch.Tensor]:
     def sees(batch, head, row, key):
         return (key >= first_key[row]) & (key <= own_key[row])
 
-    return sees
+    keys = torch.arange(-(-len(o.k) // BLOCK) * BLOCK, device=o.q.device)
+    by_any, by_all = [], []
+    for rows in torch.arange(len(o.q), device=o.q.device).split(BLOCK):
+        seen = sees(0, 0, rows[:, None], keys).unflatten(1, (-1, BLOCK))
+        by_any.append(seen.any(0).any(-1))
+        by_all.append(seen.all(0).all(-1))
+    full = torch.stack(by_all)
+    return BlockMask.from_kv_blocks(
+        *_listed(torch.stack(by_any) & ~full),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(len(o.q), len(o.k)),
+    )
 
 
 def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

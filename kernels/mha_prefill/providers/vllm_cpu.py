@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import NewTokens
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.mha_prefill.layouts import new_tokens, new_tokens_bytes
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vllm, VllmCpu, vllm_operator
@@ -21,8 +20,8 @@ ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
 def extend_bytes(sizes: MhaPrefillSizes) -> int:
     """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
-    table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
-    return table + NewTokens.bytes(sizes)
+    table = 8 * sizes.batch * sizes.longest[1]
+    return table + new_tokens_bytes(sizes)
 
 
 @implementation(
@@ -31,14 +30,14 @@ def extend_bytes(sizes: MhaPrefillSizes) -> int:
     symbols=(EXTEND,),
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=extend_bytes,
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
-    new, (most_new, longest) = NewTokens(o), o.longest
+    (k, v, copy), (most_new, longest) = new_tokens(o), o.sizes.longest
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
@@ -48,18 +47,18 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         torch.tensor([s.new for s in o.sequences]),
         o.cu_q[:-1].long(),
     )
-    given = (o.q, new.k, new.v, out, o.k, o.v, table, *lengths, most_new, o.scale)
-    return new.prepared(out, EXTEND.bind(*given, 0.0, False, 0, None, None))
+    given = (o.q, k, v, out, o.k, o.v, table, *lengths, most_new, o.scale)
+    return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
 
 
 def fits_dense(sizes: MhaPrefillSizes) -> Support:
     fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
-    return Support.all_of(takes_bf16(sizes), fresh)
+    return Support.all_of(takes("bf16")(sizes), fresh)
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
     """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
-    longest = max(new for _, new in sizes.lengths())
+    longest, _ = sizes.longest
     scores = longest * longest * (3 * 4 * sizes.heads + 1)
     operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)
     return scores + operands + 4 * sizes.queries * sizes.heads * VALUE

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, product, zip_longest
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
+from kernels.mha_prefill.operands import (
+    BYTES,
+    NOPE,
+    ROPE,
+    VALUE,
+    WIDTH,
+    MhaPrefillOperands,
+    MhaPrefillSizes,
+    takes,
+)
+from kernels.op import Call
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
@@ -41,14 +51,6 @@ class FlashConfig:
         return common | {"waves_per_eu": self.waves} if self.waves else common
 
 
-def lanes(config: FlashConfig, target: Target) -> tuple[int, int]:
-    """How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
-    columns each of them gets at a time."""
-    if config.instruction:
-        return 64 // config.instruction, 4
-    return 4, 2
-
-
 def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     """Whether FP8 values may be needed with keys side by side: wgmma takes no other layout, and gfx942 loads
     others only by shuffling bytes. sm_100 takes both, gfx950 has a load that transposes."""
@@ -69,15 +71,6 @@ HEURISTIC = {
     "cpu bf16": FlashConfig(128, 128),
     "cpu fp8": FlashConfig(128, 128),
 }
-
-
-def steps_of(sizes: MhaPrefillSizes, config: FlashConfig) -> list[int]:
-    """The steps of the loop of each tile of a head, those on the diagonal included."""
-    return [
-        math.ceil(min(prefix + first + config.rows, prefix + new) / config.keys)
-        for prefix, new in sizes.lengths()
-        for first in range(0, new, config.rows)
-    ]
 
 
 def columns(keys: int, batch: int) -> int:
@@ -104,7 +97,7 @@ class FlashVarlen(SuiteTriton):
     activations = "fp8"
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, "bf16", "fp8")
+        return takes("bf16", "fp8")(sizes)
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
         """Tiles of at most twice the rows of the longest sequence, and of at least an instruction's rows for
@@ -157,99 +150,76 @@ class FlashVarlen(SuiteTriton):
         return total
 
     def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
-        steps = steps_of(sizes, self.heuristic(CPU, sizes))
+        config = self.heuristic(CPU, sizes)
+        steps = [
+            math.ceil(min(prefix + first + config.rows, prefix + new) / config.keys)
+            for prefix, new in sizes.lengths()
+            for first in range(0, new, config.rows)
+        ]
         return INTERPRETED_STEP_S[sizes.dtype] * sizes.heads * sum(n + 1 for n in steps)
 
     def prepare_with(
         self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        if operands.sizes.dtype == "fp8":
-            require_format(operands.sizes.fp8, target)
-        return _FlashVarlen(operands, out, config, target)
-
-
-class _FlashVarlen(ConfiguredPrepared):
-    def __init__(
-        self, operands: MhaPrefillOperands, out: torch.Tensor, config: FlashConfig, target: Target
-    ) -> None:
         import torch
         import triton.language as tl
 
-        from kernels.mha_prefill.triton.flash_jit import flash_kernel
+        from kernels.mha_prefill.triton.flash_jit import flash_kernel, turn_kernel
 
-        super().__init__(operands, out)
-        o, sizes, fp8 = operands, operands.sizes, operands.sizes.dtype == "fp8"
-        q, k, v = self.bits(o.q), self.bits(o.k), self.bits(o.v)
-        threads, run = lanes(config, target)
-        self.turn = FlashTurn(o, threads, run) if config.turned else None
-        if self.turn:
-            v = self.turn.turned.view(v.dtype)
+        prepared, launches = ConfiguredPrepared(operands, out), list[Call]()
+        o, sizes, device = operands, operands.sizes, out.device
+        q, k, v = prepared.bits(o.q), prepared.bits(o.k), prepared.bits(o.v)
+        # How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
+        # columns each of them gets at a time.
+        threads, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
+        width = columns(sizes.keys, sizes.batch)
+        shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
+        kind, headroom = "bf16", 0
+        if o.is_fp8:
+            require_format(sizes.fp8, target)
+            kind, headroom = sizes.fp8, int(math.log2(fp8_format(sizes.fp8).max))
+        if config.turned:
+            # uint8 [heads * 128, width], FP8 codes as they are: sequence b begins at column
+            # (cu_k[b] // PAD + b) * PAD and is filled up with zeros to a multiple of PAD.
+            turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
+            blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
+            listed = torch.tensor(blocks, dtype=torch.int32, device=device)
+            turn = turn_kernel[(sizes.heads, len(blocks))]
+            arguments = (o.v.view(torch.uint8), turned, o.cu_k, listed, width)
+            launches.append(functools.partial(turn, *arguments, **shared))
+            v = turned.view(v.dtype)
 
         lengths = [(s.prefix, s.new) for s in o.sequences]
         programs = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
-        self.flash = flash_kernel[(len(programs),)]
-        self.arguments = (
+        formats = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
+        flash = functools.partial(
+            flash_kernel[(len(programs),)],
             q,
             k,
             v,
-            self.written,
+            prepared.written,
             o.cu_q,
             o.cu_k,
-            torch.tensor(programs, dtype=torch.int32, device=out.device),
+            torch.tensor(programs, dtype=torch.int32, device=device),
             o.scale * math.log2(math.e),
             o.q_descale,
             o.k_descale,
             o.v_descale,
-            columns(sizes.keys, sizes.batch),
+            width,
             *(descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5),
-        )
-        product = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
-        self.options = {
-            "HEADS": sizes.heads,
-            "NOPE": NOPE,
-            "ROPE": ROPE,
-            "VALUE": VALUE,
-            "BLOCK_M": config.rows,
-            "BLOCK_N": config.keys,
-            "TURNED": config.turned,
-            "PAD": PAD,
-            "LANES": threads,
-            "RUN": run,
-            "HEADROOM": int(math.log2(fp8_format(sizes.fp8).max)) if fp8 else 0,
-            "PRODUCT": tl.float32 if self.interpreted else product[sizes.fp8 if fp8 else "bf16"],
-            "FNUZ_BITS": q.dtype == torch.uint8,
+            **shared,
+            NOPE=NOPE,
+            ROPE=ROPE,
+            BLOCK_M=config.rows,
+            BLOCK_N=config.keys,
+            TURNED=config.turned,
+            HEADROOM=headroom,
+            PRODUCT=tl.float32 if prepared.interpreted else formats[kind],
+            FNUZ_BITS=q.dtype == torch.uint8,
             **config.options(),
-        }
-
-    def launch(self) -> None:
-        if self.turn:
-            self.turn()
-        self.flash(*self.arguments, **self.options)
-
-
-class FlashTurn:
-    """Values [S, heads, 128] -> [heads, 128, columns], a kernel of its own before the attention's.
-
-    turned: uint8, FP8 codes as they are; sequence b begins at column (cu_k[b] // PAD + b) * PAD and is filled
-            up with zeros to a multiple of PAD
-    """
-
-    def __init__(self, operands: MhaPrefillOperands, threads: int, run: int) -> None:
-        import torch
-
-        from kernels.mha_prefill.triton.flash_jit import turn_kernel
-
-        o, sizes = operands, operands.sizes
-        width, device = columns(sizes.keys, sizes.batch), o.v.device
-        self.turned = torch.empty(sizes.heads * VALUE, width, dtype=torch.uint8, device=device)
-        blocks = [(i, start) for i, s in enumerate(o.sequences) for start in range(0, s.length, PAD)]
-        self.kernel = turn_kernel[(sizes.heads, len(blocks))]
-        listed = torch.tensor(blocks, dtype=torch.int32, device=device)
-        self.arguments = (o.v.view(torch.uint8), self.turned, o.cu_k, listed, width)
-        self.options = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
-
-    def __call__(self) -> None:
-        self.kernel(*self.arguments, **self.options)
+        )
+        prepared.launches = [*launches, flash]
+        return prepared
 
 
 def descriptors(
@@ -307,41 +277,30 @@ def order(
     the end.
     """
     cache = target.pick(CACHES)
+    work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
     load = [(0, die) for die in range(cache.dies)]
     dealt: list[list[tuple[int, int]]] = [[] for _ in range(cache.dies)]
-    for sequence in sorted(range(len(lengths)), key=lambda s: -_work(*lengths[s])):
+    for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
         for head in range(heads):
-            work, die = load[0]
-            heapq.heapreplace(load, (work + _work(*lengths[sequence]), die))
+            so_far, die = load[0]
+            heapq.heapreplace(load, (so_far + work[sequence], die))
             dealt[die].append((head, sequence))
-    queues = [list(_in_sections(pairs, lengths, rows, cache.bytes // key_bytes)) for pairs in dealt]
+    queues = [_in_sections(pairs, lengths, rows, cache.bytes // key_bytes) for pairs in dealt]
     return [tile for turn in zip_longest(*queues) for tile in turn if tile is not None]
-
-
-def _work(prefix: int, new: int) -> int:
-    """Pairs of a query and a key."""
-    return new * prefix + new * (new + 1) // 2
 
 
 def _in_sections(
     pairs: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int, most: int
-) -> Iterator[Tile]:
-    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair."""
-    section: list[tuple[int, int]] = []
-    total = 0
+) -> list[Tile]:
+    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair, each section
+    from the tile with the most keys on."""
+    tiles: list[tuple[tuple[int, int], Tile]] = []
+    section = keys = 0
     for head, sequence in pairs:
-        keys = sum(lengths[sequence])
-        if section and total + keys > most:
-            yield from _longest_first(section, lengths, rows)
-            section, total = [], 0
-        section.append((head, sequence))
-        total += keys
-    yield from _longest_first(section, lengths, rows)
-
-
-def _longest_first(section: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int) -> list[Tile]:
-    tiles = chain.from_iterable(
-        (Tile(head, sequence, first) for first in range(0, lengths[sequence][1], rows))
-        for head, sequence in section
-    )
-    return sorted(tiles, key=lambda tile: -(lengths[tile.sequence][0] + tile.first))
+        prefix, new = lengths[sequence]
+        if keys and keys + prefix + new > most:
+            section, keys = section + 1, 0
+        keys += prefix + new
+        for first in range(0, new, rows):
+            tiles.append(((section, -(prefix + first)), Tile(head, sequence, first)))
+    return [tile for _, tile in sorted(tiles, key=lambda placed: placed[0])]

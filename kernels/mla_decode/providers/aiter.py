@@ -13,34 +13,19 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import SPARE_PAGES, MlaDecodeOperands
+from kernels.mla_decode.operands import LATENT, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.mla_decode.providers import vllm
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter
 from shapes.case import Case
-
-# What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
-HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
-
-Q_SCALE = 1.0
-"""The scale of a query in FP8. It is static as in engines, whose checkpoints may bring another. The widest
-values of q lie near 30, a tenth of what either format holds."""
-
-PADDED = 16
-"""vLLM repeats heads up to a multiple of this for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
-
-GRANULARITY = 16
-"""Tokens that a schedule of either engine deals out at a time, one token a page. AITER's own test
-(op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache."""
 
 REQUESTS = {"sglang": 512, "vllm": 1024}
 """Sequences of the server's context length for which engines make the list of pages that they record into a
@@ -60,11 +45,13 @@ parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
-SCHEDULE = "work_meta_data work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+SCHEDULED = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+SCHEDULE = ("work_meta_data work_metadata_ptrs", *SCHEDULED.split())
+"""The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes."""
 
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
 DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
-PERSISTENT = DECODE.needing(SCHEDULE, when="")
+PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULED}", when="")
 PERSISTENT_FP8 = PERSISTENT.needing(SCALED, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
 
@@ -79,8 +66,7 @@ PLAN = Function(
     "aiter.get_mla_metadata_v1",
     "aiter.ops.attention.get_mla_metadata_v1",
     needs="seqlens_qo_indptr seqlens_kv_indptr num_heads_per_head_k num_heads_k is_causal work_metadata_ptrs "
-    "work_info_set work_indptr reduce_indptr reduce_final_map reduce_partial_map kv_granularity "
-    "max_seqlen_qo uni_seqlen_qo fast_mode",
+    f"{SCHEDULED} kv_granularity max_seqlen_qo uni_seqlen_qo fast_mode",
     wishes="kv_last_page_lens page_size dtype_q dtype_kv",
 )
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
@@ -96,8 +82,9 @@ class Asm(Aiter):
 
 
 def fits_asm(sizes: MlaDecodeSizes) -> Support:
-    takes = HEADS[sizes.kv]
-    return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
+    """For one query token a sequence. A query on an FP8 cache is FP8 too."""
+    heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
+    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
@@ -120,7 +107,7 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     that of the buffer in SGLang's graphs, whatever the sequences hold."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
-    decode = bound(function, o, cache, query, out, token_pages(o, REQUESTS["sglang"]))
+    decode = function.bind(**needed(function, arguments(o, cache, query, out, REQUESTS["sglang"])))
     return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
@@ -138,7 +125,7 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     Asm,
     truncates=True,
     symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
-    fits=lambda sizes: need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}"),
+    fits=takes(most_heads=128),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
     workspace=persistent_bytes,
 )
@@ -157,10 +144,9 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     if padded(heads) > heads:
         query = cache.kv.new_empty(batch, padded(heads), WIDTH)
         answer = out.new_empty(batch, padded(heads), LATENT)
-    lists = token_pages(o, REQUESTS["vllm"])
-    schedule = scheduled(o, query, query.dtype, lists, SHAPES, PLAN, is_causal=True, fast_mode=True)
-    function = PERSISTENT_FP8 if o.is_fp8 else PERSISTENT
-    decode = bound(function, o, cache, query, answer, {**lists, **schedule})
+    given = arguments(o, cache, query, answer, REQUESTS["vllm"])
+    given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
+    decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
 
     def call() -> None:
         repeat_heads(o.q, query)
@@ -211,40 +197,15 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     of the cache before each call, which is not in the time."""
     cache = layouts.FiniteCache(o)
     query = o.q if of(o.q.device).arch == "gfx942" else layouts.query_buffer(o)
-    lists = token_pages(o, 0)  # the number of splits is given
-    way = {"is_causal": False, "fast_mode": False, "intra_batch_mode": True}
-    schedule = scheduled(o, query, o.kv.dtype, lists, SHAPES_OF_SGLANG, PLAN_OF_SGLANG, **way)
-    further = {"num_kv_splits": SPLITS_OF_SGLANG, "intra_batch_mode": True}
-    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, {**lists, **schedule, **further})
+    given = arguments(o, cache, query, out, 0)  # the number of splits is given
+    given |= {"q_dtype dtype_q": o.kv.dtype, "is_causal": False, "fast_mode": False, "intra_batch_mode": True}
+    decode = scheduled(SHAPES_OF_SGLANG, PLAN_OF_SGLANG, PERSISTENT_OF_SGLANG, given)
     return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
-def bound(
-    function: Function,
-    o: MlaDecodeOperands,
-    cache: layouts.FiniteCache,
-    query: torch.Tensor,
-    out: torch.Tensor,
-    further: Mapping[str, object],
-) -> Call:
-    """The call of `mla_decode_fwd`. further: the lists of pages, and the schedule if there is one."""
-    if o.is_fp8:
-        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
-        further = {**scales, "intra_batch_mode": False, **further}
-    return function.bind(
-        q=query,
-        kv_buffer=cache.kv.view(-1, 1, 1, WIDTH),  # engines give every token a page of its own
-        o=out,
-        max_seqlen_q=1,
-        sm_scale=o.scale,
-        page_size=1,
-        nhead_kv=1,
-        **further,
-    )
-
-
 def padded(heads: int) -> int:
-    return -(-heads // PADDED) * PADDED
+    """The heads that vLLM makes for the persistent kernel by repetition (AiterMLAHelper.get_mla_padded_q)."""
+    return -(-heads // 16) * 16
 
 
 def listed(sizes: MlaDecodeSizes, requests: int) -> int:
@@ -257,76 +218,52 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
     return (listed(sizes, requests) + layouts.SLACK) * 4
 
 
-def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.Tensor]:
-    """qo_indptr and kv_indptr [batch + 1], kv_indices with the tokens' entries first, kv_last_page_lens
-    [batch], all int32."""
-    return {
-        "qo_indptr": layouts.query_starts(operands),
-        "kv_indptr": layouts.page_starts(operands, 1),
-        "kv_indices": layouts.page_list(operands, 1, listed(operands.sizes, requests)),
-        "kv_last_page_lens": torch.ones_like(operands.lengths),
+def arguments(
+    o: MlaDecodeOperands, cache: layouts.FiniteCache, query: torch.Tensor, out: torch.Tensor, requests: int
+) -> dict[str, Any]:
+    """What `mla_decode_fwd` and the functions of its schedule get, by all names that they have for it, with a
+    page for every token, as engines have. requests: those for which the engine makes the list of pages"""
+    given = {
+        "q": query,
+        "kv_buffer": cache.kv.view(-1, 1, 1, WIDTH),
+        "o": out,
+        "qo_indptr seqlens_qo_indptr": layouts.query_starts(o),
+        "kv_indptr seqlens_kv_indptr": layouts.page_starts(o, 1),
+        "kv_indices": layouts.page_list(o, 1, listed(o.sizes, requests)),
+        "kv_last_page_lens": torch.ones_like(o.lengths),
+        "max_seqlen_q max_seqlen_qo uni_seqlen_qo page_size nhead_kv num_heads_k": 1,
+        "sm_scale": o.scale,
+        "batch_size": len(query),
+        "num_head_qo num_heads_per_head_k": query.shape[1],
+        "kv_dtype dtype_kv": o.kv.dtype,
+        "is_sparse": False,
+        # Tokens that a schedule of either engine deals out at a time. AITER's own test
+        # (op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache.
+        "kv_granularity": 16,
+        "num_kv_splits max_split_per_batch": SPLITS_OF_SGLANG,
     }
+    if o.is_fp8:
+        # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
+        # values of q lie near 30, a tenth of what either format holds.
+        scales = {"q_scale": one_value(1.0, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        given |= {**scales, "intra_batch_mode": False}
+    return given
 
 
 def one_value(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-def scheduled(
-    o: MlaDecodeOperands,
-    query: torch.Tensor,
-    q_dtype: torch.dtype,
-    lists: dict[str, torch.Tensor],
-    shapes: Function,
-    plan: Function,
-    *,
-    is_causal: bool,
-    **way: bool,
-) -> dict[str, Any]:
-    """The tensors of a schedule, filled, by the names that mla_decode_fwd gives them."""
-    heads, by_itself = query.shape[1], "intra_batch_mode" in way
-    found = shapes.bind(
-        batch_size=len(o.q),
-        max_seqlen_qo=1,
-        num_head_qo=heads,
-        q_dtype=q_dtype,
-        kv_dtype=o.kv.dtype,
-        is_sparse=False,
-        **way,
-        **({"num_kv_splits": SPLITS_OF_SGLANG} if by_itself else {}),
-    )()
-    buffers = {
-        name: torch.empty(shape, dtype=dtype, device=query.device)
-        for name, (shape, dtype) in zip(SCHEDULE.split(), found, strict=True)
-    }
-    fill = plan.bind(
-        seqlens_qo_indptr=lists["qo_indptr"],
-        seqlens_kv_indptr=lists["kv_indptr"],
-        kv_last_page_lens=lists["kv_last_page_lens"],
-        num_heads_per_head_k=heads,
-        num_heads_k=1,
-        is_causal=is_causal,
-        work_metadata_ptrs=buffers["work_meta_data"],
-        **{name: buffers[name] for name in SCHEDULE.split()[1:]},
-        page_size=1,
-        kv_granularity=GRANULARITY,
-        max_seqlen_qo=1,
-        uni_seqlen_qo=1,
-        dtype_q=q_dtype,
-        dtype_kv=o.kv.dtype,
-        **way,
-        **({"max_split_per_batch": SPLITS_OF_SGLANG} if by_itself else {}),
-    )
-    fill()
-    return buffers
+def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[str, Any]) -> Call:
+    """The call of `mla_decode_fwd` with a schedule, whose tensors are made and filled here."""
+    found = shapes.bind(**needed(shapes, given))()
+    for names, (shape, dtype) in zip(SCHEDULE, found, strict=True):
+        given[names] = torch.empty(shape, dtype=dtype, device=given["q"].device)
+    plan.bind(**needed(plan, given))()
+    return decode.bind(**needed(decode, given))
 
 
 # Triton and Gluon
-
-SEGMENTS = 128  # of the segmented kernel
-GLUON_HEADS = 16  # the most that all versions take, in batches of any size
-GLUON_CACHE = 2 << 30  # bytes
-WORKGROUPS = 256  # over which Gluon's kernel splits sequences
 
 SEGMENTED = Function(
     "aiter.ops.triton.attention.mla.mla_decode_fwd",
@@ -360,25 +297,20 @@ class AiterTriton(Aiter):
     fits=lambda sizes: need(
         tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
-    workspace=lambda sizes: (
-        sizes.batch * sizes.heads * SEGMENTS * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
-    ),
+    # Partial results of 128 segments; the cache.
+    workspace=lambda sizes: sizes.batch * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
     which an FP8 cache is converted on the way."""
     cache, page = layouts.FiniteCache(o), tile_page(o.page)
-    decode = SEGMENTED.bind(
-        q=o.q,
+    decode = layouts.bound(
+        SEGMENTED,
+        o,
+        out,
         kv_buffer=cache.kv.view(-1, page, 1, WIDTH),
-        out=out,
-        cu_seqlens_q=layouts.query_starts(o),
-        seqused_k=o.lengths,
         max_seqlen_kv=max(o.host_lengths),
         block_tables=layouts.full_pages(o, page),
-        softmax_scale=o.scale,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
         causal=True,
         q_descale=None,
         kv_descale=one_value(o.kv_scale, o.kv.device) if o.is_fp8 else None,
@@ -404,8 +336,8 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
     return Support.all_of(
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        need(sizes.heads <= GLUON_HEADS, f"takes up to {GLUON_HEADS} heads, not {sizes.heads}"),
-        need(cache <= GLUON_CACHE, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
+        takes(most_heads=16)(sizes),  # the most that all versions take, in batches of any size
+        need(cache <= 2 << 30, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
     )
 
 
@@ -417,21 +349,22 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     symbols=(GLUON,),
     fits=fits_gluon,
     layout=lambda sizes: sizes.tokens * 4,
-    # Partial results in bf16, and in fp32 the logarithms of their sums.
-    workspace=lambda sizes: max(sizes.batch, WORKGROUPS) * sizes.heads * (LATENT * 2 + 4),
+    # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
+    workspace=lambda sizes: max(sizes.batch, 256) * sizes.heads * (LATENT * 2 + 4),
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
     takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
     q_nope, q_pe = layouts.parts(o.q)
-    return GLUON.bind(
+    return layouts.bound(
+        GLUON,
+        o,
+        out,
         q_nope=q_nope,
         q_pe=q_pe,
         kv_c=o.kv.view(-1, WIDTH),
-        o=out,
         page_table=layouts.page_list(o, 1),
         seq_info=layouts.page_starts(o, 1),
-        sm_scale=o.scale,
         k_pe=None,
         kv_pe_offset=LATENT,
         use_2d_view=False,

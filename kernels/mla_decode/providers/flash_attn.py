@@ -14,11 +14,11 @@ import math
 from typing import Any
 
 from kernels import vendor
+from kernels.attention import needed
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
@@ -44,12 +44,6 @@ SGLANG_WITH_CACHE = Function(
     "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
 )
 
-MOST_SPLITS = 128
-"""The most that FA3 itself chooses (num_splits_heuristic in hopper/heuristics.h)."""
-
-TILE_HEADS, TILE_TOKENS = 64, 64
-"""Heads and tokens of a tile of FA3's kernel for MLA (tile_size_fwd_sm90 in hopper/tile_size.h)."""
-
 SPLITS_OF_VLLM = 32
 """The most parts into which vLLM has a sequence split where it records graphs
 (flash_attn_max_num_splits_for_cuda_graph)."""
@@ -73,15 +67,17 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     vendor.FlashAttention3,
     requires="FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90",
     symbols=(WITH_CACHE, SCHEDULE),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, max(sizes.lengths()))),
 )
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so it gets a cache without NaN."""
     table = layouts.full_pages(o, o.page)
-    schedule = SCHEDULE.bind(**scheduled(o, table), causal=False)()
-    cache, call = with_cache(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
+    # The call chooses its splits by the longest sequence that the table has room for.
+    longest = table.shape[1] * o.page
+    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest, causal=False)()
+    cache, call = attend(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
     return cache.prepared(None, call, result=lambda answer: answer[:, 0])
 
 
@@ -91,35 +87,19 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="vLLM for CUDA (read at 0.33), sm_90",
     archs=("sm_90",),
     symbols=(VLLM_VARLEN, VLLM_SCHEDULE),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     workspace=lambda sizes: fa3_bytes(sizes, SPLITS_OF_VLLM),
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
     made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
-    cache, table, starts = layouts.FiniteCache(o), layouts.full_pages(o, o.page), layouts.query_starts(o)
-    qv, q = layouts.parts(o.q)
-    v, k = layouts.parts(cache.kv[:, :, None])
+    table = layouts.full_pages(o, o.page)
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
-    sizes = scheduled(o, table) | {"max_seqlen_k": max(o.host_lengths)}
-    schedule = VLLM_SCHEDULE.bind(**sizes, cu_seqlens_q=starts, causal=True, num_splits=SPLITS_OF_VLLM)
-    attend = VLLM_VARLEN.bind(
-        q=q,
-        k=k,
-        v=v,
-        q_v=qv,
-        max_seqlen_q=1,
-        cu_seqlens_q=starts,
-        max_seqlen_k=o.sizes.model_len,
-        seqused_k=o.lengths,
-        block_table=table,
-        softmax_scale=o.scale,
-        causal=True,
-        fa_version=3,
-        scheduler_metadata=schedule(),
-        num_splits=SPLITS_OF_VLLM,
-    )
-    return cache.prepared(None, attend)
+    common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
+    schedule = layouts.bound(VLLM_SCHEDULE, o, None, max_seqlen_k=max(o.host_lengths), **common)()
+    of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
+    cache, call = attend(VLLM_VARLEN, o, o.q, table, **common, **of_call)
+    return cache.prepared(None, call)
 
 
 @implementation(
@@ -128,23 +108,15 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="sglang-kernel (read at 0.4.10), sm_90",
     archs=("sm_90",),
     symbols=(SGLANG_WITH_CACHE,),
-    fits=takes_bf16,
+    fits=takes("bf16"),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, sizes.model_len)),
 )
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
-    cache, call = with_cache(
-        SGLANG_WITH_CACHE,
-        o,
-        o.q,
-        layouts.full_pages(o, o.page, tokens=o.sizes.model_len),
-        cu_seqlens_q=layouts.query_starts(o),
-        max_seqlen_q=1,
-        causal=True,
-        num_splits=0,
-    )
+    table = layouts.full_pages(o, o.page, tokens=o.sizes.model_len)
+    cache, call = attend(SGLANG_WITH_CACHE, o, o.q, table, causal=True, num_splits=0)
     return cache.prepared(None, call)
 
 
@@ -155,7 +127,7 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     archs=vendor.BLACKWELL,  # those on which it takes qv
     symbols=(FA4_VARLEN,),
     fits=lambda sizes: Support.all_of(
-        takes_bf16(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
+        takes("bf16")(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
     ),
     # Partial results of splits that fill the device; the cache.
     workspace=lambda sizes: (
@@ -165,63 +137,26 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
     pages, so it gets a cache without NaN."""
-    cache = layouts.FiniteCache(o)
-    qv, q = layouts.parts(o.q[:, None])
-    v, k = layouts.parts(cache.kv[:, :, None])
-    attend = FA4_VARLEN.bind(
-        q=q,
-        k=k,
-        v=v,
-        qv=qv,
-        seqused_k=o.lengths,
-        page_table=layouts.full_pages(o, o.page),
-        softmax_scale=o.scale,
-        causal=False,
-        max_seqlen_k=max(o.host_lengths),
-        num_splits=0 if MLA_PLAN.exists() else 1,
-    )
-    return cache.prepared(None, attend, result=lambda answer: answer[0][:, 0])
+    table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
+    further = {"causal": False, "max_seqlen_k": max(o.host_lengths), "num_splits": splits}
+    cache, call = attend(FA4_VARLEN, o, o.q[:, None], table, **further)
+    return cache.prepared(None, call, result=lambda answer: answer[0][:, 0])
 
 
-def with_cache(
+def attend(
     function: Function, o: MlaDecodeOperands, q: torch.Tensor, table: torch.Tensor, **further: Any
 ) -> tuple[layouts.FiniteCache, Call]:
-    """A cache without NaN, and the call of `flash_attn_with_kvcache` on it."""
+    """A cache without NaN, and the call on it. q: [..., heads, 576]"""
     cache = layouts.FiniteCache(o)
     qv, q = layouts.parts(q)
     v, k = layouts.parts(cache.kv[:, :, None])
-    call = function.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        page_table=table,
-        cache_seqlens=o.lengths,
-        softmax_scale=o.scale,
-        **further,
-    )
-    return cache, call
+    parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
+    return cache, layouts.bound(function, o, None, **needed(function, parts), **further)
 
 
 def most_splits(heads: int, tokens: int) -> int:
-    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them."""
-    fills = layouts.HOPPER_UNITS // math.ceil(heads / TILE_HEADS)
-    return max(1, min(MOST_SPLITS, fills, math.ceil(tokens / TILE_TOKENS)))
-
-
-def scheduled(o: MlaDecodeOperands, table: torch.Tensor) -> dict[str, Any]:
-    """What FA3's schedule follows from, for the longest sequence that the table has room for: the call
-    chooses its splits by that."""
-    batch, heads = o.q.shape[:2]
-    return {
-        "batch_size": batch,
-        "max_seqlen_q": 1,
-        "max_seqlen_k": table.shape[1] * o.page,
-        "num_heads_q": heads,
-        "num_heads_kv": 1,
-        "headdim": ROPE,
-        "headdim_v": LATENT,
-        "cache_seqlens": o.lengths,
-        "qkv_dtype": o.q.dtype,
-        "page_size": o.page,
-    }
+    """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them, at most
+    128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 heads and 64 tokens
+    (tile_size_fwd_sm90 in hopper/tile_size.h)."""
+    fills = layouts.HOPPER_UNITS // math.ceil(heads / 64)
+    return max(1, min(128, fills, math.ceil(tokens / 64)))

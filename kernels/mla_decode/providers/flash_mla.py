@@ -17,15 +17,11 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, Unsupported, implementation
-from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
 
 PAGE = 64
-Q_SCALE = 1.0
-"""The scale of a query in FP8, static as in engines."""
 
 ARGUMENTS = (
     "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"
@@ -53,15 +49,22 @@ VLLM_METADATA = Function(f"{VLLM}.get_mla_metadata", positions=3)
 VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions=3, when="kv=fp8")
 
 
-def takes_page(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.page % PAGE == 0, f"needs a page that is a multiple of {PAGE}")
-
-
 def workspace(sizes: MlaDecodeSizes) -> int:
     """Partial results of all parts; the table; q in FP8."""
     partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.heads)
     table = sizes.batch * max(sizes.lengths()) // PAGE * 4
     return partial + table + sizes.batch * sizes.heads * WIDTH
+
+
+DENSE: dict[str, Any] = {
+    "kinds": ("cuda",),
+    "archs": ("sm_90",),
+    "activations": "fp8",
+    "allocates": True,
+    "fits": takes(pages_of=PAGE),
+    "workspace": workspace,
+}
+"""What both rows declare."""
 
 
 @implementation(
@@ -72,13 +75,8 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     runtime="flash_mla",
     install="pip install --no-deps sgl-flash-mla (1.0.0 asks for torch 2.14.1 and loads beside 2.11 too), or "
     "build github.com/deepseek-ai/FlashMLA with CUDA",
-    kinds=("cuda",),
-    archs=("sm_90",),
-    activations="fp8",
-    allocates=True,
     symbols=(DECODE, METADATA),
-    fits=takes_page,
-    workspace=workspace,
+    **DENSE,
 )
 def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     """What SGLang runs too, which requires sgl-flash-mla: that alone takes an FP8 cache, on which the call
@@ -94,7 +92,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
         filled = METADATA_FP8.bind(o.lengths, o.q.shape[1], 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
-        of_fp8 = {"is_fp8_kvcache": True, **scales(o)}
+        of_fp8 = {"is_fp8_kvcache": True}
     return decoding(o, DECODE, schedule, splits, **of_fp8, use_legacy=True)
 
 
@@ -102,44 +100,35 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     "flashmla@vllm",
     Vllm,
     requires="vLLM for CUDA (read at 0.33), sm_90",
-    kinds=("cuda",),
-    archs=("sm_90",),
-    activations="fp8",
-    allocates=True,
     symbols=(VLLM_DECODE, VLLM_METADATA, VLLM_DECODE_FP8, VLLM_METADATA_FP8),
-    fits=takes_page,
-    workspace=workspace,
+    **DENSE,
 )
 def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """The build that vLLM carries, in which the FP8 kernel is another function."""
     metadata = VLLM_METADATA_FP8 if o.is_fp8 else VLLM_METADATA
     schedule, splits = metadata.bind(o.lengths, o.q.shape[1], 1)()
-    if o.is_fp8:
-        return decoding(o, VLLM_DECODE_FP8, schedule, splits, **scales(o))
-    return decoding(o, VLLM_DECODE, schedule, splits)
+    return decoding(o, VLLM_DECODE_FP8 if o.is_fp8 else VLLM_DECODE, schedule, splits)
 
 
 def decoding(
     o: MlaDecodeOperands, function: Function, schedule: object, splits: object, **further: Any
 ) -> Prepared:
     query = layouts.query_buffer(o)
-    decode = function.bind(
+    if o.is_fp8:
+        # fp32 [1] each. That of a query in FP8 is static, as in engines.
+        named = {"descale_q": 1.0, "descale_k": o.kv_scale}
+        further |= {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}
+    decode = layouts.bound(
+        function,
+        o,
+        None,
         q=query[:, None],
         k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
         block_table=layouts.full_pages(o, PAGE),
-        cache_seqlens=o.lengths,
-        head_dim_v=LATENT,
         tile_scheduler_metadata=schedule,
         num_splits=splits,
-        softmax_scale=o.scale,
         causal=False,
         **further,
     )
     call = layouts.after_query(o, query, decode)
     return Prepared(o, None, call, result=lambda answer: answer[0][:, 0])
-
-
-def scales(o: MlaDecodeOperands) -> dict[str, torch.Tensor]:
-    """fp32 [1] each."""
-    named = {"descale_q": Q_SCALE, "descale_k": o.kv_scale}
-    return {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}

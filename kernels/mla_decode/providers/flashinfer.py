@@ -13,8 +13,7 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -26,12 +25,6 @@ WORKSPACE = 128 << 20
 
 TILE = 128
 """Tokens that the Blackwell kernels take at a time: their tables are padded to whole tiles."""
-
-NOPE = 128
-"""Width of a head's query before absorption, without the rope part."""
-
-MOST_TUNED = 8192
-"""Sequences of the largest batch that the autotuner tries (_TRTLLM_GEN_MLA_MAX_BATCH)."""
 
 WRAPPER = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper", positions=1, needs="backend")
 PLAN = Function(
@@ -104,22 +97,8 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     if o.is_fp8 and not RUN.takes("ckv_scale"):
         raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
     wrapper = WRAPPER.bind(workspace(o), backend=backend)()
-    plan = PLAN.bind(
-        of=wrapper,
-        qo_indptr=layouts.query_starts(o),
-        kv_indptr=layouts.page_starts(o, o.page),
-        kv_indices=layouts.page_list(o, o.page),
-        kv_len_arr=o.lengths,
-        num_heads=o.q.shape[1],
-        head_dim_ckv=LATENT,
-        head_dim_kpe=ROPE,
-        page_size=o.page,
-        causal=False,
-        sm_scale=o.scale,
-        q_data_type=o.q.dtype,
-        kv_data_type=o.kv.dtype,
-    )
-    plan()
+    lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
+    layouts.bound(PLAN, o, None, of=wrapper, **lists, causal=False)()
     scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
     return RUN.bind(of=wrapper, **split(o.q, o.kv), out=out, **scales)
 
@@ -133,8 +112,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     symbols=(WRAPPER, RUN_CUTLASS),
     fits=lambda sizes: Support.all_of(
         need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
-        takes_bf16(sizes),
-        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
+        takes("bf16", pages_within=TILE)(sizes),
     ),
     workspace=lambda sizes: WORKSPACE + 2 * layouts.cache_bytes(sizes),
 )
@@ -169,7 +147,7 @@ class Paged(FlashInfer):
     allocates = True  # versions differ in the shape of the output that they take
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return need(sizes.page % 32 == 0, "needs a page that is a multiple of 32")
+        return takes(pages_of=32)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
@@ -195,17 +173,13 @@ def trtllm(operands: MlaDecodeOperands, out: None) -> Prepared:
 CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
 
 
-def up_to_128_heads(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}")
-
-
 @implementation(
     "flashinfer.cute_dsl",
     Paged,
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE,),
-    fits=up_to_128_heads,
+    fits=takes(most_heads=128),
 )
 def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     """FlashInfer's kernels in the CuTe DSL: what vLLM runs where TensorRT-LLM's may not take the heads, and
@@ -214,8 +188,9 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 
 def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
-    """Also q and outputs of the batches that the autotuner tries."""
-    return Paged().workspace(sizes) + MOST_TUNED * sizes.heads * 2 * (WIDTH + LATENT)
+    """Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
+    (_TRTLLM_GEN_MLA_MAX_BATCH)."""
+    return Paged().workspace(sizes) + 8192 * sizes.heads * 2 * (WIDTH + LATENT)
 
 
 @implementation(
@@ -224,7 +199,7 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
-    fits=up_to_128_heads,
+    fits=takes(most_heads=128),
     workspace=workspace_and_batches,
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
@@ -238,22 +213,25 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
-    page, model_len = 64 if o.page % 64 == 0 else 32, o.sizes.model_len
-    has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
-    decode = DECODE.bind(
+    page = 64 if o.page % 64 == 0 else 32
+    further = {}
+    if backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer"):
+        size = COUNTER_BYTES.bind(*o.q.shape[:2], layouts.compute_units(o.q.device))()
+        # Each launch leaves the counters, zeros, as it found them.
+        further["multi_ctas_kv_counter_buffer"] = torch.zeros(size, dtype=torch.uint8, device=o.q.device)
+    decode = layouts.bound(
+        DECODE,
+        o,
+        None,
         query=query[:, None],
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
-        qk_nope_head_dim=NOPE,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
-        block_tables=layouts.full_pages(o, page, TILE // page, tokens=model_len),
-        seq_lens=o.lengths,
-        max_seq_len=model_len,
+        qk_nope_head_dim=128,  # of a head's query before absorption
+        block_tables=layouts.full_pages(o, page, TILE // page, tokens=o.sizes.model_len),
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
         bmm2_scale=o.kv_scale,  # of weights . kv
         backend=backend,
-        **({"multi_ctas_kv_counter_buffer": counters(o)} if has_counters else {}),
+        **further,
     )
     call, shape = layouts.after_query(o, query, decode), (*o.q.shape[:2], LATENT)
     return cache.prepared(None, call, result=lambda answer: answer.view(shape))
@@ -262,14 +240,6 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
 def tiles_heads(heads: int) -> bool:
     """Whether vLLM trusts TensorRT-LLM's kernels with so many (_trtllm_gen_mla_decode_supports_num_heads)."""
     return heads % min(heads, 16 if heads <= 32 else 64) == 0
-
-
-def counters(operands: MlaDecodeOperands) -> torch.Tensor:
-    """uint8, zeros: each launch leaves them as it found them."""
-    batch, heads = operands.q.shape[:2]
-    device = operands.q.device
-    size = COUNTER_BYTES.bind(batch, heads, layouts.compute_units(device))()
-    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def workspace(operands: MlaDecodeOperands) -> torch.Tensor:

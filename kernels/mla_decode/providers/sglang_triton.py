@@ -14,16 +14,10 @@ from types import SimpleNamespace
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
-
-# triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
-LEAST_CAP = 8
-MIN_BLOCK = 32
-MOST_ON_GFX942 = 256
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 """Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
@@ -72,20 +66,26 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
+    # The splits, int32 [batch], by SGLang's own kernel, which also notes in `uneven` if lengths differ.
+    counts = torch.empty(batch, dtype=torch.int32, device=device)
+    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
+    given = (counts, o.lengths, batch, 1, heads, 1, most, cores)
+    room = max(256, power_of_two(batch))
+    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
-    return DECODE.bind(
-        q=o.q,
+    return layouts.bound(
+        DECODE,
+        o,
+        out,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        o=out,
         kv_indptr=layouts.page_starts(o, 1),
         # int32 ends at 3.7 million slots: the kernel multiplies by 576.
         kv_indices=layouts.page_list(o, 1).long(),
         attn_logits=partial,
         attn_lse=torch.empty_like(partial[..., 0]),
-        num_kv_splits=splits(o, most, cores, uneven),
+        num_kv_splits=counts,
         max_kv_splits=most,
-        sm_scale=o.scale,
         k_scale=o.kv_scale,
         v_scale=o.kv_scale,
         has_mla=True,
@@ -95,21 +95,11 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 
 
 def most_splits(model_len: int, cores: int, arch: str) -> int:
-    """SGLang's cap, by the server's context length, in graphs and without."""
-    cap = max(LEAST_CAP, min(power_of_two(cores), power_of_two(math.ceil(model_len / MIN_BLOCK))))
-    return min(cap, MOST_ON_GFX942) if arch == "gfx942" else cap
+    """SGLang's cap, by the server's context length, in graphs and without (_mla_decode_kv_splits_cap of
+    triton_backend.py). The least, 8, is the server's --triton-attention-num-kv-splits."""
+    cap = max(8, min(power_of_two(cores), power_of_two(math.ceil(model_len / 32))))
+    return min(cap, 256) if arch == "gfx942" else cap
 
 
 def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Tensor) -> torch.Tensor:
-    """int32 [batch], by SGLang's own kernel, which also notes in `uneven`, int32 [1], if lengths differ."""
-    batch, heads = operands.q.shape[:2]
-    counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
-    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
-    given = (counts, operands.lengths, batch, 1, heads, 1, most, cores)
-    room = max(256, power_of_two(batch))
-    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
-    return counts

@@ -15,9 +15,8 @@ from kernels import platform as platforms
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
-from kernels.mla_decode.triton.split_kv_plan import plan
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes
+from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
@@ -36,11 +35,6 @@ LANGUAGE = (
     Function("tilelang.language.reduce_sum", positions=2, needs="dim"),
 )
 """What these programs take beside what all do."""
-
-WORTH_OF_HEAD = 4
-"""Tokens that move about as many bytes as writing and reading again what a head found."""
-
-FEW = 16  # heads
 
 
 class AttendTile(NamedTuple):
@@ -64,6 +58,7 @@ TILES = {
 """Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
 memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
 
+
 COMBINE_THREADS = 128
 
 
@@ -80,7 +75,7 @@ def tile_for(arch: str, heads: int, page: int) -> AttendTile:
     TileLang,
     symbols=(*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE),
     fits=lambda sizes: Support.all_of(
-        takes_bf16(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
+        takes("bf16")(sizes), need(sizes.heads % 16 == 0, "needs heads to be a multiple of 16")
     ),
     # An upper bound: a plan has no more slots than two a program.
     workspace=lambda sizes: cache_bytes(sizes) + partial_bytes(2 * MOST_UNITS * sizes.heads),
@@ -97,10 +92,7 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32, device=out.device)
 
-    def buffer(*shape: int) -> torch.Tensor:
-        return torch.empty(max(1, parts.slots), *shape, dtype=torch.float32, device=out.device)
-
-    partial, log_sums = buffer(heads, LATENT), buffer(heads)
+    partial, log_sums = parts.buffers(heads, out.device)
     scale = o.scale * math.log2(math.e)
     given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
     attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))

@@ -6,7 +6,7 @@ and slots come from split_kv_plan.
 
 import tilelang.language as T
 
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH
 
 
 def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers):

@@ -9,16 +9,9 @@ from __future__ import annotations
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, implementation
-from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vendor
-
-PAGES = (32, 64)
-"""Tokens of the pages that vLLM gives it."""
-
-MOST_HEADS = 128
 
 QUERIES = 8
 """Query tokens of a request for which vLLM's workspace has room."""
@@ -30,14 +23,6 @@ DECODE = Function(
     wishes="enable_pdl causal_mask",
 )
 UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
-
-
-def fits(sizes: MlaDecodeSizes) -> Support:
-    return Support.all_of(
-        need(sizes.kv == "fp8", f"takes an FP8 cache, not {sizes.kv}"),
-        need(sizes.heads <= MOST_HEADS, f"takes up to {MOST_HEADS} heads, not {sizes.heads}"),
-        need(sizes.page % PAGES[0] == 0, f"needs a page that is a multiple of {PAGES[0]}"),
-    )
 
 
 def workspace(sizes: MlaDecodeSizes) -> int:
@@ -57,7 +42,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     allocates=True,
     symbols=(DECODE, UNITS),
-    fits=fits,
+    fits=takes("fp8", most_heads=128, pages_of=32),
     workspace=workspace,
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
@@ -65,17 +50,16 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     before. It gets a cache without NaN."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     device, heads = o.q.device, o.q.shape[1]
-    page = PAGES[1] if o.page % PAGES[1] == 0 else PAGES[0]
+    page = 64 if o.page % 64 == 0 else 32  # those that vLLM gives it
     room = layouts.partial_bytes(UNITS.bind(device)() * heads * QUERIES)
-    call = DECODE.bind(
+    call = layouts.bound(
+        DECODE,
+        o,
+        None,
         query=query[:, None],
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
         block_tables=layouts.full_pages(o, page, tokens=o.sizes.model_len),
-        seq_lens=o.lengths,
-        max_seq_len=o.sizes.model_len,
         softmax_scale=o.scale * o.kv_scale,
         output_scale=o.kv_scale,
         enable_pdl=False,

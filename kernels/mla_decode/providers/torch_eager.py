@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels.lazy import torch
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.operands import KV_BYTES, LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Implementation, Prepared, implementation
 
 Tables = tuple["torch.Tensor", "torch.Tensor"]
@@ -75,32 +76,26 @@ class SdpaMlaDecode(TorchMlaDecode):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(self, first: Prepared | None, o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        if first is None:
+        import torch
+
+        shared: Any = first.stationary if first else (None, None, None)
+        slots, valid, rows = shared
+        if not (first and o.same_stationary(first.operands)):
             slots, valid = padded(o)
+        # One buffer serves the calls on all sets, as one serves all layers of an engine.
+        if rows is None or rows.shape[:2] != slots.shape:
             rows = o.kv.new_empty(*slots.shape, WIDTH)
-        else:
-            slots, valid, rows = first.stationary
-            if not o.same_stationary(first.operands):
-                slots, valid = padded(o)
-            # One buffer serves the calls on all sets, as one serves all layers of an engine.
-            if rows.shape[:2] != slots.shape:
-                rows = o.kv.new_empty(*slots.shape, WIDTH)
-        prepared = Prepared(o, out, lambda: gather_and_attend(o, out, slots, valid, rows))
+
+        def call() -> None:
+            # Into a buffer that is there already: faulting in fresh memory costs more than the copy.
+            torch.index_select(o.kv.view(-1, WIDTH), 0, slots.flatten(), out=rows.view(-1, WIDTH))
+            scaled = rows if o.kv_scale == 1.0 else (rows.float() * o.kv_scale).bfloat16()
+            kv = scaled[:, None]
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                o.q[:, None], kv, kv, attn_mask=valid[:, None, None, :], scale=o.scale
+            )
+            out.copy_(attended[:, 0, :, :LATENT])
+
+        prepared = Prepared(o, out, call)
         prepared.stationary = slots, valid, rows
         return prepared
-
-
-def gather_and_attend(
-    o: MlaDecodeOperands, out: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor
-) -> None:
-    import torch
-
-    # Into a buffer that is there already: faulting in fresh memory costs more than the copy.
-    torch.index_select(o.kv.view(-1, WIDTH), 0, slots.flatten(), out=rows.view(-1, WIDTH))
-    if o.kv_scale != 1.0:
-        rows = (rows.float() * o.kv_scale).bfloat16()
-    rows = rows[:, None]
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        o.q[:, None], rows, rows, attn_mask=valid[:, None, None, :], scale=o.scale
-    )
-    out.copy_(attended[:, 0, :, :LATENT])

@@ -1,9 +1,9 @@
-"""vLLM's own kernels for MLA decode on GPUs: CUTLASS's for Blackwell, as vLLM builds it, and the Triton
-kernel that it serves DeepSeek with where a GPU has no kernel of its own.
+"""vLLM's own kernels for MLA decode: CUTLASS's for Blackwell, as vLLM builds it, the Triton kernel that it
+serves DeepSeek with where a GPU has no kernel of its own, and the two that it runs on x86-64 servers.
 
 Sources: sm100_cutlass_mla_decode in _custom_ops.py and v1/attention/backends/mla/cutlass_mla.py of vLLM 0.33;
 v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32 and 0.33.
-vLLM's CPU build switches Triton off, interpreted too. Untested on hardware.
+vLLM's CPU build switches Triton off, interpreted too. Those of GPUs are untested on hardware.
 """
 
 from __future__ import annotations
@@ -13,20 +13,15 @@ import math
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes, takes_bf16
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
-from kernels.support import Support, need
-from kernels.vendor import BLACKWELL, Vllm
+from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 
 HEADS = 128
 """CUTLASS's output has so many, and vLLM pads the query to them."""
 
 TILE = 128
 """Tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles."""
-
-SPLITS = -1
-"""CUTLASS's kernel chooses them."""
 
 WORKSPACE = 128 << 20
 """Bytes that vLLM begins with for CUTLASS's kernel."""
@@ -37,15 +32,6 @@ CUTLASS_BYTES = Function(
 )
 
 
-def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
-    # It takes no scales, so an FP8 cache would need scales of 1.
-    return Support.all_of(
-        takes_bf16(sizes),
-        need(sizes.heads <= HEADS, f"takes up to {HEADS} heads, not {sizes.heads}"),
-        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
-    )
-
-
 @implementation(
     "vllm.cutlass_mla",
     Vllm,
@@ -53,7 +39,8 @@ def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
     kinds=("cuda",),
     archs=BLACKWELL,
     symbols=(CUTLASS, CUTLASS_BYTES),
-    fits=fits_cutlass,
+    # It takes no scales, so an FP8 cache would need scales of 1.
+    fits=takes("bf16", most_heads=HEADS, pages_within=TILE),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: (
         WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT)
@@ -66,20 +53,18 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     q = padded_q[:, :heads]
     q.copy_(o.q)
     padded = out if heads == HEADS else out.new_empty(batch, HEADS, LATENT)
-    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=SPLITS)()
+    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=-1)()
     room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
     table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
     unwanted_lse = torch.empty(0, device=out.device)
+    # With -1 the kernel chooses the number of splits.
     decode = CUTLASS.bind(
-        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, SPLITS
+        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, -1
     )
-    return cache.prepared(out, decode, q=q, result=padded[:, :heads])
+    inputs = {"q": q, "kv": cache.kv}
+    return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :heads])
 
-
-# _compute_num_kv_splits of triton_mla.py
-MIN_WORK_PER_SPLIT = 512
-SPLITS_PER_UNIT = 2
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
 SCALES = "k_scale v_scale"
@@ -116,17 +101,15 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
     cache = o.kv[:, :, None]
     # fp32 of no dimension: a call without scales makes some of its own each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
-    return function.bind(
-        q=o.q,
+    return layouts.bound(
+        function,
+        o,
+        out,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        o=out,
         req_to_token=o.page_table,
-        b_seq_len=o.lengths,
         attn_logits=torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
         num_kv_splits=splits,
-        sm_scale=o.scale,
-        page_size=o.page,
         k_scale=scale,
         v_scale=scale,
         lse=o.q.new_empty(batch, heads),
@@ -140,6 +123,60 @@ def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
 
 
 def splits_for(longest: int, units: int) -> int:
-    """vLLM's choice: a power of two, or what fills the device."""
-    ideal = 1 << (max(1, longest // MIN_WORK_PER_SPLIT) - 1).bit_length()
-    return min(ideal, units * SPLITS_PER_UNIT)
+    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two, of splits of about 512 tokens,
+    or two splits for each compute unit."""
+    ideal = 1 << (max(1, longest // 512) - 1).bit_length()
+    return min(ideal, 2 * units)
+
+
+# On CPUs
+
+VEC = vllm_operator("mla_decode_kvcache", positions=6)
+VEC_PAGE = 16  # built into the kernel
+
+AMX = vllm_operator("decode_attention_cpu", positions=17)
+
+
+@implementation(
+    "vllm.vec",
+    VllmCpu,
+    requires="vLLM's CPU build, AVX-512 with bf16",
+    symbols=(VEC,),
+    rebinds=True,
+    stationary=lambda operands: operands.split_pages(VEC_PAGE),
+    fits=takes("bf16", pages_of=VEC_PAGE),
+)
+def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
+    """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
+    o = operands
+    return VEC.bind(out, o.q, o.kv.view(-1, VEC_PAGE, WIDTH), o.scale, table, o.lengths)
+
+
+def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rows of tokens, int32 [batch, tokens], the requests and the lengths, int64 [batch]."""
+    return operands.split_pages(1), torch.arange(len(operands.q)), operands.lengths.long()
+
+
+@implementation(
+    "vllm.amx",
+    VllmCpu,
+    symbols=(AMX,),
+    onednn_isa="AVX512_CORE_BF16",
+    rebinds=True,
+    stationary=tables,
+    fits=takes("bf16"),
+    # Partial results of 64 splits at most.
+    workspace=lambda sizes: layouts.partial_bytes(sizes.batch * sizes.heads * 64) + sizes.tokens * 4,
+)
+def amx(
+    operands: MlaDecodeOperands, out: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> Call:
+    """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with a
+    combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
+    o, kv = operands, operands.kv.view(-1, 1, WIDTH)
+    # As _compute_num_kv_splits of vllm/v1/attention/backends/mla/amx_mla.py of vLLM 0.32.
+    splits = splits_for(max(o.host_lengths), torch.get_num_threads())
+    partial = torch.zeros(*o.q.shape[:2], splits, LATENT + 1)
+    no_new_tokens = (None, None, None)
+    given = (o.q, kv, kv[..., :LATENT], out, *no_new_tokens, partial, *tables, o.scale)
+    return AMX.bind(*given, 0.0, False, 0, None, None)

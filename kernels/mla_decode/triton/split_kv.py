@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.layouts import MOST_UNITS
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
+from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
-WORTH_OF_HEAD = 4  # tokens of about as many bytes as a head's partial result, written and read again
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 
 PER_UNIT = (1, 2, 4, 8)
 MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
-
-WGMMA_ROWS = 64  # of sm_90's fast instruction; of sm_100's, 64 or 128
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,6 @@ class SplitKvConfig:
     warps: int = 4
     stages: int = 2
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
-
-    def blocks(self, heads: int) -> int:
-        return math.ceil(heads / self.heads)
-
-    def apart(self, target: Target) -> bool:
-        """Whether the scores are computed in a branch: see split_kv_jit."""
-        return target.kind == "cuda" and not self.swap and self.heads >= WGMMA_ROWS and self.warps > 4
 
 
 # Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
@@ -112,11 +102,6 @@ HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
     },
 }
 FEW = 32  # heads
-
-
-def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> SplitPlan:
-    programs = units * config.per_unit // config.blocks(heads)
-    return plan(tuple(lengths), config.tokens, max(1, programs), WORTH_OF_HEAD * config.heads)
 
 
 class SplitKv(SuiteTriton):
@@ -180,93 +165,62 @@ class SplitKv(SuiteTriton):
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)
         tiles = sum(math.ceil(length / config.tokens) for length in sizes.lengths())
-        return INTERPRETED_STEP_S * tiles * config.blocks(sizes.heads)
+        return INTERPRETED_STEP_S * tiles * math.ceil(sizes.heads / config.heads)
 
     def prepare_with(
         self, config: SplitKvConfig, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        plan = plan_for(config, target.units, operands.host_lengths, operands.q.shape[1])
-        return _SplitKv(operands, out, config, target, plan)
-
-
-def combine_columns(plan: SplitPlan) -> int:
-    """Columns of a program of the combine."""
-    return min(LATENT, COMBINE_VALUES // _power_of_2(plan.most))
-
-
-def _power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
-class _SplitKv(ConfiguredPrepared):
-    """The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
-    also make a plan once a step, for the attention of all layers. A call only reads the plan."""
-
-    def __init__(
-        self,
-        operands: MlaDecodeOperands,
-        out: torch.Tensor,
-        config: SplitKvConfig,
-        target: Target,
-        plan: SplitPlan,
-    ) -> None:
         import torch
         import triton.language as tl
 
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
 
-        super().__init__(operands, out)
-        heads, xcds = operands.q.shape[1], XCDS.get(target.kind, 1)
-        self.plan = plan
-        kv = self.bits(operands.kv)
-
-        def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
-            return torch.tensor(rows, dtype=torch.int32, device=out.device)
-
-        def buffer(*shape: int) -> torch.Tensor:
-            return torch.empty(plan.slots, *shape, dtype=torch.float32, device=out.device)
-
-        self.log_sums, self.partial = buffer(heads), buffer(heads, LATENT)
-        nothing = [(0, 0, 0, -1)] * (-len(plan.parts) % xcds)
-        self.split = split_kernel[((len(plan.parts) + len(nothing)) * config.blocks(heads),)]
-        self.split_arguments = (
-            operands.q,
+        prepared, o = ConfiguredPrepared(operands, out), operands
+        heads, xcds, kv = o.q.shape[1], XCDS.get(target.kind, 1), prepared.bits(o.kv)
+        blocks = math.ceil(heads / config.heads)
+        # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
+        # also make a plan once a step, for the attention of all layers. A call only reads the plan.
+        programs = max(1, target.units * config.per_unit // blocks)
+        split = plan(tuple(o.host_lengths), config.tokens, programs, WORTH_OF_HEAD * config.heads)
+        nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
+        parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
+        partial, log_sums = split.buffers(heads, out.device)
+        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64.
+        wide = config.heads >= 64 and config.warps > 4
+        apart = target.kind == "cuda" and wide and not config.swap  # see split_kv_jit
+        first = functools.partial(
+            split_kernel[(len(parts) * blocks,)],
+            o.q,
             kv,
-            operands.page_table,
-            table([*plan.parts, *nothing]),
-            self.partial,
-            self.log_sums,
-            self.written,
-        )
-        self.split_options = {
-            "table_width": operands.page_table.shape[1],
-            "score_scale": operands.scale * operands.kv_scale * math.log2(math.e),
-            "value_scale": operands.kv_scale,
-            "HEADS": heads,
-            "PAGE": operands.page,
-            "LATENT": LATENT,
-            "ROPE": ROPE,
-            "BLOCK_H": config.heads,
-            "BLOCK_N": config.tokens,
-            "SWAP": config.swap,
-            "APART": config.apart(target),
-            "RELOAD": config.reload,
-            "XCDS": xcds,
-            "PRODUCT": tl.float32 if self.interpreted else tl.bfloat16,
-            "FNUZ_BITS": kv.dtype == torch.uint8,
+            o.page_table,
+            parts,
+            partial,
+            log_sums,
+            prepared.written,
+            table_width=o.page_table.shape[1],
+            score_scale=o.scale * o.kv_scale * math.log2(math.e),
+            value_scale=o.kv_scale,
+            HEADS=heads,
+            PAGE=o.page,
+            LATENT=LATENT,
+            ROPE=ROPE,
+            BLOCK_H=config.heads,
+            BLOCK_N=config.tokens,
+            SWAP=config.swap,
+            APART=apart,
+            RELOAD=config.reload,
+            XCDS=xcds,
+            PRODUCT=tl.float32 if prepared.interpreted else tl.bfloat16,
+            FNUZ_BITS=kv.dtype == torch.uint8,
             **options(config.warps, config.stages, config.instruction),
-        }
-        columns = combine_columns(plan)
-        self.combine = combine_kernel[(len(plan.split) * heads, LATENT // columns)]
-        self.combine_arguments = (self.partial, self.log_sums, table(plan.split), self.written)
-        self.combine_options = {
-            "HEADS": heads,
-            "LATENT": LATENT,
-            "MOST": _power_of_2(plan.most),
-            "BLOCK_D": columns,
-        }
-
-    def launch(self) -> None:
-        self.split(*self.split_arguments, **self.split_options)
-        if self.plan.split:
-            self.combine(*self.combine_arguments, **self.combine_options)
+        )
+        prepared.launches = [first]
+        if split.split:
+            most = 1 << (split.most - 1).bit_length()  # of its slots, rounded up to a power of two
+            columns = min(LATENT, COMBINE_VALUES // most)
+            kernel = combine_kernel[(len(split.split) * heads, LATENT // columns)]
+            rows = torch.tensor(split.split, dtype=torch.int32, device=out.device)
+            constants = {"HEADS": heads, "LATENT": LATENT, "MOST": most, "BLOCK_D": columns}
+            second = functools.partial(kernel, partial, log_sums, rows, prepared.written, **constants)
+            prepared.launches.append(second)
+        return prepared

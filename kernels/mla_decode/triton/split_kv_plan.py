@@ -7,6 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernels.lazy import torch
+from kernels.mla_decode.operands import LATENT
+
+WORTH_OF_HEAD = 4  # tokens of about as many bytes as a head's partial result, written and read again
 WORTH = 1.25  # a second pass pays where the longest sequence is so much longer than a part
 
 
@@ -17,6 +21,12 @@ class SplitPlan:
 
     split: tuple[tuple[int, int, int], ...]
     """(sequence, first slot, number of slots) of each sequence that is split."""
+
+    def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for what parts find, at least one slot, fp32: values [slots, heads, 512] and log-sums [slots,
+        heads]."""
+        log_sums = torch.empty(max(1, self.slots), heads, dtype=torch.float32, device=device)
+        return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
 
     @property
     def slots(self) -> int:

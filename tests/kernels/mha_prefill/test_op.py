@@ -10,10 +10,10 @@ import torch
 import kernels
 from harness.paths import ROOT
 from harness.workers.child.judge import judge
+from kernels.attention import edges
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
-from kernels.mha_prefill.reference import _edges, sampled_rows
-from kernels.mha_prefill.sizes import VALUE, WIDTH
+from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, Sequence, beyond
+from kernels.mha_prefill.problem import TILES, sampled_rows
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -142,9 +142,9 @@ def test_the_reference_is_what_plain_loops_give(dtype):
 def test_a_sample_has_the_ends_and_grows_by_the_flops_it_may_take():
     sequences = made("batch=5 new=70..200 prefix=0..90 heads=2").sequences
     ends = {row for s in sequences for row in (s.queries.start, s.queries.stop - 1)}
-    edges = {s.queries.start + row for s in sequences for row in (63, 64)}
-    assert ends | edges <= set(sampled_rows(sequences, 2, 2e8))
-    assert {*_edges(256)} == {0, 63, 64, 127, 128, 191, 192, 255}
+    at_edges = {s.queries.start + row for s in sequences for row in (63, 64)}
+    assert ends | at_edges <= set(sampled_rows(sequences, 2, 2e8))
+    assert edges(256, *TILES) == [0, 63, 64, 127, 128, 191, 192, 255]
     counts = [len(sampled_rows(sequences, 2, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
     assert counts == sorted(set(counts)) and counts[0] == 1
 

@@ -67,7 +67,8 @@ def interpret(text: str, arch: str, config: FlashConfig) -> list[str]:
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
     prepared = IMPLEMENTATION.prepare_with(config, ON[arch], operands, out)
-    poisoned = [out, prepared.written, *([prepared.turn.turned] if prepared.turn else [])]
+    turned = [launch.args[1] for launch in prepared.launches[:-1]]
+    poisoned = [out, prepared.written, *turned]
     return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned, fp8=False) + alone(prepared, operands)
 
 
@@ -97,7 +98,9 @@ def test_another_gpus_fp8_is_refused() -> None:
 @pytest.mark.parametrize("fp8", FORMATS)
 def test_the_largest_weight_uses_the_formats_range(fp8: str) -> None:
     target = ON["gfx942" if fp8 == "e4m3fnuz" else "sm_90"]
-    largest = 2.0 ** on_no_device(f"batch=1 new=1 dtype=fp8 fp8={fp8}", target).options["HEADROOM"]
+    largest = (
+        2.0 ** on_no_device(f"batch=1 new=1 dtype=fp8 fp8={fp8}", target).launches[-1].keywords["HEADROOM"]
+    )
     assert FORMATS[fp8].max / 2 < largest < FORMATS[fp8].max
 
 

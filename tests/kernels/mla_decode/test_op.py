@@ -10,10 +10,9 @@ import torch
 
 import kernels
 from harness.workers.child.judge import judge
-from kernels.mla_decode.generate import _landmarks
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.reference import through_scores
-from kernels.mla_decode.sizes import LATENT, WIDTH
+from kernels.attention import edges
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
+from kernels.mla_decode.problem import through_scores
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -89,7 +88,7 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
         for to in (0, 1)
     ]
     assert loudest[0] > 2 * loudest[1], "no head is peaked"
-    assert _landmarks(64, 16, True) == [0, 15, 16, 31, 32, 47, 48, 63]
+    assert edges(64, 16) == [15, 16, 31, 32, 47, 48]
     middle = scores(o, 0, cached(o, o.token_slots(0))).median(-1).values
     assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
 

@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from kernels.formats import FORMATS
-from kernels.mla_decode.sizes import MlaDecodeSizes
+from kernels.mla_decode.operands import MlaDecodeSizes
 from kernels.mla_decode.triton import split_kv as provider
 from kernels.operands import Seeds
 from kernels.tuning import Target
@@ -68,7 +68,8 @@ def interpret(text: str, kind: str, units: int, words: dict[str, Any]) -> list[s
     operands, out = OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu")
     implementation = IMPLEMENTATION.configured(words) if words else IMPLEMENTATION
     prepared = implementation.prepare_for(Target(kind, kind, units), operands, out)
-    poisoned, extreme = (out, prepared.partial, prepared.log_sums), largest if sizes.kv == "fp8" else None
+    partial, log_sums = prepared.launches[0].args[4:6]
+    poisoned, extreme = (out, partial, log_sums), largest if sizes.kv == "fp8" else None
     return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned, extreme, fp8=False)
 
 

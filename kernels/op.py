@@ -6,17 +6,18 @@ functions, so that `list` works on a machine that has none of them.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.formats import native, native_scales
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
-from kernels.sizes import read_sizes
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
@@ -165,20 +166,8 @@ Call = Callable[[], object]
 
 
 class Prepared:
-    """A call that is bound to operands and an output, and can be made again and again.
-
-    It is constructed with the call and with whatever differs from the defaults below:
-
-    call:   writes `out`; where the library allocates its own output (`out` is None), returns it
-    inputs: where the call reads each live operand, as views of its canonical shape with any strides.
-            Default: the canonical tensors themselves
-    after_load: completes what `load` does after it copied new live operands into `inputs`
-    result: the output in the op's canonical layout, as a tensor or as a function of what the call returned.
-            Default: `out`, or what the call returned
-    picked: says which kernel the library chose, for the record
-
-    A subclass may define `call` and these methods instead.
-    """
+    """A call that is bound to operands and an output, and can be made again and again. A subclass may define
+    `call` and the other methods; else they are given as functions."""
 
     def __init__(
         self,
@@ -191,6 +180,15 @@ class Prepared:
         result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
         picked: Callable[[], str] | None = None,
     ) -> None:
+        """
+        call:   writes `out`; where the library allocates its own output (`out` is None), returns it
+        inputs: where the call reads each live operand, as views of its canonical shape with any strides.
+                Default: the canonical tensors themselves
+        after_load: completes what `load` does after it copied new live operands into `inputs`
+        result: the output in the op's canonical layout, as a tensor or as a function of what the call
+                returned. Default: `out`, or what the call returned
+        picked: says which kernel the library chose, for the record
+        """
         if call is None and type(self).call is Prepared.call:
             raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
         self.operands = operands
@@ -205,22 +203,17 @@ class Prepared:
         self._called = False
 
     def call(self) -> None:
-        """Timed: compute the op once, from whatever the operands hold now."""
+        """Timed: compute the op once, from whatever the operands hold now. Raises TypeError where the first
+        call returned its output and left `out` as it was poisoned."""
         assert self._call is not None
         returned = self._call()
         if self.out is None:
             self._returned = returned
         elif not self._called:
             self._called = True
-            self._check_written(returned)
-
-    def _check_written(self, returned: Any) -> None:
-        """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
-        out = self.out
-        if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
-            return
-        if returned.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() and out.isnan().all():
-            raise TypeError("the call returned its output and did not write `out`: see `allocates`")
+            is_output = isinstance(returned, torch.Tensor) and returned.shape == self.out.shape
+            if is_output and returned.data_ptr() != self.out.data_ptr() and self.out.isnan().all():
+                raise TypeError("the call returned its output and did not write `out`: see `allocates`")
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""
@@ -431,22 +424,20 @@ def implementation(
         except TypeError:
             raise TypeError(f"{source} has to take ({', '.join(taken)})") from None
 
-        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
-            given = function(operands, out) if stationary is None else function(operands, out, made)
-            bound = as_prepared(given, source, operands, out)
+        def prepared(operands: Operands, out: torch.Tensor | None, *made: object) -> Prepared:
+            bound = as_prepared(function(operands, out, *made), source, operands, out)
             bound.stationary = made
             return bound
 
         def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
-            return prepared(operands, out, None if stationary is None else stationary(operands))
+            return prepared(operands, out, *([] if stationary is None else [stationary(operands)]))
 
         def prepare_turn(
             self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
         ) -> Prepared:
-            shares = first is not None and operands.same_stationary(first.operands)
-            if first is None or not shares or type(self).prepare is not prepare:  # that of a subclass
+            if first is None or not operands.same_stationary(first.operands):
                 return self.prepare(operands, out)
-            return prepared(operands, out, first.stationary)
+            return prepared(operands, out, *first.stationary)
 
         members = {member: _member(base, member, value) for member, value in said.items()}
         members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
@@ -490,6 +481,11 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
     return method
 
 
+@functools.cache
+def _kinds(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
+    return typing.get_type_hints(sizes)
+
+
 class Op(ABC):
     """What is computed: its sizes, operands, reference, work and tolerance."""
 
@@ -518,8 +514,22 @@ class Op(ABC):
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers; raises ValueError with one clear line."""
-        return read_sizes(self.name, self.Sizes, given)
+        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
+        unknown or missing."""
+        kinds = _kinds(self.Sizes)
+        names = ", ".join(kinds)
+        values: dict[str, Size] = {}
+        for name, value in given.items():
+            if name not in kinds:
+                raise ValueError(f"unknown size {name!r} for {self.name}; sizes: {names}")
+            try:
+                values[name] = kinds[name](value)
+            except ValueError:
+                raise ValueError(f"size {name}={value!r} of {self.name} is not a whole number") from None
+        missing = [f.name for f in fields(self.Sizes) if f.name not in values and f.default is MISSING]
+        if missing:
+            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {names}")
+        return self.Sizes(**values)
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """The case of these sizes in canonical form, defaults filled in."""

@@ -18,14 +18,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import REQUIREMENTS, Implementation, Prepared, Unsupported
+from kernels.op import ANSWERS, REQUIREMENTS, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
-from kernels.platform import Platform
-from kernels.support import Support, as_support
+from kernels.support import as_support
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
 
 FACTS = (
     "name", "requires", "op", "library", "runtime", "boundaries", "activations", "truncates", "allocates",
@@ -57,7 +55,8 @@ class PluginProcess:
         self.connection = Connection(ours.detach())
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
-        """What a method of an implementation returns; the facts of all implementations for `list`."""
+        """What a method of an implementation returns; the facts of all implementations for `list`. Raises
+        `failure`."""
         with self.asking:  # several threads ask
             try:
                 self.connection.send((method, op, name, arguments))
@@ -70,55 +69,22 @@ class PluginProcess:
             raise self.failure(error)
         return value
 
-    def implementations(self) -> list[PluginImplementation]:
-        return [PluginImplementation(self, facts) for facts in self.ask("list")]
-
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself. Only a worker can prepare it."""
+    """What a plug-in's implementation says of itself. Only a worker can prepare it. Its methods of REQUIREMENTS
+    and ANSWERS ask the plug-in's process."""
 
     name = "plugin"
     requires = ""
+    version = ""
 
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
-        self.process = process
         self.plugin = str(process.path)
-        self.facts = facts
         for fact in FACTS:
-            if fact != "version":
-                setattr(self, fact, facts[fact])
-
-    @property
-    def version(self) -> str:
-        return str(self.facts["version"])
-
-    def _ask(self, method: str, argument: object) -> Any:
-        return self.process.ask(method, self.op, self.name, argument)
-
-    def available(self, platform: Platform) -> Support:
-        return Support(*self._ask("available", platform))
-
-    def fits(self, sizes: DataclassInstance) -> Support:
-        return Support(*self._ask("fits", sizes))
-
-    @functools.cache  # noqa: B019 - as long as the process
-    def interpreted(self, platform: Platform) -> bool:
-        return bool(self._ask("interpreted", platform))
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return dict(self._ask("environment", platform))
-
-    def interpreted_s(self, sizes: DataclassInstance) -> float:
-        return float(self._ask("interpreted_s", sizes))
-
-    def layout(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("layout", sizes))
-
-    def workspace(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("workspace", sizes))
-
-    def scratch(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("scratch", sizes))
+            setattr(self, fact, facts[fact])
+        for method in (*REQUIREMENTS, *ANSWERS):
+            if method != "supports":  # it asks the others
+                setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
@@ -144,8 +110,7 @@ def main() -> None:
                 implementation = known[op, name]
                 value = getattr(implementation, method)(*arguments)
                 if method in REQUIREMENTS:
-                    support = as_support(value, f"{type(implementation).__name__}.{method}()")
-                    value = support.ok, support.reason
+                    value = as_support(value, f"{type(implementation).__name__}.{method}()")
         except Exception as caught:
             error = " ".join(str(caught).split()) or type(caught).__name__
         connection.send((value, error))

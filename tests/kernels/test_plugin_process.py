@@ -5,7 +5,7 @@ import pytest
 import kernels
 from kernels.op import Implementation
 from kernels.platform import Platform
-from kernels.plugin_process import PluginProcess
+from kernels.plugin_process import PluginImplementation, PluginProcess
 
 PLUGIN = """
 from kernels.op import Implementation
@@ -53,7 +53,8 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     (path := tmp_path / "mine.py").write_text(PLUGIN)
     process = PluginProcess(path, kernels.PluginError)
-    (here, _), (there, silent) = kernels.implementations_of(path), process.implementations()
+    (here, _), (there, silent) = kernels.implementations_of(path), process.ask("list")
+    there, silent = (PluginImplementation(process, facts) for facts in (there, silent))
     facts = Implementation.__annotations__.keys() - {"per_size"}  # which no plug-in's row is asked for
     assert all(getattr(here, fact) != getattr(Implementation, fact, None) for fact in facts)
     assert all(getattr(there, fact) == getattr(here, fact) for fact in {*facts, "version"})

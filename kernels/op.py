@@ -212,7 +212,7 @@ class Prepared:
         elif not self._called:
             self._called = True
             is_output = isinstance(returned, torch.Tensor) and returned.shape == self.out.shape
-            if is_output and returned.data_ptr() != self.out.data_ptr() and self.out.isnan().all():
+            if is_output and returned is not self.out and self.out.isnan().all():
                 raise TypeError("the call returned its output and did not write `out`: see `allocates`")
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
@@ -424,20 +424,21 @@ def implementation(
         except TypeError:
             raise TypeError(f"{source} has to take ({', '.join(taken)})") from None
 
-        def prepared(operands: Operands, out: torch.Tensor | None, *made: object) -> Prepared:
-            bound = as_prepared(function(operands, out, *made), source, operands, out)
+        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
+            given = function(operands, out) if stationary is None else function(operands, out, made)
+            bound = as_prepared(given, source, operands, out)
             bound.stationary = made
             return bound
 
         def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
-            return prepared(operands, out, *([] if stationary is None else [stationary(operands)]))
+            return prepared(operands, out, None if stationary is None else stationary(operands))
 
         def prepare_turn(
             self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
         ) -> Prepared:
             if first is None or not operands.same_stationary(first.operands):
                 return self.prepare(operands, out)
-            return prepared(operands, out, *first.stationary)
+            return prepared(operands, out, first.stationary)
 
         members = {member: _member(base, member, value) for member, value in said.items()}
         members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}

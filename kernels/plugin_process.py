@@ -71,8 +71,8 @@ class PluginProcess:
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself. Only a worker can prepare it. Its methods of REQUIREMENTS
-    and ANSWERS ask the plug-in's process."""
+    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and ANSWERS ask
+    its process. Only a worker can prepare it.."""
 
     name = "plugin"
     requires = ""

@@ -81,21 +81,23 @@ class Vendor(Implementation):
             self.recent(platform),
         )
 
-    def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries, where they are known, have what this row takes."""
-        if not platform.here:
-            return Support(True)
-        own = at_least(self.library or self.provider, self.since, self.version)
-        return Support.all_of(own, *(at_least(n, v, version(n) or "") for n, v in self.others_since.items()))
-
-    def first_version(self, library: str) -> str:
-        """The first version of a library that has what this row takes; empty: any."""
-        return (
-            self.since if library == (self.library or self.provider) else self.others_since.get(library, "")
-        )
-
     def installed(self, platform: Platform) -> Support:
         return platform.library(self.library or self.provider, install=self.install)
+
+    @property
+    def first_versions(self) -> dict[str, str]:
+        """Library -> its first version that has what this row takes; empty: any."""
+        return {self.library or self.provider: self.since, **self.others_since}
+
+    def recent(self, platform: Platform) -> Support:
+        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
+        version that cannot be read counts as later."""
+        reasons = (
+            f"needs {library} {first} or later; this is {version(library)}"
+            for library, first in self.first_versions.items()
+            if platform.here and is_older(version(library) or "", first)
+        )
+        return Support.all_of(*(Support(False, reason) for reason in reasons))
 
     def supports(self, case: Case, platform: Platform) -> Support:
         wanted = native(platform.arch)
@@ -109,11 +111,6 @@ class Vendor(Implementation):
                 if defect.refuse
             ),
         )
-
-
-def at_least(library: str, first: str, installed: str) -> Support:
-    """Whether the installed version is that or later; a version that cannot be read counts as later."""
-    return need(not is_older(installed, first), f"needs {library} {first} or later; this is {installed}")
 
 
 def is_older(version: str, first: str) -> bool:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 import kernels
 from harness.errors import UsageError, one_line
-from kernels.binding import Operator, Symbol, Taken
+from kernels.binding import Function, Operator, Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
 from kernels.platform import distribution_names, version
@@ -94,7 +94,7 @@ def bindings(releases: Sequence[Release]) -> list[RowBinding]:
     for release in releases:
         for library, pinned in release.pins.items():
             for row, names in using.items():
-                first = row.first_version(library)
+                first = row.first_versions.get(library, "")
                 if library in names - given and is_older(pinned, first):
                     reason = f"needs {first} or later; {release.library} pins {pinned}"
                     found.append(_row_binding(row, library, pinned, OLDER, reason))
@@ -146,13 +146,13 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             unknown.append(alternatives[0].places[0])
         elif complaint:
             complaints[complaint] = None
-        elif symbol and symbol.is_told(signature):
+        elif symbol and (signature or not isinstance(symbol, Function)):
             known += 1
             without |= symbol.lacks(signature)
         else:
             unknown.append(alternatives[0].places[0])
             is_silent |= isinstance(symbol, Operator)  # the kernel itself
-    first = row.first_version(release.library)
+    first = row.first_versions.get(release.library, "")
     status, reason = BINDS, ""
     if is_older(release.version, first):
         status, reason = OLDER, f"needs {first} or later"
@@ -181,7 +181,7 @@ def _first(
     for symbol in alternatives:
         when = f"{symbol.when}: " if symbol.when else ""
         try:
-            _, signature = symbol.signature_in(source)
+            signature = symbol.signature_in(source)
         except NotThere as error:
             missing = missing or f"{when}{error}"
             continue

@@ -88,8 +88,14 @@ def quantise_activations(
     Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
     scales [..., ceil(K/128)] in fp32. Raises ValueError for unknown scales.
     """
+    import torch
+
     scale = block_scale(_amax(x), fmt, scales)
-    return _divide(x, scale).to(fmt.dtype), scale
+    copy = x.to(torch.float32, copy=True)
+    # No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
+    # than half a step above max rounds to max.
+    quotient = _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
+    return quotient.to(fmt.dtype), scale
 
 
 def dequantise_activations(
@@ -110,7 +116,8 @@ def dequantise_weights(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """As dequantise_activations, for q [..., N, K] FP8 and scale [..., ceil(N/128), ceil(K/128)] fp32."""
-    return dequantise_activations(q, _every_row(scale, q.shape[-2]), dtype)
+    of_rows = scale.repeat_interleave(BLOCK, dim=-2)[..., : q.shape[-2], :]
+    return dequantise_activations(q, of_rows, dtype)
 
 
 def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0") -> torch.Tensor:
@@ -159,23 +166,6 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
     # Two passes over x, but no copy of it, which abs() would make.
     blocks = _blocks(x)
     return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
-
-
-def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns x [..., K] / scale [..., ceil(K/128)] in fp32.
-
-    No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
-    than half a step above max rounds to max.
-    """
-    import torch
-
-    copy = x.to(torch.float32, copy=True)
-    return _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
-
-
-def _every_row(scale: torch.Tensor, n: int) -> torch.Tensor:
-    """Repeats scales of 128x128 blocks for each row: [..., N, ceil(K/128)]."""
-    return scale.repeat_interleave(BLOCK, dim=-2)[..., :n, :]
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:

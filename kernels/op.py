@@ -30,7 +30,7 @@ BOUNDARIES = ("core", "with_quant", "with_routing")
 """What a timed call covers, from the narrowest to the widest. Each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
-"""The suite's own kernel between a boundary and the next narrower one."""
+"""What the suite's own kernel does between a boundary and the next narrower one."""
 
 INTERPRETED_S = 1.0
 """Seconds that one interpreted call may take: it is checked and never timed."""
@@ -58,11 +58,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right output may be from the reference, in units of `Reference.sigma`.
-
-    `sigma` is the error that rounding alone explains, element by element (each reference.py derives it), so
-    the limits are the same for flat and peaked, small and large inputs.
-    """
+    """How far a right output may be from the reference, in units of `Reference.sigma`, which is the error
+    that rounding alone explains (each reference.py derives it)."""
 
     row: float
     """Root mean square over one row of the output's last dimension, or over each segment of it."""
@@ -71,16 +68,16 @@ class Tolerance:
     """The largest single element."""
 
     segment: int | None = None
-    """Elements of a row that are judged together; None: all. It is the smallest unit that one thread block
-    writes, so that an error in one block is not diluted by its neighbours."""
+    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
+    is not diluted by its neighbours; None: all."""
 
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
-    or truncate. Their sigma is so wide that it would hide a common factor."""
+    or truncate: their sigma is so wide that it would hide a common factor."""
 
     bias_bf16: float = 0.006
-    """The same for all other calls. Rounding to nearest makes an output no larger or smaller; each truncation
-    to bf16, of the weights or of the output, makes it 0.28 percent smaller."""
+    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
+    nearest does not."""
 
     noise: float | None = None
     """Root mean square over the whole output, for calls that round to FP8; None: not judged. sigma is the
@@ -110,8 +107,8 @@ class Reference:
 
 LEAST_SIGMA = 2.0**-63
 """The least sigma of attention, in units of the largest value: its square is fp32's smallest normal number.
-Where a value of 0 has all the weight, only weights that underflow remain, and those differ: some exponentials
-end at 2^-126 where others give 0."""
+Where a value of 0 has all the weight, only weights that underflow remain, and some exponentials end at 2^-126
+where others give 0."""
 
 GOLDEN = 0.5 * (5**0.5 - 1)
 
@@ -124,7 +121,7 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference: 16384 rows of 7168. The host's memory has to hold several references with
+"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
 their sigmas, 1 to 3 GiB each."""
 
 
@@ -249,8 +246,8 @@ class Prepared:
 
 
 def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """What a function that prepares returned: a Prepared, or the call alone. Raises TypeError for anything
-    else; source: the function, for that message."""
+    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
+    else, which names the function as `source`."""
     if isinstance(given, Prepared):
         return given
     if callable(given):
@@ -262,8 +259,8 @@ def as_prepared(given: object, source: str, operands: Operands, out: torch.Tenso
 
 
 class Implementation:
-    """One way to compute an op. `implementation` below declares one by a function; a subclass in a module of
-    the op does as well."""
+    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
+    declares."""
 
     # `provider.variant`
     name: ClassVar[str]
@@ -281,20 +278,19 @@ class Implementation:
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # What its own call rounds bf16 activations to before products: bf16, or fp8.
     activations: ClassVar[str] = "bf16"
-    # Its call rounds to bf16 toward zero, as its library is built to (see its docstring): its limits are
-    # those of an error twice as large.
+    # Its call rounds to bf16 toward zero, so that its limits are those of an error twice as large.
     truncates: ClassVar[bool] = False
     # The library allocates its own output: `out` is then None, and never poisoned.
     allocates: ClassVar[bool] = False
     # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
-    # Implementations of a runtime that name the same one share a single layout of the same stationary
-    # operands, for the memory plan.
+    # For the memory plan: implementations of a runtime that name the same one share a single layout of the
+    # same stationary operands.
     shared_layout: ClassVar[str] = ""
-    # Sets with the same stationary operands share all that was made of those, so that preparing a call on
-    # other live operands costs next to nothing: a serving engine can call it.
+    # Sets share all that was made of the same stationary operands: preparing a call on other live operands
+    # costs next to nothing, so that a serving engine can call it.
     rebinds: ClassVar[bool] = False
-    # A compiler writes another program for each size, so that one at another size says nothing of it.
+    # A compiler writes another program for each size: the answers at one size say nothing of another.
     per_size: ClassVar[bool] = False
 
     @property
@@ -309,8 +305,8 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all. Nothing is imported. By default it needs
-        torch alone."""
+        """Whether this platform and its libraries can run it at all; by default whether torch is here.
+        Nothing is imported."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -376,13 +372,13 @@ class Implementation:
         """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. Raises Unsupported. A row's own
-        `prepare` names the operands of its op, and None for `out` where its library allocates the output."""
+        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
+        allocates the output. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further one of the sets that calls rotate over; `first` was prepared on the first set,
-        and its layouts of the same stationary operands may be shared."""
+        """Prepares a further one of the sets that calls rotate over. It may share the layouts that `first`,
+        which was prepared on the first set, made of the same stationary operands."""
         return self.prepare(operands, out)
 
 
@@ -497,7 +493,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
-    # The implementation that stands for a serving engine's own on a GPU, where a whole rank is replayed;
+    # Where a whole rank is replayed on a GPU: the implementation that stands for a serving engine's own;
     # empty: the baseline.
     engine_like: ClassVar[str] = ""
     # Its operands have lengths of sequences (see Seeds).
@@ -510,8 +506,8 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that says whether operands are FP8: only then a case says the format, and a bf16 case is the
-    # same on all architectures. Empty: operands are always FP8, or never.
+    # The size that says whether operands are FP8, as only then a case says the format. Empty: operands are
+    # always FP8, or never.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
@@ -560,12 +556,11 @@ class Op(ABC):
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
-        """Those of the widest boundary without values, for their shapes and dtypes: on torch's meta device
-        they take no memory."""
+        """Those of the widest boundary without values. On torch's meta device they take no memory."""
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
-        that reads `operands` and writes the narrower boundary's live operands into these views."""
+        """The suite's own kernel between `operands.boundary` and the next narrower one: a call that reads
+        `operands` and writes the narrower boundary's live operands into these views."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
@@ -585,12 +580,10 @@ class Op(ABC):
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
-        samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see `spread`): a
-        kernel that does not know it cannot tell which rows are compared."""
+        samples rows above `max_flops` and MOST_ELEMENTS. offset: of the sample, in [0, 1) (see `spread`)."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes that `reference` holds at most beside the operands, for the memory plan: by default three
-        results in fp64."""
+        """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""
         return 3 * 8 * self.output_bytes(sizes) // 2
 
     @abstractmethod
@@ -601,17 +594,16 @@ class Op(ABC):
 
     @abstractmethod
     def operand_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes of one full set of operands, of the boundary with the most, for the memory plan."""
+        """Bytes of one full set of operands, of the boundary with the most."""
 
     def narrowed_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes that `Operands.narrowed` allocates for each set where a call is composed, unless they are
-        counted with the operands."""
+        """Bytes that `Operands.narrowed` allocates for each set beside those of the operands."""
         return 0
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls, each on the next set, read from memory at least, each byte once: for the
-        cache policy. 0 if nothing is streamed."""
+        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
+        nothing is streamed. The cache policy uses it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""

@@ -1,5 +1,4 @@
-"""Configurations of engines' Triton kernels: those that the engines' own tuners try, and those that an engine
-uses now.
+"""Configurations of engines' Triton kernels: those that engines' own tuners try, and those in use.
 
 The spaces are those of vLLM's benchmarks/kernels/benchmark_moe.py and benchmark_w8a8_block_fp8.py, and of
 SGLang's tuning_fused_moe_triton.py and tuning_block_wise_kernel.py. Tiles whose K exceeds a block of scales
@@ -70,9 +69,8 @@ class EngineTable:
     origin: str
     """Where that configuration comes from."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """The files that the engine looks for, by the names below its folder, the main one first. Each has the
-    configurations that the engine uses now, of its table or by default, at the M of LADDER and of the
-    table."""
+    """The files that the engine looks for, by the names below its folder, the main one first, with what the
+    engine uses now, of its table or by default, at the M of LADDER and of the table."""
 
 
 def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) -> EngineTable:
@@ -82,15 +80,15 @@ def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) 
     own:   the M of the engine's table; None where it has no table
     files: the files that the engine looks for, the main one first
     """
+
+    def stored(entry: EngineEntry) -> EngineEntry:
+        # SGLang's launches add a SPLIT_K of 1, which no table has.
+        return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
+
     ms = sorted({*LADDER, *(own or ())})
-    taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
+    taken = {name: {each: stored(take(each)) for each in ms} for name, take in files.items()}
     now = next(iter(files.values()))(m)
-    return EngineTable(_stored(now), origin_of(own, m), taken)
-
-
-def _stored(entry: EngineEntry) -> EngineEntry:
-    """The entry as tables have it. SGLang's launches add a SPLIT_K of 1, which no table has."""
-    return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
+    return EngineTable(stored(now), origin_of(own, m), taken)
 
 
 def nearest_of(own: Iterable[int], m: int) -> int:
@@ -148,8 +146,8 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced; the
-    suite's stored choices are not used. What wins is written as tables of the engine."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. What
+    wins a race is written as tables of the engine."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None
@@ -160,8 +158,7 @@ class EngineTuned(Tunable):
     """Tells the user how to make the engine read a file that was written."""
 
     def prepared(self, operands: Operands, call: Call) -> Prepared:
-        """A call of the engine's kernel, which allocates its output, with the forced configuration or the
-        engine's own."""
+        """A call of the engine's kernel, which allocates its output."""
         overridden = self.tables.overridden(self.forced)
 
         def configured() -> object:

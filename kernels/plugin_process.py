@@ -25,10 +25,7 @@ from kernels.support import as_support
 if TYPE_CHECKING:
     import torch
 
-FACTS = (
-    "name", "requires", "op", "library", "runtime", "boundaries", "activations", "truncates", "allocates",
-    "captures", "shared_layout", "rebinds", "version",
-)  # fmt: skip
+FACTS = (*Implementation.__annotations__, "version")
 """The attributes of an implementation that are read when the plug-in is imported."""
 
 
@@ -79,7 +76,6 @@ class PluginImplementation(Implementation):
     version = ""
 
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
-        self.plugin = str(process.path)
         for fact in FACTS:
             setattr(self, fact, facts[fact])
         for method in (*REQUIREMENTS, *ANSWERS):

@@ -16,7 +16,7 @@ from lies_beside import TOKENS
 class Mine(Implementation):
     name, op, requires, library, runtime = "mine.row", "fused_moe", "a test", "pytest", "here"
     boundaries, activations, shared_layout = ("with_quant", "with_routing"), "fp8", "rows"
-    truncates, allocates, captures, rebinds = True, True, False, True
+    truncates, allocates, captures, rebinds, per_size = True, True, False, True, True
 
     def available(self, platform):
         return Support(platform.here, f"{platform.arch} {sorted(platform.features)}")
@@ -55,7 +55,7 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
     process = PluginProcess(path, kernels.PluginError)
     (here, _), (there, silent) = kernels.implementations_of(path), process.ask("list")
     there, silent = (PluginImplementation(process, facts) for facts in (there, silent))
-    facts = Implementation.__annotations__.keys() - {"per_size"}  # which no plug-in's row is asked for
+    facts = Implementation.__annotations__.keys()
     assert all(getattr(here, fact) != getattr(Implementation, fact, None) for fact in facts)
     assert all(getattr(there, fact) == getattr(here, fact) for fact in {*facts, "version"})
     places = Platform("cpu", "x86", features=frozenset({"a", "b"})), Platform("rocm", "any", here=False)

@@ -1,7 +1,7 @@
-"""Binds rows to libraries whose interfaces change from version to version. The installed version decides.
+"""Binds rows to the installed versions of libraries, whose interfaces change.
 
-A row declares the names and arguments that it uses as symbols. So these can be checked against the source of
-any version, without a device. An error is one line that names the library's version.
+A row declares the names and arguments that it uses as symbols, so that these can be checked against the
+source of any version, without a device.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ VendorFunction = Callable[..., Any]
 
 
 class BindingError(Exception):
-    """The installed library does not take what a row gives it, because its interface has changed. This is an
-    error of the row: nothing is missing on the machine."""
+    """The interface of the installed library is another one than the row's. One line that names the version.
+    It is an error of the row: nothing is missing on the machine."""
 
 
 class Symbol:
@@ -232,7 +232,7 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line. torch says `Could not load this library`, and only the cause names
+    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
     the undefined symbol."""
     reasons = []
     while error is not None:

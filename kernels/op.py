@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import typing
 from abc import ABC, abstractmethod
@@ -134,17 +135,13 @@ def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
 ) -> list[int] | None:
     """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
-    least one. None where all of them do. flops: of a row, called once for each in this order; width: elements
-    of a row."""
-    rows: list[int] = []
-    spent = 0.0
-    order = dict.fromkeys(order)
-    for row in order:
-        spent += flops(row)
-        if rows and (spent > max_flops or (len(rows) + 1) * width > MOST_ELEMENTS):
-            break
-        rows.append(row)
-    return sorted(rows) if len(rows) < len(order) else None
+    least one. None where that is all of them. flops: of a row, called in this order; width: elements of a
+    row."""
+    rows = list(dict.fromkeys(order))
+    spent = itertools.accumulate(map(flops, rows))
+    paid = sum(1 for _ in itertools.takewhile(lambda total: total <= max_flops, spent))
+    kept = rows[: max(1, min(paid, rows_kept(len(rows), width)))]
+    return sorted(kept) if len(kept) < len(rows) else None
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class TritonImplementation(Implementation):
 
 
 class ConfiguredPrepared(Prepared):
-    """A call of the suite's Triton kernels with a configuration, which the record names. A subclass prepares
-    the launches in its constructor, and makes them in `launch`."""
+    """A call of the suite's Triton kernels with a configuration. A subclass prepares the launches in its
+    constructor."""
 
     choice: Choice
 
@@ -102,8 +102,8 @@ class ConfiguredPrepared(Prepared):
         """What the kernels write: `out`, or what is rounded to it."""
 
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
-        """The tensor itself. In the interpreter an fp32 tensor like it: the interpreter truncates to a
-        narrow dtype where it should round, so kernels write fp32 there, and torch rounds."""
+        """The tensor itself. In the interpreter, which truncates to a narrow dtype where it should round, an
+        fp32 tensor like it."""
         import torch
 
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow

@@ -43,7 +43,7 @@ READ_TO: Mapping[str, tuple[str, ...]] = {
     "tokenspeed_mla": ("2.0.4",),
     "vllm": ("0.33.0",),
 }
-"""The newest release of each library that the rows were written against, for each of its lines of versions."""
+"""The newest release of each line of a library's versions that the rows were written against."""
 
 
 class Vendor(Implementation):

@@ -29,15 +29,12 @@ from types import ModuleType
 
 from kernels import namesake
 from kernels.op import OPS, Implementation
+from kernels.plugin_process import PluginError as PluginError
 from kernels.plugin_process import PluginImplementation, PluginProcess
 from shapes import suites
 
 _HERE = Path(__file__).parent
 PLUGINS = "KERNEL_BENCH_PLUGINS"
-
-
-class PluginError(Exception):
-    """A plugin that cannot be used; one line for its author."""
 
 
 @functools.cache
@@ -90,7 +87,7 @@ def import_plugins() -> None:
 def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]:
     if importing:
         return implementations_of(path)
-    process = PluginProcess(path, PluginError)
+    process = PluginProcess(path)
     return [PluginImplementation(process, facts) for facts in process.ask("list")]
 
 

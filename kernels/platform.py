@@ -443,7 +443,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _memory_groups(root: Path) -> list[Path]:
-    """The folders of this process's control group for memory, and of the groups around it."""
+    """The folders of this process's control group for memory, and of the groups around it. For CPU time
+    harness.machine.cpu_threads does the same: workers use that beside kernels of older commits."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -29,12 +29,15 @@ FACTS = (*Implementation.__annotations__, "version")
 """The attributes of an implementation that are read when the plug-in is imported."""
 
 
+class PluginError(Exception):
+    """A plug-in that cannot be used; one line for its author."""
+
+
 class PluginProcess:
     """A process that imports one plug-in's file and answers for its implementations."""
 
-    def __init__(self, path: Path, failure: type[Exception]) -> None:
-        """failure: the exception, with one line of text, for a plug-in that cannot be imported or crashes."""
-        self.path, self.failure = path, failure
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.asking = threading.Lock()
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).parents[1])
@@ -53,17 +56,15 @@ class PluginProcess:
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
         """What a method of an implementation returns; the facts of all implementations for `list`. Raises
-        `failure`."""
+        PluginError."""
         with self.asking:  # several threads ask
             try:
                 self.connection.send((method, op, name, arguments))
                 value, error = self.connection.recv()
             except (OSError, EOFError):
-                raise self.failure(
-                    f"the process of {self.path} ended while it was asked for {method}"
-                ) from None
+                raise PluginError(f"the process of {self.path} ended while asked for {method}") from None
         if error:
-            raise self.failure(error)
+            raise PluginError(error)
         return value
 
 

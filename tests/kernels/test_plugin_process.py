@@ -52,7 +52,7 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     (path := tmp_path / "mine.py").write_text(PLUGIN)
-    process = PluginProcess(path, kernels.PluginError)
+    process = PluginProcess(path)
     (here, _), (there, silent) = kernels.implementations_of(path), process.ask("list")
     there, silent = (PluginImplementation(process, facts) for facts in (there, silent))
     facts = Implementation.__annotations__.keys()

@@ -73,22 +73,9 @@ class EngineTable:
     engine uses now, of its table or by default, at the M of LADDER and of the table."""
 
 
-def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) -> EngineTable:
-    """Asks an engine for what it uses.
-
-    m:     the M of the case
-    own:   the M of the engine's table; None where it has no table
-    files: the files that the engine looks for, the main one first
-    """
-
-    def stored(entry: EngineEntry) -> EngineEntry:
-        # SGLang's launches add a SPLIT_K of 1, which no table has.
-        return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
-
-    ms = sorted({*LADDER, *(own or ())})
-    taken = {name: {each: stored(take(each)) for each in ms} for name, take in files.items()}
-    now = next(iter(files.values()))(m)
-    return EngineTable(stored(now), origin_of(own, m), taken)
+def _stored(entry: EngineEntry) -> EngineEntry:
+    """The entry as tables have it. SGLang's launches add a SPLIT_K of 1, which no table has."""
+    return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
 
 
 def nearest_of(own: Iterable[int], m: int) -> int:
@@ -130,9 +117,12 @@ class EngineLookUp(ABC):
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
+        m, own = self.rows(sizes), self.table(sizes)
         main: TakeEntry = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
-        return table_of(self.rows(sizes), self.table(sizes), files)
+        ms = sorted({*LADDER, *(own or ())})
+        taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
+        return EngineTable(_stored(main(m)), origin_of(own, m), taken)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
         """The configuration of a call and where it comes from, as text; empty if unknown."""

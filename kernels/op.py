@@ -447,9 +447,9 @@ def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> N
     mistake = f"implementation {name!r}"
     if not (isinstance(base, type) and issubclass(base, Implementation)):
         raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
-    known = {*dir(base), *(name for each in base.__mro__ for name in vars(each).get("__annotations__", {}))}
+    annotated = {name for each in base.__mro__ for name in vars(each).get("__annotations__", {})}
+    known = {*dir(base), *annotated} - {"name", "prepare", "prepare_turn", "require"}
     known = {member for member in known if not member.startswith("_")}
-    known -= {"name", "prepare", "prepare_turn", "require"}
     for member, value in said.items():
         if member not in known:
             others = ", ".join(sorted(known))

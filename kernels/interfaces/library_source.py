@@ -210,7 +210,8 @@ class LibrarySource:
                 return None
             is_static = "staticmethod" in map(_last_name, definition.decorator_list)
             signature = signatures.of_arguments(definition.args)
-            return signature if is_static else signatures.without_first(signature)
+            own = list(signature.parameters.values())
+            return signature if is_static else signature.replace(parameters=own[1:])
         bases = [base for base in made.bases if _last_name(base) not in ("object", "Generic", "Protocol")]
         makers = [node for node in [*made.decorator_list, *bases] if _last_name(node) in FIELDS]
         if not rest and makers:
@@ -305,7 +306,7 @@ def _common(found: list[inspect.Signature | None]) -> inspect.Signature | None:
     None where they differ, as it is not known which branch runs."""
     told = [signature for signature in found if signature]
     exact = [signature for signature in told if not signatures.takes_anything(signature)] or told
-    return exact[0] if len(set(map(signatures.text, exact))) == 1 else None
+    return exact[0] if len({*exact}) == 1 else None
 
 
 # Statements of a module

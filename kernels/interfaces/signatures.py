@@ -1,6 +1,6 @@
 """Reads signatures of functions: live ones, Python source, schemas of torch's operators, and C++ bindings.
 
-A default is kept as the text that the source has for it.
+Those of sources have no annotations, and the source's text for a default. `parse` reads their `str`.
 """
 
 from __future__ import annotations
@@ -110,21 +110,6 @@ def _apart(text: str) -> list[str]:
     ends = [*(comma.start() for comma in re.finditer(",", flat)), len(text)]
     starts = [0, *(end + 1 for end in ends)]
     return [part for start, end in zip(starts, ends, strict=False) if (part := text[start:end].strip())]
-
-
-def text(signature: inspect.Signature) -> str:
-    """The signature as text that `parse` reads."""
-    return str(
-        signature.replace(
-            parameters=[p.replace(annotation=Kind.empty) for p in signature.parameters.values()],
-            return_annotation=inspect.Signature.empty,
-        )
-    )
-
-
-def without_first(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a method as its object has it, without `self`."""
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:

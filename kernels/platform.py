@@ -183,7 +183,7 @@ def detect(device: str | None = None) -> Platform:
 def of(device: torch.device) -> Platform:
     """The platform of a tensor's device, as torch describes it: that is faster than asking the driver."""
     if device.type == "cpu":
-        return _cpu()
+        return devices()["cpu"]
     import torch
 
     gpu = torch.cuda.get_device_properties(device)

@@ -49,7 +49,7 @@ READ_TO: Mapping[str, tuple[str, ...]] = {
 class Vendor(Implementation):
     """A kernel of a library."""
 
-    # Platforms that it runs on.
+    # Platforms that it runs on: NVIDIA's, unless a library says others.
     kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     # Architectures that it is built for; empty: all of those platforms.
     archs: ClassVar[tuple[str, ...]] = ()

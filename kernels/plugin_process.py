@@ -70,7 +70,7 @@ class PluginProcess:
 
 class PluginImplementation(Implementation):
     """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and ANSWERS ask
-    its process. Only a worker can prepare it.."""
+    its process. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""

@@ -29,15 +29,12 @@ from types import ModuleType
 
 from kernels import namesake
 from kernels.op import OPS, Implementation
-from kernels.plugin_process import PluginProcess
+from kernels.plugin_process import PluginError as PluginError
+from kernels.plugin_process import PluginImplementation, PluginProcess
 from shapes import suites
 
 _HERE = Path(__file__).parent
 PLUGINS = "KERNEL_BENCH_PLUGINS"
-
-
-class PluginError(Exception):
-    """A plugin that cannot be used; one line for its author."""
 
 
 @functools.cache
@@ -46,31 +43,24 @@ def implementations(op: str) -> list[Implementation]:
 
     Raises PluginError where a plugin cannot be imported or takes a name that is taken.
     """
-    by_name: dict[str, Implementation] = {}
-    for implementation in _all(op):
-        if implementation.name in by_name:
-            raise PluginError(f"two implementations of {op} are called {implementation.name}")
-        by_name[implementation.name] = implementation
-    return [by_name[name] for name in sorted(by_name)]
-
-
-def own_implementations(op: str) -> Iterator[Implementation]:
-    """The implementations in the op's folder."""
     package = importlib.import_module(f"kernels.{op}")
-    for name in _module_names(package.__name__, package.__path__):
-        for implementation in _defined(importlib.import_module(name)):
-            implementation.op = implementation.op or op
-            if implementation.op == op:
-                yield implementation
-
-
-def _all(op: str) -> Iterator[Implementation]:
-    yield from own_implementations(op)
+    modules = map(importlib.import_module, _module_names(package.__name__, package.__path__))
+    found = [implementation for module in modules for implementation in _defined(module)]
+    for implementation in found:
+        implementation.op = implementation.op or op
     for path in plugin_files():
         if path.is_dir():
             _plugin(path)
         else:
-            yield from (i for i in _plugin_implementations(path, _importing) if i.op == op)
+            found += _plugin_implementations(path, _importing)
+    by_name: dict[str, Implementation] = {}
+    for implementation in found:
+        if implementation.op != op:
+            continue
+        if implementation.name in by_name:
+            raise PluginError(f"two implementations of {op} are called {implementation.name}")
+        by_name[implementation.name] = implementation
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _defined(module: ModuleType) -> Iterator[Implementation]:
@@ -97,7 +87,8 @@ def import_plugins() -> None:
 def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]:
     if importing:
         return implementations_of(path)
-    return [*PluginProcess(path, PluginError).implementations()]
+    process = PluginProcess(path)
+    return [PluginImplementation(process, facts) for facts in process.ask("list")]
 
 
 def implementations_of(path: Path) -> list[Implementation]:
@@ -161,10 +152,10 @@ def _plugin(path: Path) -> ModuleType:
 def _add_op(package: ModuleType) -> None:
     """Adds a package's op, and its cases to the suites where it has some."""
     name = package.__name__.rpartition(".")[2]
-    op, cases = package.OP, f"{package.__name__}.cases"
+    OPS[name] = package.OP
+    cases = f"{package.__name__}.cases"
     if importlib.util.find_spec(cases) is not None:
         suites.add(name, importlib.import_module(cases))
-    OPS[name] = op
 
 
 namesake.share(sys.modules[__name__])

@@ -1,7 +1,7 @@
-"""Binds rows to libraries whose interfaces change from version to version. The installed version decides.
+"""Binds rows to the installed versions of libraries, whose interfaces change.
 
-A row declares the names and arguments that it uses as symbols. So these can be checked against the source of
-any version, without a device. An error is one line that names the library's version.
+A row declares the names and arguments that it uses as symbols, so that these can be checked against the
+source of any version, without a device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +24,8 @@ VendorFunction = Callable[..., Any]
 
 
 class BindingError(Exception):
-    """The installed library does not take what a row gives it, because its interface has changed. This is an
-    error of the row: nothing is missing on the machine."""
+    """The interface of the installed library is another one than the row's. One line that names the version.
+    It is an error of the row: nothing is missing on the machine."""
 
 
 class Symbol:
@@ -37,13 +37,9 @@ class Symbol:
         self.places, self.when = places, when
 
     @property
-    def package(self) -> str:
-        return self.places[0].partition(".")[0]
-
-    @property
     def release(self) -> str:
         """The library and its installed version, for messages."""
-        return _named(self.package)
+        return _named(self.places[0])
 
     def find(self) -> Any:
         """The object. Raises Unsupported without the module, and BindingError without the name."""
@@ -72,15 +68,14 @@ class Symbol:
         if absent:
             raise absent
         lacking = " or ".join(place.partition(".")[2] for place in self.places)
-        raise BindingError(f"{_named(self.package)} has no {lacking}")
+        raise BindingError(f"{self.release} has no {lacking}")
 
-    def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
-        """The place that exists in a library's source, and the signature there, None where the source does
-        not tell. Raises NotThere."""
+    def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
+        """The signature in a library's source, None where the source does not tell. Raises NotThere."""
         missing = NotThere("no place")
         for place in self.places:
             try:
-                return place, source.signature(place)
+                return source.signature(place)
             except NotThere as error:
                 missing = error
         raise missing
@@ -88,10 +83,6 @@ class Symbol:
     def complaint(self, signature: inspect.Signature | None) -> str:
         """Why a function with this signature cannot be called as the row calls it; empty if it can."""
         return ""
-
-    def is_told(self, signature: inspect.Signature | None) -> bool:
-        """Whether the signature is enough to tell that."""
-        return True
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
         """The wished arguments that it does not take."""
@@ -134,34 +125,23 @@ class Function(Symbol):
             function = getattr(of, place.rpartition(".")[2])
         signature = _signature(place, function)
         if complaint := self.complaint(signature):
-            raise BindingError(f"{_named(self.package)}: {complaint}")
-        known = {
-            name: value for name, value in given.items() if name in self.needs or self.knows(name, signature)
-        }
+            raise BindingError(f"{self.release}: {complaint}")
+        unknown = self.lacks(signature) if signature else self.wishes
+        known = {name: value for name, value in given.items() if name not in unknown}
         return functools.partial(function, *by_position, **known)
 
-    def is_told(self, signature: inspect.Signature | None) -> bool:
-        return signature is not None
-
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
-        return {name for name in self.wishes if signature and not self.knows(name, signature)}
+        return {name for name in self.wishes if signature and not _takes(signature, name)}
 
     def takes(self, wish: str) -> bool:
         """Whether the installed version takes that argument."""
-        place, function = self.at()
-        return self.knows(wish, _signature(place, function))
-
-    def knows(self, name: str, signature: inspect.Signature | None) -> bool:
-        if signature is None:  # it may not take a wish
-            return False
-        kinds = {p.name: p.kind for p in signature.parameters.values()}
-        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return kinds.get(name) in by_name or inspect.Parameter.VAR_KEYWORD in kinds.values()
+        signature = _signature(*self.at())
+        return signature is not None and _takes(signature, wish)
 
     def complaint(self, signature: inspect.Signature | None) -> str:
         if signature is None:
             return ""
-        wishes = [name for name in self.wishes if self.knows(name, signature)]
+        wishes = {*self.wishes} - self.lacks(signature)
         try:
             signature.bind(*range(self.positions), **dict.fromkeys([*self.needs, *wishes]))
         except TypeError as error:
@@ -186,14 +166,13 @@ class Operator(Function):
         try:
             return self.places[0], getattr(getattr(torch.ops, namespace), name)
         except AttributeError:
-            raise BindingError(f"{_named(self.package)} has no operator {name}") from None
+            raise BindingError(f"{self.release} has no operator {name}") from None
 
-    def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
+    def signature_in(self, source: SignatureSource) -> inspect.Signature | None:
         """Schemas are in compiled files. A source without these does not tell."""
-        try:
+        with contextlib.suppress(NotThere):
             return super().signature_in(source)
-        except NotThere:
-            return self.places[0], None
+        return None
 
 
 Taken = Symbol | tuple[Symbol, ...]
@@ -225,26 +204,22 @@ def _innermost(names: list[str]) -> tuple[ModuleType, int]:
     return load(names[0]), 1
 
 
+def _takes(signature: inspect.Signature, name: str) -> bool:
+    """Whether a function takes an argument by this name."""
+    kinds = {p.name: p.kind for p in signature.parameters.values()}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return kinds.get(name) in by_name or inspect.Parameter.VAR_KEYWORD in kinds.values()
+
+
+@functools.lru_cache(maxsize=256)  # an engine under test binds at every step
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
     """The signature of an installed function: its own, or that in its source, as some libraries wrap their
-    functions so that they seem to take anything."""
-    if isinstance(function, Hashable):
-        return _read_once(place, function)  # an engine under test binds at every step
-    return _read(place, function)
-
-
-def _read(place: str, function: VendorFunction) -> inspect.Signature | None:
-    if signature := signatures.of(function):
-        return signature
-    if inspect.isbuiltin(function):  # it is C++ and has no Python source
-        return None
-    try:
-        return LibrarySource.installed(place.partition(".")[0]).signature(place)
-    except (NotThere, OSError, ValueError):
-        return None
-
-
-_read_once = functools.lru_cache(maxsize=256)(_read)
+    functions so that they seem to take anything. None for C++, which has no Python source."""
+    signature = signatures.of(function)
+    if signature is None and not inspect.isbuiltin(function):
+        with contextlib.suppress(NotThere, OSError, ValueError):
+            return LibrarySource.installed(place.partition(".")[0]).signature(place)
+    return signature
 
 
 def load(module: str) -> ModuleType:
@@ -257,7 +232,7 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line. torch says `Could not load this library`, and only the cause names
+    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
     the undefined symbol."""
     reasons = []
     while error is not None:

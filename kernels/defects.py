@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 if TYPE_CHECKING:
     from kernels.op import Implementation
 
@@ -35,15 +38,6 @@ class Defect:
     refuse: bool = False
     """Whether the case must not run, because it harms more than the row, such as by a GPU fault."""
 
-    def concerns(self, row: Implementation, sizes: object, arch: str, version: str) -> bool:
-        return (
-            self.op == row.op
-            and any(fnmatch.fnmatchcase(row.name, pattern) for pattern in self.rows)
-            and arch in self.archs
-            and self.when(sizes)
-            and _within(version, self.versions)
-        )
-
     def __str__(self) -> str:
         return f"known: {self.issue}, {self.symptom}"
 
@@ -53,18 +47,21 @@ def known_defects(row: Implementation, sizes: object, arch: str, version: str | 
 
     version: the version of its library; None for the installed one
     """
-    version = row.version if version is None else version
-    return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch, version)]
+    installed = row.version if version is None else version
+    return [
+        defect
+        for defect in DEFECTS
+        if defect.op == row.op
+        and any(fnmatch.fnmatchcase(row.name, pattern) for pattern in defect.rows)
+        and arch in defect.archs
+        and defect.when(sizes)
+        and (not defect.versions or _is_within(installed, defect.versions))
+    ]
 
 
-def _within(version: str, specifiers: str) -> bool:
-    """Whether a version is among these. False for a version that is `unknown`, or empty because the library
-    is not installed, unless there are no specifiers."""
-    if not specifiers:
-        return True
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion
-
+def _is_within(version: str, specifiers: str) -> bool:
+    """Whether a version is among these. False where it is `unknown`, or empty for a library that is not
+    installed."""
     try:
         return SpecifierSet(specifiers).contains(version, prereleases=True)
     except InvalidVersion:
@@ -74,8 +71,6 @@ def _within(version: str, specifiers: str) -> bool:
 # (n, k) -> the largest m at which CK's product was seen to be right with ROCm 7.0. For other n and k, the
 # smallest of these m counts, as nothing is known (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
 _CK_RIGHT_UP_TO = {(2560, 4096): 2048, (4096, 1024): 4096, (4096, 2048): 2048, (4608, 4096): 512}
-
-_GFX94_95 = ("gfx942", "gfx950")
 
 DEFECTS = (
     Defect(
@@ -95,7 +90,7 @@ DEFECTS = (
         symptom="wrong with many sequences of one query token (seen in 0.1.16.post2)",
         op="mla_decode",
         rows=("aiter.asm_persistent",),
-        archs=_GFX94_95,
+        archs=("gfx942", "gfx950"),
         when=lambda sizes: sizes.kv == "fp8" and sizes.batch > 1,
     ),
     Defect(

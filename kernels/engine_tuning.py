@@ -1,5 +1,4 @@
-"""Configurations of engines' Triton kernels: those that the engines' own tuners try, and those that an engine
-uses now.
+"""Configurations of engines' Triton kernels: those that engines' own tuners try, and those in use.
 
 The spaces are those of vLLM's benchmarks/kernels/benchmark_moe.py and benchmark_w8a8_block_fp8.py, and of
 SGLang's tuning_fused_moe_triton.py and tuning_block_wise_kernel.py. Tiles whose K exceeds a block of scales
@@ -70,22 +69,8 @@ class EngineTable:
     origin: str
     """Where that configuration comes from."""
     files: Mapping[str, Mapping[int, EngineEntry]]
-    """The files that the engine looks for, by the names below its folder, the main one first. Each has the
-    configurations that the engine uses now, of its table or by default, at the M of LADDER and of the
-    table."""
-
-
-def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) -> EngineTable:
-    """Asks an engine for what it uses.
-
-    m:     the M of the case
-    own:   the M of the engine's table; None where it has no table
-    files: the files that the engine looks for, the main one first
-    """
-    ms = sorted({*LADDER, *(own or ())})
-    taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
-    now = next(iter(files.values()))(m)
-    return EngineTable(_stored(now), origin_of(own, m), taken)
+    """The files that the engine looks for, by the names below its folder, the main one first, with what the
+    engine uses now, of its table or by default, at the M of LADDER and of the table."""
 
 
 def _stored(entry: EngineEntry) -> EngineEntry:
@@ -132,9 +117,12 @@ class EngineLookUp(ABC):
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
+        m, own = self.rows(sizes), self.table(sizes)
         main: TakeEntry = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
-        return table_of(self.rows(sizes), self.table(sizes), files)
+        ms = sorted({*LADDER, *(own or ())})
+        taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
+        return EngineTable(_stored(main(m)), origin_of(own, m), taken)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
         """The configuration of a call and where it comes from, as text; empty if unknown."""
@@ -148,8 +136,8 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced; the
-    suite's stored choices are not used. What wins is written as tables of the engine."""
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced. What
+    wins a race is written as tables of the engine."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None
@@ -160,8 +148,7 @@ class EngineTuned(Tunable):
     """Tells the user how to make the engine read a file that was written."""
 
     def prepared(self, operands: Operands, call: Call) -> Prepared:
-        """A call of the engine's kernel, which allocates its output, with the forced configuration or the
-        engine's own."""
+        """A call of the engine's kernel, which allocates its output."""
         overridden = self.tables.overridden(self.forced)
 
         def configured() -> object:

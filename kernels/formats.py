@@ -79,17 +79,21 @@ def native_scales(arch: str) -> str:
 def quantise_activations(
     x: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises with one scale for each row and 128 of K. K may end in a partial block.
+    """Quantises x [..., K], which is bf16, fp16 or fp32 and finite. K may end in a partial block.
 
-    x:      [..., K], bf16, fp16 or fp32, finite
-    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. A scale
-            is at least 2^-126.
+    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two
 
     Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
-    scales [..., ceil(K/128)] in fp32. Raises ValueError for unknown scales.
+    scales [..., ceil(K/128)] in fp32, at least 2^-126. Raises ValueError for unknown scales.
     """
+    import torch
+
     scale = block_scale(_amax(x), fmt, scales)
-    return _divide(x, scale).to(fmt.dtype), scale
+    copy = x.to(torch.float32, copy=True)
+    # No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
+    # than half a step above max rounds to max.
+    quotient = _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
+    return quotient.to(fmt.dtype), scale
 
 
 def dequantise_activations(
@@ -109,20 +113,19 @@ def dequantise_activations(
 def dequantise_weights(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """As dequantise_activations, for q [..., N, K] FP8 and scale [..., ceil(N/128), ceil(K/128)] fp32."""
-    return dequantise_activations(q, _every_row(scale, q.shape[-2]), dtype)
+    """As dequantise_activations, for q [..., N, K] and scale [..., ceil(N/128), ceil(K/128)]."""
+    of_rows = scale.repeat_interleave(BLOCK, dim=-2)[..., : q.shape[-2], :]
+    return dequantise_activations(q, of_rows, dtype)
 
 
 def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0") -> torch.Tensor:
-    """An upper estimate of the error that quantising x in 1x128 blocks makes, for each element.
+    """An upper estimate of the error that quantise_activations makes of each element of x: [..., K] fp32.
 
     Rounding to nearest errs by at most half a unit in the last place. Errors that are spread evenly over that
     range have a root mean square of half a unit / sqrt(3). With 3 mantissa bits, half a unit is at most 2^-4
     of the value, where the mantissa is 1.0. For values below the smallest normal one, it is half of the
     smallest subnormal value times the block's scale. That scale is assumed to be amax / max for "fp32", and
     twice that for "ue8m0", which is a bound for all schemes in use.
-
-    x: [..., K] as in quantise_activations. Returns [..., K] fp32, in the unit of x.
     """
     import torch
 
@@ -159,23 +162,6 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
     # Two passes over x, but no copy of it, which abs() would make.
     blocks = _blocks(x)
     return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
-
-
-def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns x [..., K] / scale [..., ceil(K/128)] in fp32.
-
-    No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
-    than half a step above max rounds to max.
-    """
-    import torch
-
-    copy = x.to(torch.float32, copy=True)
-    return _joined(_blocks(copy).div_(scale.unsqueeze(-1)), x.shape[-1])
-
-
-def _every_row(scale: torch.Tensor, n: int) -> torch.Tensor:
-    """Repeats scales of 128x128 blocks for each row: [..., N, ceil(K/128)]."""
-    return scale.repeat_interleave(BLOCK, dim=-2)[..., :n, :]
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:

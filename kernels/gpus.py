@@ -17,6 +17,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+NOT_INSTALLED = "not installed"
 
 SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
 """Where containers have nvidia-smi, besides PATH."""
@@ -46,10 +47,6 @@ class Gpu:
     slices: tuple[Gpu, ...] = ()
     """The slices of a GPU in MIG mode that this process may use."""
 
-    @property
-    def usable(self) -> bool:
-        return bool(self.slices) or not self.divided
-
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
     """What a command prints to stdout, and what went wrong: it is missing, it failed, or it took too long.
@@ -71,23 +68,19 @@ def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
 
 def smi(*arguments: str) -> tuple[str, str]:
     """Runs nvidia-smi, wherever it is. Returns what `answer` does."""
-    program = smi_program()
-    return answer(program, *arguments) if program else ("", "not installed")
-
-
-def smi_program() -> str | None:
     folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), *SMI_FOLDERS]
-    return shutil.which("nvidia-smi", path=os.pathsep.join(folders))
+    program = shutil.which("nvidia-smi", path=os.pathsep.join(folders))
+    return answer(program, *arguments) if program else ("", NOT_INSTALLED)
 
 
 def nvidia_gpus() -> tuple[list[Gpu], str]:
     """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used, and what is
     wrong according to nvidia-smi. The latter is empty where nothing is, and where nvidia-smi is not
     installed."""
-    if smi_program() is None:
-        return [], ""
     fields = "compute_cap,uuid,memory.total,mig.mode.current,name"
     output, wrong = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    if wrong == NOT_INSTALLED:
+        return [], ""
     known, other = [], ""
     for line in output.splitlines():
         if row := re.fullmatch(SMI_ROW, line):
@@ -146,16 +139,15 @@ def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> 
     entry = (setting or "").split(",")[0].strip()
     if entry.startswith("MIG-"):
         return _named_slice(known, entry)
-    chosen = [gpu for gpu in visible("cuda", known, lambda gpu: gpu.uuid, environment) if gpu.usable]
+    chosen = visible("cuda", known, lambda gpu: gpu.uuid, environment)
     slices = [part for gpu in chosen for part in gpu.slices]
-    return slices[:1] or chosen
+    return slices[:1] or [gpu for gpu in chosen if not gpu.divided]
 
 
 def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
     """The slice of this UUID, or of a beginning of it that fits no other slice. Where nvidia-smi lists no
     slice at all, it is one of unknown memory, if all GPUs that may have it are of one kind."""
-    slices = [part for gpu in known for part in gpu.slices]
-    if slices:
+    if slices := [part for gpu in known for part in gpu.slices]:
         fits = [part for part in slices if part.uuid.lower().startswith(entry.lower())]
         return fits if len(fits) == 1 else []
     parents = [gpu for gpu in known if gpu.divided is not False]

@@ -6,17 +6,19 @@ functions, so that `list` works on a machine that has none of them.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import math
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.formats import native, native_scales
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
-from kernels.sizes import read_sizes
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
@@ -29,7 +31,7 @@ BOUNDARIES = ("core", "with_quant", "with_routing")
 """What a timed call covers, from the narrowest to the widest. Each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
-"""The suite's own kernel between a boundary and the next narrower one."""
+"""What the suite's own kernel does between a boundary and the next narrower one."""
 
 INTERPRETED_S = 1.0
 """Seconds that one interpreted call may take: it is checked and never timed."""
@@ -57,11 +59,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right output may be from the reference, in units of `Reference.sigma`.
-
-    `sigma` is the error that rounding alone explains, element by element (each op derives it beside its
-    reference), so the limits are the same for flat and peaked, small and large inputs.
-    """
+    """How far a right output may be from the reference, in units of `Reference.sigma`, which is the error
+    that rounding alone explains (each op derives it beside its reference)."""
 
     row: float
     """Root mean square over one row of the output's last dimension, or over each segment of it."""
@@ -70,16 +69,16 @@ class Tolerance:
     """The largest single element."""
 
     segment: int | None = None
-    """Elements of a row that are judged together; None: all. It is the smallest unit that one thread block
-    writes, so that an error in one block is not diluted by its neighbours."""
+    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
+    is not diluted by its neighbours; None: all."""
 
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
-    or truncate. Their sigma is so wide that it would hide a common factor."""
+    or truncate: their sigma is so wide that it would hide a common factor."""
 
     bias_bf16: float = 0.006
-    """The same for all other calls. Rounding to nearest makes an output no larger or smaller; each truncation
-    to bf16, of the weights or of the output, makes it 0.28 percent smaller."""
+    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
+    nearest does not."""
 
     noise: float | None = None
     """Root mean square over the whole output, for calls that round to FP8; None: not judged. sigma is the
@@ -109,8 +108,8 @@ class Reference:
 
 LEAST_SIGMA = 2.0**-63
 """The least sigma of attention, in units of the largest value: its square is fp32's smallest normal number.
-Where a value of 0 has all the weight, only weights that underflow remain, and those differ: some exponentials
-end at 2^-126 where others give 0."""
+Where a value of 0 has all the weight, only weights that underflow remain, and some exponentials end at 2^-126
+where others give 0."""
 
 GOLDEN = 0.5 * (5**0.5 - 1)
 
@@ -123,7 +122,7 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference: 16384 rows of 7168. The host's memory has to hold several references with
+"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
 their sigmas, 1 to 3 GiB each."""
 
 
@@ -136,17 +135,13 @@ def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
 ) -> list[int] | None:
     """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
-    least one. None where all of them do. flops: of a row, called once for each in this order; width: elements
-    of a row."""
-    rows: list[int] = []
-    spent = 0.0
-    order = dict.fromkeys(order)
-    for row in order:
-        spent += flops(row)
-        if rows and (spent > max_flops or (len(rows) + 1) * width > MOST_ELEMENTS):
-            break
-        rows.append(row)
-    return sorted(rows) if len(rows) < len(order) else None
+    least one. None where that is all of them. flops: of a row, called in this order; width: elements of a
+    row."""
+    rows = list(dict.fromkeys(order))
+    spent = itertools.accumulate(map(flops, rows))
+    paid = sum(1 for _ in itertools.takewhile(lambda total: total <= max_flops, spent))
+    kept = rows[: max(1, min(paid, rows_kept(len(rows), width)))]
+    return sorted(kept) if len(kept) < len(rows) else None
 
 
 @dataclass(frozen=True)
@@ -177,20 +172,8 @@ def sequence(*steps: Call) -> Call:
 
 
 class Prepared:
-    """A call that is bound to operands and an output, and can be made again and again.
-
-    It is constructed with the call and with whatever differs from the defaults below:
-
-    call:   writes `out`; where the library allocates its own output (`out` is None), returns it
-    inputs: where the call reads each live operand, as views of its canonical shape with any strides.
-            Default: the canonical tensors themselves
-    after_load: completes what `load` does after it copied new live operands into `inputs`
-    result: the output in the op's canonical layout, as a tensor or as a function of what the call returned.
-            Default: `out`, or what the call returned
-    picked: says which kernel the library chose, for the record
-
-    A subclass may define `call` and these methods instead.
-    """
+    """A call that is bound to operands and an output, and can be made again and again. A subclass may define
+    `call` and the other methods; else they are given as functions."""
 
     def __init__(
         self,
@@ -203,6 +186,15 @@ class Prepared:
         result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
         picked: Callable[[], str] | None = None,
     ) -> None:
+        """
+        call:   writes `out`; where the library allocates its own output (`out` is None), returns it
+        inputs: where the call reads each live operand, as views of its canonical shape with any strides.
+                Default: the canonical tensors themselves
+        after_load: completes what `load` does after it copied new live operands into `inputs`
+        result: the output in the op's canonical layout, as a tensor or as a function of what the call
+                returned. Default: `out`, or what the call returned
+        picked: says which kernel the library chose, for the record
+        """
         if call is None and type(self).call is Prepared.call:
             raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
         self.operands = operands
@@ -217,22 +209,18 @@ class Prepared:
         self._called = False
 
     def call(self) -> None:
-        """Timed: compute the op once, from whatever the operands hold now."""
+        """Timed: compute the op once, from whatever the operands hold now. Raises TypeError where the first
+        call returned its output and left `out` as it was poisoned."""
         assert self._call is not None
         returned = self._call()
         if self.out is None:
             self._returned = returned
         elif not self._called:
             self._called = True
-            self._check_written(returned)
-
-    def _check_written(self, returned: Any) -> None:
-        """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
-        out = self.out
-        if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
-            return
-        if returned.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() and out.isnan().all():
-            raise TypeError("the call returned its output and did not write `out`: see `allocates`")
+            if isinstance(returned, torch.Tensor) and returned.shape == self.out.shape:
+                is_other = returned.data_ptr() != self.out.data_ptr()
+                if is_other and self.out.isnan().all():
+                    raise TypeError("the call returned its output and did not write `out`: see `allocates`")
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""
@@ -268,8 +256,8 @@ class Prepared:
 
 
 def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """What a function that prepares returned: a Prepared, or the call alone. Raises TypeError for anything
-    else; source: the function, for that message."""
+    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
+    else, which names the function as `source`."""
     if isinstance(given, Prepared):
         return given
     if callable(given):
@@ -281,8 +269,8 @@ def as_prepared(given: object, source: str, operands: Operands, out: torch.Tenso
 
 
 class Implementation:
-    """One way to compute an op. `implementation` below declares one by a function; a subclass in a module of
-    the op does as well."""
+    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
+    declares."""
 
     # `provider.variant`
     name: ClassVar[str]
@@ -300,20 +288,19 @@ class Implementation:
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # What its own call rounds bf16 activations to before products: bf16, or fp8.
     activations: ClassVar[str] = "bf16"
-    # Its call rounds to bf16 toward zero, as its library is built to (see its docstring): its limits are
-    # those of an error twice as large.
+    # Its call rounds to bf16 toward zero, so that its limits are those of an error twice as large.
     truncates: ClassVar[bool] = False
     # The library allocates its own output: `out` is then None, and never poisoned.
     allocates: ClassVar[bool] = False
     # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
-    # Implementations of a runtime that name the same one share a single layout of the same stationary
-    # operands, for the memory plan.
+    # For the memory plan: implementations of a runtime that name the same one share a single layout of the
+    # same stationary operands.
     shared_layout: ClassVar[str] = ""
-    # Sets with the same stationary operands share all that was made of those, so that preparing a call on
-    # other live operands costs next to nothing: a serving engine can call it.
+    # Sets share all that was made of the same stationary operands: preparing a call on other live operands
+    # costs next to nothing, so that a serving engine can call it.
     rebinds: ClassVar[bool] = False
-    # A compiler writes another program for each size, so that one at another size says nothing of it.
+    # A compiler writes another program for each size: the answers at one size say nothing of another.
     per_size: ClassVar[bool] = False
 
     @property
@@ -328,8 +315,8 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all. Nothing is imported. By default it needs
-        torch alone."""
+        """Whether this platform and its libraries can run it at all; by default whether torch is here.
+        Nothing is imported."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -395,13 +382,13 @@ class Implementation:
         """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. Raises Unsupported. A row's own
-        `prepare` names the operands of its op, and None for `out` where its library allocates the output."""
+        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
+        allocates the output. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further one of the sets that calls rotate over; `first` was prepared on the first set,
-        and its layouts of the same stationary operands may be shared."""
+        """Prepares a further one of the sets that calls rotate over. It may share the layouts that `first`,
+        which was prepared on the first set, made of the same stationary operands."""
         return self.prepare(operands, out)
 
 
@@ -455,8 +442,7 @@ def implementation(
         def prepare_turn(
             self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
         ) -> Prepared:
-            shares = first is not None and operands.same_stationary(first.operands)
-            if first is None or not shares or type(self).prepare is not prepare:  # that of a subclass
+            if first is None or not operands.same_stationary(first.operands):
                 return self.prepare(operands, out)
             return prepared(operands, out, first.stationary)
 
@@ -474,9 +460,9 @@ def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> N
     mistake = f"implementation {name!r}"
     if not (isinstance(base, type) and issubclass(base, Implementation)):
         raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
-    known = {*dir(base), *(name for each in base.__mro__ for name in vars(each).get("__annotations__", {}))}
+    annotated = {name for each in base.__mro__ for name in vars(each).get("__annotations__", {})}
+    known = {*dir(base), *annotated} - {"name", "prepare", "prepare_turn", "require"}
     known = {member for member in known if not member.startswith("_")}
-    known -= {"name", "prepare", "prepare_turn", "require"}
     for member, value in said.items():
         if member not in known:
             others = ", ".join(sorted(known))
@@ -502,6 +488,11 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
     return method
 
 
+@functools.cache
+def _kinds(sizes: type[DataclassInstance]) -> dict[str, Callable[[Size], Size]]:
+    return typing.get_type_hints(sizes)
+
+
 class Op(ABC):
     """What is computed: its sizes, operands, reference, work and tolerance."""
 
@@ -512,7 +503,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
-    # The implementation that stands for a serving engine's own on a GPU, where a whole rank is replayed;
+    # Where a whole rank is replayed on a GPU: the implementation that stands for a serving engine's own;
     # empty: the baseline.
     engine_like: ClassVar[str] = ""
     # Its operands have lengths of sequences (see Seeds).
@@ -525,13 +516,27 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that says whether operands are FP8: only then a case says the format, and a bf16 case is the
-    # same on all architectures. Empty: operands are always FP8, or never.
+    # The size that says whether operands are FP8, as only then a case says the format. Empty: operands are
+    # always FP8, or never.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers; raises ValueError with one clear line."""
-        return read_sizes(self.name, self.Sizes, given)
+        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
+        unknown or missing."""
+        kinds = _kinds(self.Sizes)
+        names = ", ".join(kinds)
+        values: dict[str, Size] = {}
+        for name, value in given.items():
+            if name not in kinds:
+                raise ValueError(f"unknown size {name!r} for {self.name}; sizes: {names}")
+            try:
+                values[name] = kinds[name](value)
+            except ValueError:
+                raise ValueError(f"size {name}={value!r} of {self.name} is not a whole number") from None
+        missing = [f.name for f in fields(self.Sizes) if f.name not in values and f.default is MISSING]
+        if missing:
+            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {names}")
+        return self.Sizes(**values)
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
         """The case of these sizes in canonical form, defaults filled in."""
@@ -561,12 +566,11 @@ class Op(ABC):
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
-        """Those of the widest boundary without values, for their shapes and dtypes: on torch's meta device
-        they take no memory."""
+        """Those of the widest boundary without values. On torch's meta device they take no memory."""
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
-        that reads `operands` and writes the narrower boundary's live operands into these views."""
+        """The suite's own kernel between `operands.boundary` and the next narrower one: a call that reads
+        `operands` and writes the narrower boundary's live operands into these views."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
@@ -586,12 +590,10 @@ class Op(ABC):
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
-        samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see `spread`): a
-        kernel that does not know it cannot tell which rows are compared."""
+        samples rows above `max_flops` and MOST_ELEMENTS. offset: of the sample, in [0, 1) (see `spread`)."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes that `reference` holds at most beside the operands, for the memory plan: by default three
-        results in fp64."""
+        """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""
         return 3 * 8 * self.output_bytes(sizes) // 2
 
     @abstractmethod
@@ -602,17 +604,16 @@ class Op(ABC):
 
     @abstractmethod
     def operand_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes of one full set of operands, of the boundary with the most, for the memory plan."""
+        """Bytes of one full set of operands, of the boundary with the most."""
 
     def narrowed_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes that `Operands.narrowed` allocates for each set where a call is composed, unless they are
-        counted with the operands."""
+        """Bytes that `Operands.narrowed` allocates for each set beside those of the operands."""
         return 0
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls, each on the next set, read from memory at least, each byte once: for the
-        cache policy. 0 if nothing is streamed."""
+        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
+        nothing is streamed. The cache policy uses it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""

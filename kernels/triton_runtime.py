@@ -35,22 +35,12 @@ def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
 
 
 def target_of(device: torch.device) -> Target:
-    """The target that a tensor's device is."""
     if device.type == "cpu":
         return CPU
     import torch
 
     gpu, units = platforms.of(device), torch.cuda.get_device_properties(device).multi_processor_count
     return Target(gpu.kind, gpu.arch, units, gpu.name)
-
-
-def kind_of(device: torch.device) -> str:
-    """The kind of a tensor's device: cpu, cuda or rocm."""
-    import torch
-
-    if device.type == "cpu":
-        return "cpu"
-    return "rocm" if torch.version.hip else "cuda"
 
 
 def require_interpreter(device: torch.device) -> None:
@@ -77,7 +67,7 @@ def interpreter_fits() -> Support:
 
 
 def require_format(fp8: str, target: Target) -> None:
-    """Raises Unsupported where the matrix instructions of a GPU take another FP8 format."""
+    """Raises Unsupported where a GPU's matrix instructions take another FP8 format."""
     taken = native(target.arch)
     if target.kind != "cpu" and fp8 != taken:
         raise Unsupported(f"products of {fp8} need another GPU; {target.arch} takes {taken}")
@@ -115,8 +105,8 @@ class ConfiguredPrepared(Prepared):
         """What the kernels write: `out`, or what is rounded to it."""
 
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
-        """The tensor itself. In the interpreter an fp32 tensor like it: the interpreter truncates to a
-        narrow dtype where it should round, so kernels write fp32 there, and torch rounds."""
+        """The tensor itself. In the interpreter, which truncates to a narrow dtype where it should round, an
+        fp32 tensor like it."""
         import torch
 
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
@@ -153,8 +143,8 @@ class SuiteTriton(TritonImplementation, Tunable):
         return self.prepare_for(target_of(out.device), operands, out)
 
     def prepare_for(self, target: Target, operands: Operands, out: torch.Tensor) -> ConfiguredPrepared:
-        """As prepare, for any target. The tensors may be on torch's meta device: what the call would launch
-        can then be compiled on any machine. Raises Unsupported."""
+        """As prepare, for any target. The tensors may be on torch's meta device, so that what the call would
+        launch can be compiled on any machine. Raises Unsupported."""
         choice = self.choose(target, operands.sizes)
         prepared = self.prepare_with(choice.config, target, operands, out)
         prepared.choice = choice

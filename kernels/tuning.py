@@ -78,9 +78,8 @@ class Tunable(Implementation):
 
     @abstractmethod
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterable[DataclassInstance]:
-        """All configurations that are right at these sizes and may be the fastest. Whether one fits the
-        device is found by compiling it. Of configurations that differ only in what has no effect at these
-        sizes, one is returned."""
+        """All configurations that are right at these sizes and may be the fastest; one of those that differ
+        only in what has no effect there. Whether it fits the device is found by compiling it."""
 
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
         """The configuration to use where no stored one of a target of the kind is right at these sizes."""
@@ -101,8 +100,7 @@ class Tunable(Implementation):
         Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        stored = self.stored(target, sizes)
-        if stored:
+        if stored := self.stored(target, sizes):
             return stored[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return Choice(self.heuristic(target, sizes), by_rule)
@@ -111,13 +109,15 @@ class Tunable(Implementation):
         """The stored choices for targets of this kind that are right at these sizes, the nearest first.
         Raises StoredError."""
         choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
-        if not choices:
-            return []
         features = self.features(sizes)
-        allowed = {words(config): config for config in self.configurations(target, sizes)}
-        right = [choice for choice in choices if choice.config in allowed]
-        right.sort(key=lambda choice: choice.away(features, target))
-        return [Choice(allowed[choice.config], choice.origin(features, target)) for choice in right]
+        choices.sort(key=lambda choice: choice.away(features, target))
+        right = self.configurations(target, sizes) if choices else ()
+        allowed = {words(config): config for config in right}
+        return [
+            Choice(allowed[choice.config], choice.origin(features, target))
+            for choice in choices
+            if choice.config in allowed
+        ]
 
 
 def values(config: DataclassInstance) -> dict[str, Any]:
@@ -132,9 +132,8 @@ def words(config: DataclassInstance) -> str:
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
 """What is added to the distance of a choice that was measured on another device of the architecture, was only
-compiled, or was made for another architecture. So a choice that was measured on this device comes before one
-that was compiled for exactly these sizes, if its sizes together are within a factor of four. A choice for
-another architecture comes after all of the device's own."""
+compiled, or was made for another architecture. So one that was measured on this device comes before one that
+was compiled for exactly these sizes, if its sizes together are within a factor of four."""
 
 
 @dataclass(frozen=True)

@@ -43,15 +43,14 @@ READ_TO: Mapping[str, tuple[str, ...]] = {
     "tokenspeed_mla": ("2.0.4",),
     "vllm": ("0.33.0",),
 }
-"""The newest release of each library that the rows were written against, for each of its lines of versions.
-The headers of providers/ say what was read."""
+"""The newest release of each line of a library's versions that the rows were written against."""
 
 
 class Vendor(Implementation):
     """A kernel of a library."""
 
-    # Platforms that it runs on.
-    kinds: ClassVar[tuple[str, ...]]
+    # Platforms that it runs on: NVIDIA's, unless a library says others.
+    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     # Architectures that it is built for; empty: all of those platforms.
     archs: ClassVar[tuple[str, ...]] = ()
     # Sets of instructions that a CPU must have.
@@ -81,21 +80,23 @@ class Vendor(Implementation):
             self.recent(platform),
         )
 
-    def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries, where they are known, have what this row takes."""
-        if not platform.here:
-            return Support(True)
-        own = at_least(self.library or self.provider, self.since, self.version)
-        return Support.all_of(own, *(at_least(n, v, version(n) or "") for n, v in self.others_since.items()))
-
-    def first_version(self, library: str) -> str:
-        """The first version of a library that has what this row takes; empty: any."""
-        return (
-            self.since if library == (self.library or self.provider) else self.others_since.get(library, "")
-        )
-
     def installed(self, platform: Platform) -> Support:
         return platform.library(self.library or self.provider, install=self.install)
+
+    @property
+    def first_versions(self) -> dict[str, str]:
+        """Library -> its first version that has what this row takes; empty: any."""
+        return {self.library or self.provider: self.since, **self.others_since}
+
+    def recent(self, platform: Platform) -> Support:
+        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
+        version that cannot be read counts as later."""
+        reasons = (
+            f"needs {library} {first} or later; this is {version(library)}"
+            for library, first in self.first_versions.items()
+            if platform.here and is_older(version(library) or "", first)
+        )
+        return Support.all_of(*(Support(False, reason) for reason in reasons))
 
     def supports(self, case: Case, platform: Platform) -> Support:
         wanted = native(platform.arch)
@@ -109,11 +110,6 @@ class Vendor(Implementation):
                 if defect.refuse
             ),
         )
-
-
-def at_least(library: str, first: str, installed: str) -> Support:
-    """Whether the installed version is that or later; a version that cannot be read counts as later."""
-    return need(not is_older(installed, first), f"needs {library} {first} or later; this is {installed}")
 
 
 def is_older(version: str, first: str) -> bool:
@@ -136,8 +132,7 @@ def last_read(library: str, version: str) -> str:
 
 def either(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 class Aiter(Vendor):
@@ -157,12 +152,10 @@ class Cudnn(Vendor):
     runtime = "cudnn"
     library = "cudnn"
     install = "pip install nvidia-cudnn-frontend"
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class DeepGemm(Vendor):
-    """On Blackwell its products take only scales that are powers of two. It compiles for sm_103 as for sm_100
-    (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
+    """It compiles for sm_103 as for sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
 
     Each sgl-deep-gemm is built for one torch, which its metadata does not name. Under torch 2.11.0+cu130
     0.1.4.post1 loads; 0.2.3.post2 and 0.2.5 do not, for a symbol of a later torch. SGLang 0.5.23 requires
@@ -174,7 +167,6 @@ class DeepGemm(Vendor):
         "pip install sgl-deep-gemm==0.2.3.post2 (for torch 2.14) or sgl-deep-gemm==0.1.4.post1 (for torch "
         "2.11), or build github.com/deepseek-ai/DeepGEMM"
     )
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
     archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -182,7 +174,7 @@ class DeepGemm(Vendor):
 
 
 def takes_scales(case: Case, platform: Platform) -> Support:
-    """Whether DeepGEMM's products take the case's kind of block scales."""
+    """Whether DeepGEMM's products take the case's kind of block scales: on Blackwell only powers of two."""
     scales = case.sizes.get("scales", "ue8m0")
     return need(
         native_scales(platform.arch) in ("fp32", scales),
@@ -195,7 +187,6 @@ class FlashAttention(Vendor):
 
     runtime = "flash_attn"
     allocates = True
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class FlashAttention3(FlashAttention):
@@ -213,7 +204,6 @@ class FlashInfer(Vendor):
     runtime = "flashinfer"
     library = "flashinfer"
     install = "pip install flashinfer-python"
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class Sglang(Vendor):
@@ -298,7 +288,6 @@ class FlashAttentionOfVllm(Vendor):
     library = "vllm"
     install = Vllm.install
     allocates = True
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 class FlashAttentionOfSglang(Vendor):
@@ -308,7 +297,6 @@ class FlashAttentionOfSglang(Vendor):
     library = "sgl_kernel"
     install = "pip install sglang-kernel (0.4.10 brings torch 2.14.1), or take an image of SGLang"
     allocates = True
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
 
 
 ONEDNN_ISAS = (

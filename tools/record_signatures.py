@@ -19,7 +19,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness.doctor.bindings import places, rows
-from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere
 
 if sys.version_info >= (3, 11):
@@ -91,7 +90,7 @@ def read(library: str, path: Path) -> dict[str, str | None]:
     for place in taken(library):
         try:
             signature = source.signature(place)
-            texts[place] = "" if signature is None else signatures.text(signature)
+            texts[place] = "" if signature is None else str(signature)
         except NotThere:
             texts[place] = None
     return texts

@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 
 import kernels
 from harness.errors import UsageError, one_line
-from kernels.binding import Operator, Symbol, Taken
+from kernels.binding import Function, Operator, Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
-from kernels.platform import distribution_names, version
+from kernels.platform import DISTRIBUTIONS, version
 from kernels.vendor import Vendor, is_older, last_read
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
@@ -94,7 +94,7 @@ def bindings(releases: Sequence[Release]) -> list[RowBinding]:
     for release in releases:
         for library, pinned in release.pins.items():
             for row, names in using.items():
-                first = row.first_version(library)
+                first = row.first_versions.get(library, "")
                 if library in names - given and is_older(pinned, first):
                     reason = f"needs {first} or later; {release.library} pins {pinned}"
                     found.append(_row_binding(row, library, pinned, OLDER, reason))
@@ -146,13 +146,13 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             unknown.append(alternatives[0].places[0])
         elif complaint:
             complaints[complaint] = None
-        elif symbol and symbol.is_told(signature):
+        elif symbol and (signature or not isinstance(symbol, Function)):
             known += 1
             without |= symbol.lacks(signature)
         else:
             unknown.append(alternatives[0].places[0])
             is_silent |= isinstance(symbol, Operator)  # the kernel itself
-    first = row.first_version(release.library)
+    first = row.first_versions.get(release.library, "")
     status, reason = BINDS, ""
     if is_older(release.version, first):
         status, reason = OLDER, f"needs {first} or later"
@@ -181,7 +181,7 @@ def _first(
     for symbol in alternatives:
         when = f"{symbol.when}: " if symbol.when else ""
         try:
-            _, signature = symbol.signature_in(source)
+            signature = symbol.signature_in(source)
         except NotThere as error:
             missing = missing or f"{when}{error}"
             continue
@@ -233,7 +233,7 @@ def _distributions(
     library: str, path: Sequence[str] | None = None
 ) -> Iterator[importlib.metadata.Distribution]:
     """The distributions that contain a library, on `path` or else on Python's own."""
-    names = {canonicalize_name(name) for name in distribution_names(library)}
+    names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
     if path is None:
         found = importlib.metadata.distributions()
     else:
@@ -251,7 +251,9 @@ def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
 def _pins(distribution: importlib.metadata.Distribution) -> dict[str, str]:
     """Library of a row -> the exact version that the distribution requires here, without extras."""
     library_of = {
-        canonicalize_name(n): library for library in wanted_libraries() for n in distribution_names(library)
+        canonicalize_name(name): library
+        for library in wanted_libraries()
+        for name in DISTRIBUTIONS.get(library, (library,))
     }
     pins = {}
     for requirement in map(Requirement, distribution.requires or ()):

@@ -40,26 +40,6 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 
 @dataclass(frozen=True)
-class SizeCondition:
-    """A condition on one size of a case: `m < 32`, `kv = fp8`, `page multiple-of 64`."""
-
-    size: str
-    """A size of the op, or `heads/tp`: the model's heads divided by the server's ranks. With DP attention a
-    rank has more `heads` than that. A case that does not give `heads/tp` is assumed to be without DP
-    attention."""
-    relation: str
-    """One of RELATIONS."""
-    value: Size
-
-    def holds(self, sizes: Mapping[str, Size]) -> bool:
-        """Whether the condition holds. Raises ValueError where a word is to be ordered against a number."""
-        given = _number(sizes.get(self.size, sizes[self.size.partition("/")[0]]))
-        if self.relation not in ("=", "!=") and isinstance(given, str) is not isinstance(self.value, str):
-            raise ValueError(f"size {self.size}={given} cannot be ordered against {self.value}")
-        return RELATIONS[self.relation](given, self.value)
-
-
-@dataclass(frozen=True)
 class EngineDefault:
     """One choice of an engine."""
 
@@ -78,14 +58,12 @@ class EngineDefault:
     why: str
     """What that code says, in a phrase."""
     when: tuple[str, ...] = ()
-    """Conditions on the sizes of the case, of which one must hold; empty for all cases."""
+    """Conditions on the sizes of the case, of which one must hold; empty for all cases. Each has parts joined
+    by `and`, such as `m < 32`. A part names a size of the op or `heads/tp`: the model's heads divided by the
+    server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
+    is assumed to be without."""
     flags: str = ""
     """Flags and variables that must be set; empty where none must."""
-
-    @functools.cached_property
-    def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
-        """The parts of each condition, which must all hold. Raises ValueError for one that is not valid."""
-        return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -104,7 +82,8 @@ class EngineDefault:
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
-        return not self.when or any(all(term.holds(sizes) for term in terms) for terms in self.terms)
+        holding = (all(_holds(part, sizes) for part in one.split(" and ")) for one in self.when)
+        return not self.when or any(holding)
 
 
 @functools.cache
@@ -168,11 +147,17 @@ def default(
     return max(holding, key=lambda entry: len(entry.settings), default=None)
 
 
-def _term(text: str) -> SizeCondition:
-    words = text.split()
+def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:
+    """Whether a condition on one size holds: `m < 32`, `kv = fp8`, `page multiple-of 64`. Raises ValueError
+    for one that is not valid, and where a word is to be ordered against a number."""
+    words = condition.split()
     if len(words) != 3 or words[1] not in RELATIONS:
-        raise ValueError(f"cannot read the condition {text!r}; write for example 'm < 32' or 'kv = fp8'")
-    return SizeCondition(words[0], words[1], _number(words[2]))
+        raise ValueError(f"cannot read the condition {condition!r}; write for example 'm < 32' or 'kv = fp8'")
+    size, relation, value = words[0], words[1], _number(words[2])
+    given = _number(sizes.get(size, sizes[size.partition("/")[0]]))
+    if relation not in ("=", "!=") and isinstance(given, str) is not isinstance(value, str):
+        raise ValueError(f"size {size}={given} cannot be ordered against {value}")
+    return RELATIONS[relation](given, value)
 
 
 def _number(value: Size) -> Size:

@@ -77,9 +77,8 @@ def deployed(
 ) -> Deployment:
     """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
 
-    dp_attention: whether each rank has its own requests. With vLLM's --data-parallel-size each rank then
-                  holds all linear layers whole. With SGLang's --enable-dp-attention the dense MLPs are still
-                  split over all ranks, and get the tokens of all
+    dp_attention: whether each rank has its own requests. Each rank of vLLM then holds all linear layers
+                  whole; SGLang still splits the dense MLPs over all ranks, and gives them the tokens of all
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")

@@ -210,7 +210,8 @@ class LibrarySource:
                 return None
             is_static = "staticmethod" in map(_last_name, definition.decorator_list)
             signature = signatures.of_arguments(definition.args)
-            return signature if is_static else signatures.without_first(signature)
+            own = list(signature.parameters.values())
+            return signature if is_static else signature.replace(parameters=own[1:])
         bases = [base for base in made.bases if _last_name(base) not in ("object", "Generic", "Protocol")]
         makers = [node for node in [*made.decorator_list, *bases] if _last_name(node) in FIELDS]
         if not rest and makers:
@@ -305,7 +306,7 @@ def _common(found: list[inspect.Signature | None]) -> inspect.Signature | None:
     None where they differ, as it is not known which branch runs."""
     told = [signature for signature in found if signature]
     exact = [signature for signature in told if not signatures.takes_anything(signature)] or told
-    return exact[0] if len(set(map(signatures.text, exact))) == 1 else None
+    return exact[0] if len({*exact}) == 1 else None
 
 
 # Statements of a module
@@ -326,16 +327,9 @@ def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _definitions(block: ast.AST, name: str) -> list[ast.AST]:
-    """The statements that bind a name. Where there are others, neither assignments count nor functions that
-    only raise, as these stand for one that is not available."""
+    """The statements that bind a name. Where there are others, assignments do not count."""
     binding = [s for s in _statements(block) if _binds(s, name)]
-    telling = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
-    return telling or binding
-
-
-def _only_raises(statement: ast.AST) -> bool:
-    body = statement.body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else []
-    return bool(body) and isinstance(body[-1], ast.Raise) and len(body) <= 2
+    return [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign)] or binding
 
 
 def _binds(statement: ast.AST, name: str) -> bool:

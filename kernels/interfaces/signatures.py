@@ -1,6 +1,6 @@
 """Reads signatures of functions: live ones, Python source, schemas of torch's operators, and C++ bindings.
 
-A default is kept as the text that the source has for it.
+Those of sources have no annotations, and the source's text for a default. `parse` reads their `str`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ def of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
     by a function that takes anything."""
     if schema := getattr(getattr(function, "default", function), "_schema", None):
-        return inspect.Signature(
-            [
-                Kind(
-                    argument.name,
-                    Kind.KEYWORD_ONLY if argument.kwarg_only else Kind.POSITIONAL_OR_KEYWORD,
-                    default=Default("...") if argument.has_default_value() else Kind.empty,
-                )
-                for argument in schema.arguments
-            ]
-        )
+        return next(iter(_schema(_arguments(str(schema))).values()), None)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -89,34 +80,26 @@ def of_fields(body: Iterable[ast.stmt], by_name: bool) -> inspect.Signature | No
 
     by_name: whether all fields are keyword-only
     """
-    kind: Any = Kind.KEYWORD_ONLY if by_name else Kind.POSITIONAL_OR_KEYWORD
-    parameters = []
+    parameters = ["*"] if by_name else []
     for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             annotation = ast.unparse(field.annotation)
             if isinstance(field.value, ast.Call) or "ClassVar" in annotation or "KW_ONLY" in annotation:
                 return None
-            parameters.append(
-                Kind(field.target.id, kind, default=Default("...") if field.value else Kind.empty)
-            )
+            parameters.append(f"{field.target.id}=..." if field.value else field.target.id)
     try:
-        return inspect.Signature(parameters)
-    except ValueError:  # a field without a default behind one with a default
+        return parse(f"({', '.join(parameters)})")
+    except SyntaxError:  # a field without a default behind one with a default
         return None
 
 
 def of_schema(text: str) -> inspect.Signature:
     """Reads what an operator's schema has in brackets: `Tensor a, (Tensor, Tensor) b, *, int c=1`."""
-    parameters: list[inspect.Parameter] = []
-    kind: Any = Kind.POSITIONAL_OR_KEYWORD
+    parameters = []
     for part in _apart(text):
-        if part == "*":
-            kind = Kind.KEYWORD_ONLY
-            continue
         declared, equals, default = part.partition("=")
-        name = declared.split()[-1]
-        parameters.append(Kind(name, kind, default=Default(default) if equals else Kind.empty))
-    return inspect.Signature(parameters)
+        parameters.append(declared.split()[-1] + equals + default)
+    return parse(f"({', '.join(parameters)})")
 
 
 def _apart(text: str) -> list[str]:
@@ -127,21 +110,6 @@ def _apart(text: str) -> list[str]:
     ends = [*(comma.start() for comma in re.finditer(",", flat)), len(text)]
     starts = [0, *(end + 1 for end in ends)]
     return [part for start, end in zip(starts, ends, strict=False) if (part := text[start:end].strip())]
-
-
-def text(signature: inspect.Signature) -> str:
-    """The signature as text that `parse` reads."""
-    return str(
-        signature.replace(
-            parameters=[p.replace(annotation=Kind.empty) for p in signature.parameters.values()],
-            return_annotation=inspect.Signature.empty,
-        )
-    )
-
-
-def without_first(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a method as its object has it, without `self`."""
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:
@@ -166,7 +134,7 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
     made: dict[str, inspect.Signature] = {}
     for literals in re.findall(r'\bdef\(\s*((?:"[^"\n]*"\s*)+)', text):
         schema = "".join(re.findall(r'"([^"\n]*)"', literals))
-        made |= _schema(schema.rpartition("->")[0].rstrip().removesuffix(")"))
+        made |= _schema(_arguments(schema))
     for name, rest in re.findall(r'm\.def\(\s*"(\w+)"(.*?)\);', text, re.DOTALL):
         named = re.findall(r'(?:py|pybind11)::arg\("(\w+)"\)(\s*=)?', rest)
         if named:
@@ -178,9 +146,14 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
     return made
 
 
+def _arguments(schema: str) -> str:
+    """A schema without what it returns, as `_schema` reads it."""
+    return schema.rpartition("->")[0].rstrip().removesuffix(")")
+
+
 def _schema(text: str) -> dict[str, inspect.Signature]:
     """Reads `namespace::name.overload(arguments`. Returns the signature by name, or nothing."""
     match = re.fullmatch(r"(?:\w+::)?(\w+)(?:\.\w+)?\((.*)", text, re.DOTALL)
-    with contextlib.suppress(ValueError, IndexError):
+    with contextlib.suppress(SyntaxError, ValueError, IndexError):
         return {match[1]: of_schema(match[2])} if match else {}
     return {}

@@ -111,7 +111,9 @@ def sizes_of(op: str, sizes: dict[str, object]) -> dict[str, object]:
 def test_an_entry_says_where_its_engine_decides_by_sizes_of_the_op():
     for entry in ENTRIES:
         sizes = {field.name for field in fields(kernels.OPS[entry.op].Sizes)}
-        assert {term.size for terms in entry.terms for term in terms} <= sizes | {"heads/tp"}, entry
+        parts = [part.split() for one in entry.when for part in one.split(" and ")]
+        assert {size for size, _, _ in parts} <= sizes | {"heads/tp"}, entry
+        assert {relation for _, relation, _ in parts} <= engines.RELATIONS.keys(), entry
         assert re.fullmatch(rf"{entry.engine}(/\w+)+\.py", entry.file) and entry.line > 0, entry
         assert re.fullmatch(r"\w+(\.\w+)?", entry.function), entry
         assert entry.why and not entry.why.endswith(".") and entry.archs, entry

@@ -5,7 +5,7 @@ import pytest
 import kernels
 from kernels.op import Implementation
 from kernels.platform import Platform
-from kernels.plugin_process import PluginProcess
+from kernels.plugin_process import PluginImplementation, PluginProcess
 
 PLUGIN = """
 from kernels.op import Implementation
@@ -16,7 +16,7 @@ from lies_beside import TOKENS
 class Mine(Implementation):
     name, op, requires, library, runtime = "mine.row", "fused_moe", "a test", "pytest", "here"
     boundaries, activations, shared_layout = ("with_quant", "with_routing"), "fp8", "rows"
-    truncates, allocates, captures, rebinds = True, True, False, True
+    truncates, allocates, captures, rebinds, per_size = True, True, False, True, True
 
     def available(self, platform):
         return Support(platform.here, f"{platform.arch} {sorted(platform.features)}")
@@ -52,9 +52,10 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     (path := tmp_path / "mine.py").write_text(PLUGIN)
-    process = PluginProcess(path, kernels.PluginError)
-    (here, _), (there, silent) = kernels.implementations_of(path), process.implementations()
-    facts = Implementation.__annotations__.keys() - {"per_size"}  # which no plug-in's row is asked for
+    process = PluginProcess(path)
+    (here, _), (there, silent) = kernels.implementations_of(path), process.ask("list")
+    there, silent = (PluginImplementation(process, facts) for facts in (there, silent))
+    facts = Implementation.__annotations__.keys()
     assert all(getattr(here, fact) != getattr(Implementation, fact, None) for fact in facts)
     assert all(getattr(there, fact) == getattr(here, fact) for fact in {*facts, "version"})
     places = Platform("cpu", "x86", features=frozenset({"a", "b"})), Platform("rocm", "any", here=False)

@@ -21,6 +21,7 @@ from kernels.interfaces import signatures
 from kernels.mha_prefill.providers import aiter, cudnn, torch_eager
 from kernels.op import Unsupported
 from kernels.operands import Seeds
+from kernels.platform import Platform
 from shapes.case import parse
 from tests.support.answers import ANSWERS, VALUES
 from tests.support.composed import innermost
@@ -233,7 +234,7 @@ def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, to
 def test_torch_is_held_to_one_kernel_and_asked_whether_that_takes_each_sequence(monkeypatch, row, kind):
     asked, held = [], []
     (o, out), can_use = prefill(), f"can_use_{row.backend}_attention"
-    monkeypatch.setattr(torch_eager, "kind_of", lambda device: kind)
+    monkeypatch.setattr(torch_eager.platforms, "of", lambda device: Platform(kind, ""))
     hold = wraps(torch.nn.attention.sdpa_kernel)(lambda kernel: held.append(kernel) or nullcontext())
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", hold)
     with monkeypatch.context() as patch:

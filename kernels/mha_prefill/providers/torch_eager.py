@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from kernels import platform as platforms
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import allocated_bytes, padded, padded_bytes, reading
 from kernels.mha_prefill.operands import (
@@ -22,7 +23,6 @@ from kernels.mha_prefill.operands import (
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
-from kernels.triton_runtime import kind_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -190,7 +190,7 @@ def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     the first key and not to the last: there it is written out if tokens are cached."""
     from torch.nn.attention.bias import causal_lower_right
 
-    if sequence.prefix and kind_of(device) == "rocm":
+    if sequence.prefix and platforms.of(device).kind == "rocm":
         every = torch.ones(sequence.new, sequence.length, dtype=torch.bool, device=device)
         return every.tril_(sequence.prefix)
     return causal_lower_right(sequence.new, sequence.length)

@@ -19,7 +19,7 @@ from harness.tune.race import Race, TuneRequest, implementations_here, would_rac
 from harness.tune.store import store_winner
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
-from kernels.engine_tuning import LADDER, EngineConfig, nearest_of, table_of
+from kernels.engine_tuning import LADDER, EngineConfig, EngineTable, nearest_of
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.op import Unsupported
 from kernels.platform import Platform
@@ -36,7 +36,14 @@ NOW = values(EngineConfig(64, 128, 128, 32, 4, 2))
 FAST = values(EngineConfig(16, 64, 128, 1, 4, 4))
 OP = kernels.OPS["block_scale_gemm"]
 CASE = OP.case({"m": 24, "n": 6144, "k": 1536})
-TABLE = table_of(24, None, {FILE: lambda m: NOW})
+
+
+def by_default(entry):
+    """What an engine without a table uses."""
+    return EngineTable(entry, "the engine's default", {FILE: dict.fromkeys(LADDER, entry)})
+
+
+TABLE = by_default(NOW)
 
 
 def row(op: str, name: str = "vllm.triton"):
@@ -60,8 +67,7 @@ def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
 
 def test_the_baseline_does_not_race_itself(gemm):
     (_, first, second), _ = raced_configs(gemm, CASE, H200, 2, {CASE.key: TABLE})
-    table = table_of(24, None, {FILE: lambda m: first})
-    entries, _ = raced_configs(gemm, CASE, H200, 1, {CASE.key: table})
+    entries, _ = raced_configs(gemm, CASE, H200, 1, {CASE.key: by_default(first)})
     assert entries == [None, second], "the same draw without it"
 
 
@@ -70,15 +76,20 @@ def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
     assert [nearest_of(own, 20) for own in ((16, 24), (24, 16))] == [16, 24]
 
 
-def test_what_the_engine_takes_near_m_enters_first(gemm):
+def test_what_the_engine_takes_near_m_enters_first(gemm, monkeypatch):
     own = {
         m: values(EngineConfig(8, 32, 128, 1, 4, stages))
         for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
     }
     own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
-    table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
-    assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
+    stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own, device=lambda: "NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    asked = {"own": Function("an_engine.own", needs="N K block_n block_k")}
+    tables = replace(gemm.tables, **asked, device=Function("an_engine.device"))
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
+    table = tables.engine_table(OP.sizes(case.sizes))
+    assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
+    assert [*table.files] == [FILE] and [*table.files[FILE]] == [*LADDER]
     entries, _ = raced_configs(gemm, case, H200, 4, {case.key: table})
     first, *near = entries[:4]
     assert first is None and near == [own[48], own[96], own[512]]

@@ -15,7 +15,21 @@ from typing import Any
 
 import torch
 
-from kernels.mistakes import E4M3, E5M2, Compute, Round, bf16, exact, fp8, fp8_truncated, fp16, kept, put
+from kernels.mistakes import (
+    E4M3,
+    E5M2,
+    Compute,
+    Mistake,
+    Round,
+    bf16,
+    exact,
+    fp8,
+    fp8_truncated,
+    fp16,
+    kept,
+    listed,
+    put,
+)
 
 LOG2E = math.log2(math.e)
 Partial = tuple[torch.Tensor, torch.Tensor]
@@ -313,20 +327,23 @@ class AttentionOp:
     def last_left_out(self, o: Any, right: torch.Tensor) -> torch.Tensor:
         return put(right, self.read(o, self.sequences(o)[-1]).rows, 0.0)
 
-    def mistakes(self, sequences: Mapping[str, Wrong]) -> dict[str, Compute]:
-        """What both ops can do wrong in a call of bf16, and what this op can do wrong in one sequence."""
-        return {
-            **{name: self.in_one(wrong) for name, wrong in {**SEQUENCES, **sequences}.items()},
-            **{name: self.output(change) for name, change in OUTPUTS.items()},
-            "last sequence never computed": self.last_left_out,
-        }
+    def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
+        """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
+        return listed(
+            {
+                **{name: self.in_one(wrong) for name, wrong in {**SEQUENCES, **own}.items()},
+                **{name: self.output(change) for name, change in OUTPUTS.items()},
+                "last sequence never computed": self.last_left_out,
+            }
+        )
 
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
-    ) -> dict[str, Compute]:
+    ) -> tuple[Mistake, ...]:
         """The same of a call that rounds to FP8. everywhere, in_one: what this op can do wrong in all
-        sequences and in one."""
-        return {
+        sequences and in one"""
+        computes = {
             **{name: self.everywhere(of) for name, of in {**IN_FP8_EVERYWHERE, **everywhere}.items()},
             **{name: self.in_one(of) for name, of in {**IN_FP8, **in_one}.items()},
         }
+        return listed(computes, activations="fp8", form="{}, in FP8")

@@ -13,12 +13,6 @@ import torch
 Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may
 change and return the right output, as many kernels are wrong in one place only."""
-Fits = Callable[[Any], bool]
-"""sizes of a case -> whether a mistake changes the output there."""
-
-
-def any_size(sizes: Any) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -34,21 +28,14 @@ class Mistake:
     """The format that it rounds activations to, bf16 or fp8. The tolerance depends on it."""
     truncates: bool = False
     """Whether it rounds to bf16 toward zero. The tolerance depends on this, too."""
-    fits: Fits = any_size
 
 
 def listed(
-    computes: Mapping[str, Compute],
-    fits: Mapping[str, Fits],
-    usual: Fits = any_size,
-    form: str = "{}",
-    boundary: str = "core",
-    activations: str = "bf16",
+    computes: Mapping[str, Compute], boundary: str = "core", activations: str = "bf16", form: str = "{}"
 ) -> tuple[Mistake, ...]:
-    """The mistakes of a table by name. form: makes the full name; usual: fits those that `fits` lacks."""
+    """The mistakes of a table by name. form: makes the full name"""
     return tuple(
-        Mistake(form.format(name), compute, boundary, activations, fits=fits.get(name, usual))
-        for name, compute in computes.items()
+        Mistake(form.format(name), compute, boundary, activations) for name, compute in computes.items()
     )
 
 

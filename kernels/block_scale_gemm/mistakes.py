@@ -17,14 +17,12 @@ from typing import Any
 import torch
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes as Sizes
 from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format
 from kernels.mistakes import (
     E4M3,
     E5M2,
     OTHER_FP8,
     Compute,
-    Fits,
     Mistake,
     Round,
     bf16,
@@ -125,7 +123,12 @@ def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
 
 def reads(**changed: Variant) -> Variant:
     """changed: by name, what is read in place of a, b, a_scale or b_scale."""
-    return lambda t: multiply(replace(t, **{name: other(t) for name, other in changed.items()}))
+
+    def variant(t: Tile) -> torch.Tensor:
+        read: dict[str, Any] = {name: other(t) for name, other in changed.items()}
+        return multiply(replace(t, **read))
+
+    return variant
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -308,42 +311,40 @@ OUTPUTS: Mapping[str, Compute] = {
     "a row of 6 bits": row(lambda x: kept(6, x.float())),
 }
 
-QUANTISERS_IN_ALL_ROWS: Mapping[str, Quantiser] = {
-    "stored scales 2 percent too large": partial(quantised, stored=lambda s: 1.02 * s),
-    "stored scales 5 percent too small": partial(quantised, stored=lambda s: 0.95 * s),
-    "codes truncated": lambda o: quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype)),
-    "codes rounded as e5m2": partial(quantised, rounding=partial(fp8, E5M2)),
-    "up to 448 in e4m3fnuz": partial(quantised, top=448.0),
+
+def quantiser(**options: Any) -> Compute:
+    """Of all rows."""
+    return everywhere(multiply, partial(quantised, **options))
+
+
+def of_row(row: int, **options: Any) -> Compute:
+    """row: the row of adversarial operands in which it shows (generate.py)."""
+    return in_one_place(multiply, partial(quantised, **options), row)
+
+
+def codes_truncated(o: Operands) -> Quantised:
+    return quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype))
+
+
+QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
+    "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
+    "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
+    "codes truncated": everywhere(multiply, codes_truncated),
+    "codes rounded as e5m2": quantiser(rounding=partial(fp8, E5M2)),
+    "up to 448 in e4m3fnuz": quantiser(top=448.0),
 }
 """Errors that one row hides in its rounding to FP8, but not all rows together."""
 
-QUANTISERS_IN_ONE_ROW: Mapping[str, tuple[Quantiser, int]] = {
-    "scales of half their size, saturated": (partial(quantised, amax=lambda x: largest(x) / 2), 4),
-    "scales of 2^16 times their size": (partial(quantised, amax=lambda x: largest(x) * 2**16), 4),
-    "scales never stored": (partial(quantised, stored=torch.ones_like), 4),
-    "blocks of 64": (partial(quantised, block=64), 4),
-    "last value of a block overlooked": (partial(quantised, amax=lambda x: largest(x[..., :-1])), 2),
-    "negative values overlooked": (partial(quantised, amax=lambda x: x.amax(-1)), 2),
-    "one scale for the tensor": (partial(quantised, amax=lambda x: x.abs().amax().expand(x.shape[:2])), 4),
-    "no magnitude below 1": (partial(quantised, amax=lambda x: largest(x).clamp(min=1.0)), 4),
-    "NaN for a block of zeros": (
-        partial(quantised, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
-        7,
-    ),
-}
-"""Each with the row of adversarial operands in which it shows (generate.py)."""
-
-
-def of_free_scales(sizes: Sizes) -> bool:
-    """Sizes with several rows and blocks of K, and scales that are not powers of two."""
-    return sizes.m > 8 and sizes.k_blocks > 3 and sizes.scales == "fp32"
-
-
-FITS: Mapping[str, Fits] = {
-    "up to 448 in e4m3fnuz": lambda s: s.fp8 == "e4m3fnuz",
-    "stored scales 2 percent too large": lambda s: s.m > 32,
-    "the sum in bf16 after each 16 products": lambda s: s.k >= 2048,
-    "a's padded scales read unpadded": lambda s: s.m > 8 and s.m % 4 != 0,
+QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
+    "scales of half their size, saturated": of_row(4, amax=lambda x: largest(x) / 2),
+    "scales of 2^16 times their size": of_row(4, amax=lambda x: largest(x) * 2**16),
+    "scales never stored": of_row(4, stored=torch.ones_like),
+    "blocks of 64": of_row(4, block=64),
+    "last value of a block overlooked": of_row(2, amax=lambda x: largest(x[..., :-1])),
+    "negative values overlooked": of_row(2, amax=lambda x: x.amax(-1)),
+    "one scale for the tensor": of_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
+    "no magnitude below 1": of_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
+    "NaN for a block of zeros": of_row(7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
 }
 
 
@@ -351,24 +352,13 @@ def places(variants: Mapping[str, Variant], quantiser: Quantiser | None = None) 
     return {name: in_one_place(variant, quantiser) for name, variant in variants.items()}
 
 
-def in_fp8(computes: Mapping[str, Compute], form: str = "{}") -> tuple[Mistake, ...]:
-    return listed(computes, FITS, of_free_scales, form, "with_quant", "fp8")
-
-
-def in_bf16(computes: Mapping[str, Compute], form: str = "{}", boundary: str = "core") -> tuple[Mistake, ...]:
-    return listed(computes, FITS, of_free_scales, form, boundary)
-
-
 MISTAKES: tuple[Mistake, ...] = (
-    *in_fp8(places(IN_FP8, quantised)),
-    *in_bf16(places(IN_OTHER_CALLS), "of given codes: {}"),
-    *in_bf16(places(IN_OTHER_CALLS), "W8A16: {}", "with_quant"),
-    *in_bf16(places({"activations in FP8": multiply}, quantised), "W8A16: {}", "with_quant"),
-    *in_bf16({**places(IN_CORE), **OUTPUTS}),
+    *listed(places(IN_FP8, quantised), "with_quant", "fp8"),
+    *listed(places(IN_OTHER_CALLS), form="of given codes: {}"),
+    *listed(places(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
+    Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
+    *listed({**places(IN_CORE), **OUTPUTS}),
     Mistake("a row truncated to 5 bits", row(lambda x: kept(5, x.float())), truncates=True),
-    *in_fp8({name: everywhere(multiply, q) for name, q in QUANTISERS_IN_ALL_ROWS.items()}, "quantiser: {}"),
-    *in_fp8(
-        {name: in_one_place(multiply, q, at) for name, (q, at) in QUANTISERS_IN_ONE_ROW.items()},
-        "quantiser, one row: {}",
-    ),
+    *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
+    *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )

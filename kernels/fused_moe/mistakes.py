@@ -26,8 +26,7 @@ from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
-from kernels.fused_moe.sizes import FusedMoeSizes as Sizes
-from kernels.mistakes import E4M3, Compute, Fits, Mistake, Round, exact, fp8, fp16, listed, put
+from kernels.mistakes import E4M3, Compute, Mistake, Round, exact, fp8, fp16, listed, put
 
 Picks = tuple[torch.Tensor, torch.Tensor]
 """Ids of experts [tokens, picks], -1 for one of another rank, and their weights [tokens, picks]."""
@@ -351,51 +350,13 @@ OUTPUTS: Mapping[str, Compute] = {
 }
 
 
-def limit_matters(sizes: Sizes) -> bool:
-    """Whether the limit of groups leaves out experts that would be picked without it."""
-    groups, limit = sizes.group_limit
-    return groups > limit and limit * (sizes.experts // groups) > sizes.topk
-
-
-def several_blocks(sizes: Sizes) -> bool:
-    return min(sizes.hidden, sizes.inter) > BLOCK
-
-
-def few_blocks(sizes: Sizes) -> bool:
-    """Where an expert has few tokens, rounding to FP8 hides an error in one block of many."""
-    return several_blocks(sizes) and sizes.hidden <= 16 * BLOCK
-
-
-def has_shared(sizes: Sizes) -> bool:
-    return bool(sizes.shared)
-
-
-FITS: Mapping[str, Fits] = {
-    "experts of other ranks taken for expert 0": lambda sizes: sizes.ep > 1,
-    "shared expert left out": has_shared,
-    "shared expert scaled too": has_shared,
-    "groups ignored": limit_matters,
-    "groups by their best score": limit_matters,
-    "one group fewer": limit_matters,
-    **{name: few_blocks for name in IN_FP8 if "in one block" in name},
-}
-
-
-def in_fp8(computes: Mapping[str, Compute], form: str = "{}") -> tuple[Mistake, ...]:
-    return listed(computes, FITS, several_blocks, form, "with_quant", "fp8")
-
-
 MISTAKES: tuple[Mistake, ...] = (
-    *in_fp8({name: of_one_expert(plan) for name, plan in IN_FP8.items()}),
+    *listed({name: of_one_expert(plan) for name, plan in IN_FP8.items()}, "with_quant", "fp8"),
+    *listed({name: of_one_expert(plan, requant=False) for name, plan in IN_BF16.items()}),
     *listed(
-        {name: of_one_expert(plan, requant=False) for name, plan in IN_BF16.items()}, FITS, several_blocks
+        {name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()},
+        *("with_quant", "fp8", "all experts: {}"),
     ),
-    *in_fp8({name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()}, "all experts: {}"),
-    *listed(
-        {name: with_picks(wrong) for name, wrong in PICKS.items()},
-        FITS,
-        several_blocks,
-        boundary="with_routing",
-    ),
-    *listed(OUTPUTS, FITS, several_blocks),
+    *listed({name: with_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
+    *listed(OUTPUTS),
 )

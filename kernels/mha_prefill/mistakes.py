@@ -14,8 +14,7 @@ import torch
 
 from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, out
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
-from kernels.mha_prefill.sizes import MhaPrefillSizes
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Fits, Mistake, Round, fp8, fp16, listed, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, Round, fp8, fp16, put
 
 
 def keys_of(s: Sequence, q: torch.Tensor, behind: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,60 +184,9 @@ SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
 }
 
 
-def several_sequences(sizes: MhaPrefillSizes) -> bool:
-    return sizes.batch > 1
-
-
-def several_heads(sizes: MhaPrefillSizes) -> bool:
-    return sizes.heads > 1
-
-
-def cached(sizes: MhaPrefillSizes) -> bool:
-    return max(prefix for prefix, _ in sizes.lengths()) > 1
-
-
-def many_steps(sizes: MhaPrefillSizes) -> bool:
-    """With few steps, rounding after each is no worse than rounding the output."""
-    return max(prefix + new for prefix, new in sizes.lengths()) > 100
-
-
-def bf16_operands(sizes: MhaPrefillSizes) -> bool:
-    return sizes.dtype == "bf16"
-
-
-def fp8_operands(sizes: MhaPrefillSizes) -> bool:
-    return sizes.dtype == "fp8"
-
-
-FITS: Mapping[str, Fits] = {
-    "causal mask aligned to the first key": cached,
-    "last cached key left out": cached,
-    "first new key counted twice": cached,
-    "last key of the previous sequence counted too": several_sequences,
-    "keys of the previous sequence": several_sequences,
-    "result in bf16 after each token": many_steps,
-    "sum in bf16 after each token": many_steps,
-    "result in fp16": bf16_operands,
-    "values rounded to FP8": bf16_operands,
-    "keys of the previous head": several_heads,
-    "heads shifted by one": several_heads,
-    "stored past the end of a sequence": several_sequences,
-}
-
 MISTAKES: tuple[Mistake, ...] = (
-    *listed(OP.mistakes(SEQUENCES), FITS),
-    *listed(
-        {
-            "rows shifted by one": OP.output(lambda out: out.roll(1, 0)),
-            "stored past the end of a sequence": stored_past_the_end,
-        },
-        FITS,
-    ),
-    *listed(
-        OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
-        {},
-        fp8_operands,
-        "{}, in FP8",
-        activations="fp8",
-    ),
+    *OP.mistakes(SEQUENCES),
+    Mistake("rows shifted by one", OP.output(lambda out: out.roll(1, 0))),
+    Mistake("stored past the end of a sequence", stored_past_the_end),
+    *OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
 )

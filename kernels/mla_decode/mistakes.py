@@ -26,9 +26,9 @@ from kernels.attention_mistakes import (
     times,
     without,
 )
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Fits, Mistake, fp8, kept, listed, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, fp8, kept, put
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
@@ -142,45 +142,7 @@ SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
 """Calls that round q and the softmax weights to FP8 themselves."""
 
 
-def several_sequences(sizes: MlaDecodeSizes) -> bool:
-    return sizes.batch > 1
-
-
-def several_pages(sizes: MlaDecodeSizes) -> bool:
-    return max(sizes.lengths()) > 3 * sizes.page
-
-
-def many_steps(sizes: MlaDecodeSizes) -> bool:
-    """With few steps, rounding after each is no worse than rounding the output."""
-    return max(sizes.lengths()) > 100
-
-
-def fp8_cache(sizes: MlaDecodeSizes) -> bool:
-    return sizes.kv == "fp8"
-
-
-FITS: Mapping[str, Fits] = {
-    **dict.fromkeys(SLOTS_IN_FP8, several_pages),
-    "tokens of the previous sequence": several_sequences,
-    "page numbers in 16 bits with a sign": lambda sizes: sizes.page == 1,
-    "result in bf16 after each token": many_steps,
-    "sum in bf16 after each token": many_steps,
-    "cache's scale left out in scores": fp8_cache,
-    "cache's scale left out in values": fp8_cache,
-    "cache read in the other FP8 format": fp8_cache,
-    "heads shifted by one": lambda sizes: sizes.heads > 1,
-}
-FITS_IN_FP8: Mapping[str, Fits] = dict.fromkeys(
-    SLOTS_IN_FP8, lambda sizes: fp8_cache(sizes) and several_pages(sizes)
-)
-
 MISTAKES: tuple[Mistake, ...] = (
-    *listed(OP.mistakes(SEQUENCES), FITS),
-    *listed(
-        OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
-        FITS_IN_FP8,
-        fp8_cache,
-        "{}, in FP8",
-        activations="fp8",
-    ),
+    *OP.mistakes(SEQUENCES),
+    *OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
 )

@@ -13,7 +13,7 @@ import torch
 
 from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine, evenly
 from kernels.mistakes import Mistake, Round, bf16, exact, fp8
-from kernels.mla_decode.mistakes import OP, fp8_cache
+from kernels.mla_decode.mistakes import OP
 from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
 
 
@@ -192,7 +192,7 @@ FP8_TRUNCATED: dict[str, Wrong] = {
 
 
 def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates, fp8_cache)
+    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates)
 
 
 RIGHT: tuple[Mistake, ...] = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.tables import Problem, printable
-from kernels.tables.files import Files, TableError, read
+from kernels.tables.files import Files, TableError
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
@@ -252,7 +252,7 @@ class Table:
             self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
             return None
         try:
-            text = read(Path(name), name) if self._given else self._files.text(name)
+            text = self._files.text(Path(name) if self._given else name)
         except TableError as error:
             text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
             self._say_that_it_raises(name, 0, text)

@@ -8,6 +8,7 @@ are equally near, the one that comes first in the file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -19,14 +20,11 @@ from typing import Any
 
 from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import Files, TableError, read
+from kernels.tables.files import Files, Place, TableError, beside
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
 """A configuration of Triton: option -> value."""
-
-Place = str | Path
-"""A file or folder. A str is its name in the package. A Path is in the folder that a variable names."""
 
 
 def _tile(m: int, n: int, group: int, stages: int) -> Config:
@@ -66,6 +64,8 @@ class Rules:
     """A pattern of what is replaced by `_` in a device's name."""
     variable: str
     """The environment variable that names another folder for MoE."""
+    below: tuple[str, ...]
+    """The folder below that one in which the tables are."""
     impossible: str
     """A pattern of device names that no driver reports."""
     gemm_default: Config
@@ -81,6 +81,7 @@ RULES: Mapping[str, Rules] = {
         block="[128,128]",
         space=r"[\s/]+",
         variable="VLLM_TUNED_CONFIG_FOLDER",
+        below=(),
         impossible="AMD_Instinct_MI3(00|08|25)X?_OAM",  # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py
         gemm_default=_tile(64, 128, 32, 2),
         moe_default=_vllm_moe_default,
@@ -91,6 +92,7 @@ RULES: Mapping[str, Rules] = {
         block="[128, 128]",
         space=" ",
         variable="SGLANG_MOE_CONFIG_DIR",
+        below=("configs",),
         impossible="",
         gemm_default=_tile(64, 128, 32, 3),
         moe_default=_sglang_moe_default,
@@ -119,23 +121,25 @@ class EngineTables:
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
-        self._own = None if own is None else Path(own)
-        if self._own is not None and engine == "sglang":
-            self._own /= "configs"
-        self._invariant = engine == "vllm" and _is_invariant(environment)
+        self._own = None if own is None else Path(own, *self._rules.below)
+        invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
+        try:
+            self._invariant = bool(int(invariant))
+        except ValueError:
+            raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
         self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
-        name = self._gemm_name(target, n, k)
+        name = self._name(target, f"N={n},K={k}")
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
-        if not self._is_there(file):
+        if not self._files.has(file):
             return Found(file, None, fallback)
         self._hits.add(name)
         table = self._load(file)
@@ -146,7 +150,7 @@ class EngineTables:
         key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
         config = table.by_m[key]
         small = config["BLOCK_SIZE_K"]
-        if self.engine == "sglang" and small < 128 and (_is_rocm(target) or 128 % small):
+        if self.engine == "sglang" and small < 128 and (target.kind == "rocm" or 128 % small):
             config = {**config, "BLOCK_SIZE_K": 128}
             notes += (f"BLOCK_SIZE_K {small} of the file is raised to 128",)
         return Found(file, _entry(table, key, as_text(config)), notes=notes)
@@ -161,14 +165,16 @@ class EngineTables:
         inter:   the intermediate size on this rank
         experts: how many experts this rank has, including the shared expert where it is fused
         """
-        name = self._moe_name(target, inter, experts)
-        shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        name = self._name(target, f"E={experts},N={inter}")
+        shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         self._asked[name] = None
         try:
-            up = self._moe_table(target, name)
-            down = self._moe_table(target, _down(name)) if self.engine == "sglang" else None
+            up, down = (
+                self._load(place) if (place := next(self._places(target, each), None)) else None
+                for each in (name, _down(name) if self.engine == "sglang" else "")
+            )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
         if up:
@@ -177,7 +183,7 @@ class EngineTables:
             if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop, table.odd)
         entry, notes = None, tuple[str, ...]()
-        config = self._rules.moe_default(tokens, _is_rocm(target))
+        config = self._rules.moe_default(tokens, target.kind == "rocm")
         if up and up.by_m:
             entry = _entry(up, nearest_of(up.by_m, tokens), "")
             config = up.by_m[entry.m]
@@ -209,12 +215,10 @@ class EngineTables:
         gemms: (n, k), see `gemm`
         moes:  (inter, experts), see `moe`
         """
-        names = [self._gemm_name(target, n, k) for n, k in gemms]
-        names = [name for name in names if not self._is_there(f"{self._rules.gemm}/{name}")]
-        for inter, experts in moes:
-            name = self._moe_name(target, inter, experts)
-            if not self._all_places(target, name):
-                names.append(name)
+        names = [self._name(target, f"N={n},K={k}") for n, k in gemms]
+        names = [name for name in names if not self._files.has(f"{self._rules.gemm}/{name}")]
+        wanted = [self._name(target, f"E={experts},N={inter}") for inter, experts in moes]
+        names += [name for name in wanted if not self._all_places(target, name)]
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
@@ -249,7 +253,7 @@ class EngineTables:
             yield Problem(self._setting, 0, text)
         try:
             own = [folder for folder in self._folders if isinstance(folder, Path)]
-            names = [name for folder in own for name in self._names(folder)]
+            names = [name for folder in own for name in self._files.inside(folder)]
         except TableError:  # this is a problem already
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
@@ -262,7 +266,7 @@ class EngineTables:
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
         try:
-            names = self._names(folder)
+            names = self._files.inside(folder)
         except TableError as error:
             yield Problem(str(folder), 0, error.reason)
             return
@@ -278,7 +282,7 @@ class EngineTables:
             if said and said["device"] == device:
                 rest = said["rest"] or ""
                 if rest == wanted:
-                    yield from self._of_table(self._load(_join(folder, name)))
+                    yield from self._of_table(self._load(beside(folder, name)))
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
             elif said and said["device"] == "":
@@ -315,7 +319,7 @@ class EngineTables:
             missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
             try:
                 folders = self._folders if is_moe else [root]
-                names = {name for folder in folders for name in self._names(folder)} if missed else set()
+                names = {name for folder in folders for name in self._files.inside(folder)} if missed else set()
             except TableError:  # this is a problem already
                 continue
             others = {
@@ -325,7 +329,7 @@ class EngineTables:
                 if name.replace(f"={said['device']},", f"={device},") in missed
             }
             told = _model(device) or device
-            if same := sorted(o for o in others if _maker(o) == _maker(device) and _model(o) != told):
+            if same := sorted(o for o in others if o.split("_")[0] == device.split("_")[0] and _model(o) != told):
                 text = f"shapes without a file for {device} have one for {', '.join(same)}"
                 yield Problem(str(root), 0, text)
 
@@ -364,8 +368,10 @@ class EngineTables:
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
-            return f"none, sglang stops at M {entries[0]}: {table.bad[entries[0]]}"
+        for at in table.bad if self.engine == "sglang" and of_all else ():
+            config = table.by_m[at]
+            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
+                return f"none, sglang stops at M {at}: {table.bad[at]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails at M {key}: {wrong}"
         return ""
@@ -381,38 +387,27 @@ class EngineTables:
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
 
-    def _gemm_name(self, target: Target, n: int, k: int) -> str:
-        return file_name(f"N={n},K={k}", self._device(target), self._rules.block)
-
-    def _moe_name(self, target: Target, inter: int, experts: int) -> str:
-        return file_name(f"E={experts},N={inter}", self._device(target, is_moe=True), self._rules.block)
-
-    def _moe_table(self, target: Target, name: str) -> Configurations | None:
-        """The file that the engine uses; None where there is none. Raises TableError as _folders does."""
-        place = next(self._places(target, name), None)
-        return None if place is None else self._load(place)
+    def _name(self, target: Target, shape: str) -> str:
+        """The name of a file. shape: `N=512,K=7168` or `E=256,N=256`"""
+        return file_name(shape, self._device(target, shape.startswith("E")), self._rules.block)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
         """The places where a file for MoE exists. The engine uses the first. Raises TableError."""
         if self.engine == "vllm":
-            candidates: list[Place] = [] if self._own is None else [self._own / name]
-            yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
+            yield from filter(self._files.has, [beside(folder, name) for folder in self._folders])
             return
-        exact = _join(self._moe_root, _version_folder(target))
-        if self._is_there(place := _join(exact, name)):
+        exact = beside(self._moe_root, _version_folder(target))
+        if self._files.has(place := beside(exact, name)):
             yield place
         for folder in self._folders:
-            if folder != exact and self._is_there(place := _join(folder, name)):
+            if folder != exact and self._files.has(place := beside(folder, name)):
                 yield place
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
         """The places that are found, until SGLang stops if it does."""
         places: list[Place] = []
-        try:
-            for place in self._places(target, name):
-                places.append(place)
-        except TableError:
-            pass
+        with contextlib.suppress(TableError):
+            places.extend(self._places(target, name))
         return places
 
     @functools.cached_property
@@ -421,7 +416,7 @@ class EngineTables:
         versions of Triton in their names."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
-        names = self._names(self._moe_root)
+        names = self._files.inside(self._moe_root)
         if isinstance(self._moe_root, str):  # a zip lists only files
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
@@ -433,36 +428,17 @@ class EngineTables:
                     versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
-        return [_join(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
-
-    def _is_there(self, place: Place) -> bool:
-        try:
-            return place.is_file() if isinstance(place, Path) else self._files.has(place)
-        except OSError:  # engines treat a folder without permission as one without the file
-            return False
-
-    def _names(self, folder: Place) -> list[str]:
-        """The names of the files in a folder. Raises TableError."""
-        if isinstance(folder, str):
-            return [name.rpartition("/")[2] for name in self._files.names(f"{folder}/*")]
-        try:
-            return sorted(path.name for path in folder.iterdir())
-        except OSError as error:
-            raise TableError(error.strerror or str(error), str(folder)) from None
+        return [beside(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:
-            self._loaded[place] = self._parsed(place)
+            file = str(place)
+            says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
+            try:
+                self._loaded[place] = parse(file, self._files.text(place), says_triton)
+            except TableError as error:
+                self._loaded[place] = Configurations(file, broken=error.reason)
         return self._loaded[place]
-
-    def _parsed(self, place: Place) -> Configurations:
-        file = str(place)
-        try:
-            text = read(place, file) if isinstance(place, Path) else self._files.text(place)
-        except TableError as error:
-            return Configurations(file, broken=error.reason)
-        is_moe = not Path(file).name.startswith("N=")
-        return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
 
 
 def file_name(shape: str, device: str, block: str) -> str:
@@ -470,24 +446,8 @@ def file_name(shape: str, device: str, block: str) -> str:
     return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 
-def _is_invariant(environment: Mapping[str, str]) -> bool:
-    value = environment.get("VLLM_BATCH_INVARIANT", "0")
-    try:
-        return bool(int(value))
-    except ValueError:
-        raise TableError(f"VLLM_BATCH_INVARIANT={value}: vllm takes 0 or 1") from None
-
-
-def _is_rocm(target: Target) -> bool:
-    return target.arch.startswith("gfx")
-
-
 def _version_folder(target: Target) -> str:
     return f"triton_{target.triton.replace('.', '_')}"
-
-
-def _join(folder: Place, name: str) -> Place:
-    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
 
 def _down(name: str) -> str:
@@ -500,11 +460,6 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
-
-
-def _maker(device: str) -> str:
-    """`AMD` or `NVIDIA`."""
-    return re.split(r"[\s_]", device)[0]
 
 
 def _files(count: int) -> str:
@@ -562,13 +517,6 @@ class Configurations:
     """Why the engine stops when it loads the file; empty where it loads."""
     line: int = 0
     """The line of what is broken; 0 if unknown."""
-
-    def without(self, name: str) -> list[int]:
-        """The M of the entries in which this name is missing or not an integer."""
-        by_m = self.by_m
-        return [
-            m for m in self.bad if not isinstance(by_m[m], dict) or not isinstance(by_m[m].get(name), int)
-        ]
 
     @property
     def thin(self) -> str:

@@ -13,7 +13,7 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,14 @@ class EngineTables:
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
+        self._wanted: dict[str, None] = {}  # the same, and those of calls that read no table
         self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
         name = self._name(target, f"N={n},K={k}")
         file = f"{self._rules.gemm}/{name}"
-        self._asked[name] = None
+        self._asked[name] = self._wanted[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
@@ -167,6 +168,7 @@ class EngineTables:
         """
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        self._wanted[name] = None
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         self._asked[name] = None
@@ -207,19 +209,19 @@ class EngineTables:
             return Found(up.file if up else shown, None, kernel, notes)
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
-    def missing(
-        self, target: Target, gemms: Iterable[tuple[int, int]], moes: Iterable[tuple[int, int]]
-    ) -> list[str]:
-        """The names of the files that do not exist, as the engine's tuner writes them.
-
-        gemms: (n, k), see `gemm`
-        moes:  (inter, experts), see `moe`
-        """
-        names = [self._name(target, f"N={n},K={k}") for n, k in gemms]
-        names = [name for name in names if not self._files.has(f"{self._rules.gemm}/{name}")]
-        wanted = [self._name(target, f"E={experts},N={inter}") for inter, experts in moes]
-        names += [name for name in wanted if not self._all_places(target, name)]
-        return list(dict.fromkeys(names))
+    def untuned(self, target: Target) -> dict[str, str]:
+        """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
+        them."""
+        texts = {}
+        for op, kind in (("block_scale_gemm", "N"), ("fused_moe", "E")):
+            names = [name for name in self._wanted if name.startswith(kind)]
+            if kind == "N":
+                lacking = [name for name in names if not self._files.has(f"{self._rules.gemm}/{name}")]
+            else:
+                lacking = [name for name in names if not self._all_places(target, name)]
+            if lacking:
+                texts[f"{self.engine}_{op}_missing.txt"] = "".join(f"{name}\n" for name in lacking)
+        return texts
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
@@ -319,7 +321,9 @@ class EngineTables:
             missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
             try:
                 folders = self._folders if is_moe else [root]
-                names = {name for folder in folders for name in self._files.inside(folder)} if missed else set()
+                names = (
+                    {name for folder in folders for name in self._files.inside(folder)} if missed else set()
+                )
             except TableError:  # this is a problem already
                 continue
             others = {
@@ -329,7 +333,9 @@ class EngineTables:
                 if name.replace(f"={said['device']},", f"={device},") in missed
             }
             told = _model(device) or device
-            if same := sorted(o for o in others if o.split("_")[0] == device.split("_")[0] and _model(o) != told):
+            if same := sorted(
+                o for o in others if o.split("_")[0] == device.split("_")[0] and _model(o) != told
+            ):
                 text = f"shapes without a file for {device} have one for {', '.join(same)}"
                 yield Problem(str(root), 0, text)
 

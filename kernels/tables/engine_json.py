@@ -129,20 +129,17 @@ class EngineTables:
             raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
-        self._wanted: dict[str, None] = {}  # the same, and those of calls that read no table
-        self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
         name = self._name(target, f"N={n},K={k}")
         file = f"{self._rules.gemm}/{name}"
-        self._asked[name] = self._wanted[name] = None
+        self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._files.has(file):
             return Found(file, None, fallback)
-        self._hits.add(name)
         table = self._load(file)
         if stop := self._stop(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop, table.odd)
@@ -168,10 +165,9 @@ class EngineTables:
         """
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
-        self._wanted[name] = None
+        self._asked[name] = None
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
-        self._asked[name] = None
         try:
             up, down = (
                 self._load(place) if (place := next(self._places(target, each), None)) else None
@@ -179,8 +175,6 @@ class EngineTables:
             )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        if up:
-            self._hits.add(name)
         for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
             if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop, table.odd)
@@ -212,58 +206,55 @@ class EngineTables:
     def untuned(self, target: Target) -> dict[str, str]:
         """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
         them."""
-        texts = {}
-        for op, kind in (("block_scale_gemm", "N"), ("fused_moe", "E")):
-            names = [name for name in self._wanted if name.startswith(kind)]
-            if kind == "N":
-                lacking = [name for name in names if not self._files.has(f"{self._rules.gemm}/{name}")]
-            else:
-                lacking = [name for name in names if not self._all_places(target, name)]
-            if lacking:
-                texts[f"{self.engine}_{op}_missing.txt"] = "".join(f"{name}\n" for name in lacking)
+        texts: dict[str, str] = {}
+        for name in self._missed(target):
+            op = "block_scale_gemm" if name.startswith("N") else "fused_moe"
+            file = f"{self.engine}_{op}_missing.txt"
+            texts[file] = f"{texts.get(file, '')}{name}\n"
         return texts
+
+    def _missed(self, target: Target) -> list[str]:
+        return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        device = self._device(target, is_moe=True)
-        asked = {name[0] for name in self._asked}
-        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
-        if "E" not in asked:
-            unread = Problem(self._setting, 0, "no kernel of this deployment looks into it")
-            found += [] if self._own is None else [unread]
-            return [*_grouped(found), *self._elsewhere(target)]
-        try:
-            folders = self._folders
-        except TableError as error:
-            folders, stop = [], f"{error.reason}; sglang stops where it looks for a version"
-            found.append(Problem(str(self._moe_root), 0, stop))
-        else:
-            if not folders:
-                found.append(Problem(str(self._moe_root), 0, "no folder triton_... in it"))
-        for folder in folders:
-            found += self._of_folder(folder, device)
+        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
+        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
+        if "E" in kinds:
+            found += self._of_moe(self._device(target, is_moe=True))
         if self._own is not None:
-            found += self._of_variable(device)
-        return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target, device)]
+            texts = ["no kernel of this deployment looks into it"]
+            if "E" in kinds:
+                texts = [*self._of_variable(self._device(target, is_moe=True))]
+            found += [Problem(self._setting, 0, text) for text in texts]
+        return [*_grouped(found), *self._elsewhere(target, kinds), *self._shadowed(target, kinds)]
 
-    def _of_variable(self, device: str) -> Iterator[Problem]:
+    def _of_moe(self, device: str) -> Iterator[Problem]:
+        """What is wrong with the folders of MoE."""
+        try:
+            for folder in self._folders:
+                yield from self._of_folder(folder, device)
+            if not self._folders:
+                yield Problem(str(self._moe_root), 0, "no folder triton_... in it")
+        except TableError as error:
+            stop = f"{error.reason}; sglang stops where it looks for a version"
+            yield Problem(str(self._moe_root), 0, stop)
+
+    def _of_variable(self, device: str) -> Iterator[str]:
         """What is wrong with the folder that the variable names."""
         if self.engine == "sglang":
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
-            text = f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
-            yield Problem(self._setting, 0, text)
+            yield f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
         try:
             own = [folder for folder in self._folders if isinstance(folder, Path)]
             names = [name for folder in own for name in self._files.inside(folder)]
         except TableError:  # this is a problem already
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
-            yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
+            yield "no file in it is named E=...,N=...,device_name=....json"
         if products := sum(name.startswith("N=") for name in names):
-            yield Problem(
-                self._setting, 0, f"{_files(products)} N=...,K=...: these are read only in the package"
-            )
+            yield f"{_files(products)} N=...,K=...: these are read only in the package"
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
@@ -314,36 +305,30 @@ class EngineTables:
             if text:
                 yield Problem(table.file, 0, text)
 
-    def _elsewhere(self, target: Target) -> Iterator[Problem]:
+    def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
-        for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
-            device = self._device(target, is_moe)
-            missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
+        missed = self._missed(target)
+        for kind in sorted(kinds & {name[0] for name in missed}, reverse=True):
+            device = self._device(target, kind == "E")
             try:
-                folders = self._folders if is_moe else [root]
-                names = (
-                    {name for folder in folders for name in self._files.inside(folder)} if missed else set()
-                )
+                folders = self._folders if kind == "E" else [self._rules.gemm]
+                names = {name for folder in folders for name in self._files.inside(folder)}
             except TableError:  # this is a problem already
                 continue
             others = {
                 said["device"]
                 for name in names
-                if (said := NAME.fullmatch(name))
+                if (said := NAME.fullmatch(name)) and said["device"].split("_")[0] == device.split("_")[0]
                 if name.replace(f"={said['device']},", f"={device},") in missed
             }
             told = _model(device) or device
-            if same := sorted(
-                o for o in others if o.split("_")[0] == device.split("_")[0] and _model(o) != told
-            ):
+            if same := sorted(other for other in others if _model(other) != told):
                 text = f"shapes without a file for {device} have one for {', '.join(same)}"
-                yield Problem(str(root), 0, text)
+                yield Problem(str(self._moe_root if kind == "E" else self._rules.gemm), 0, text)
 
-    def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
+    def _shadowed(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Files that were looked up and exist in more than one folder."""
-        for name in self._asked:
-            if not name.startswith("E=") or f"device_name={device}," not in name:
-                continue
+        for name in [name for name in self._asked if name.startswith("E")] if "E" in kinds else ():
             for each in (name, _down(name)) if self.engine == "sglang" else (name,):
                 places = self._all_places(target, each)
                 if len(places) > 1:
@@ -398,16 +383,14 @@ class EngineTables:
         return file_name(shape, self._device(target, shape.startswith("E")), self._rules.block)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
-        """The places where a file for MoE exists. The engine uses the first. Raises TableError."""
-        if self.engine == "vllm":
-            yield from filter(self._files.has, [beside(folder, name) for folder in self._folders])
-            return
-        exact = beside(self._moe_root, _version_folder(target))
-        if self._files.has(place := beside(exact, name)):
-            yield place
-        for folder in self._folders:
-            if folder != exact and self._files.has(place := beside(folder, name)):
+        """The places where a file exists. The engine uses the first. Raises TableError."""
+        folders: list[Place] = [self._rules.gemm]
+        if name.startswith("E"):
+            exact = beside(self._moe_root, _version_folder(target))
+            if self.engine == "sglang" and self._files.has(place := beside(exact, name)):
                 yield place
+            folders = [folder for folder in self._folders if folder != exact]
+        yield from (place for folder in folders if self._files.has(place := beside(folder, name)))
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
         """The places that are found, until SGLang stops if it does."""

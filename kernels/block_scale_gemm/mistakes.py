@@ -48,9 +48,6 @@ class Tile:
     [columns, K], and their scales [rows or columns, blocks of K]."""
 
     operands: Operands
-    all_a: torch.Tensor
-    """a before scaling, [M, K]."""
-    all_a_scale: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
     a: torch.Tensor
@@ -77,7 +74,7 @@ def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: 
     else:
         a, scale = o.a.float(), o.b_scale.new_ones(o.m, o.b_scale.shape[1])
     b_scale = o.b_scale[columns // BLOCK]
-    return Tile(o, a, scale, rows, columns, a[rows], scale[rows], b_of(o, columns), b_scale)
+    return Tile(o, rows, columns, a[rows], scale[rows], b_of(o, columns), b_scale)
 
 
 def multiply(
@@ -238,8 +235,8 @@ IN_OTHER_CALLS: Mapping[str, Variant] = {
 def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
     """a's scales have columns that are padded to a multiple of four rows, as TMA needs it, and are read as if
     they were not padded."""
-    m, blocks = t.all_a_scale.shape
-    padded = torch.nn.functional.pad(t.all_a_scale.t(), (0, -m % 4)).flatten()
+    m, blocks = t.operands.a_scale.shape
+    padded = torch.nn.functional.pad(t.operands.a_scale.t(), (0, -m % 4)).flatten()
     return padded[torch.arange(blocks, device=padded.device) * m + t.rows[:, None]]
 
 
@@ -275,7 +272,7 @@ IN_CORE: Mapping[str, Variant] = {
     "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
-    "a of the next row": reads(a=lambda t: t.all_a.roll(-1, 0)[t.rows]),
+    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.m]),
     "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
     "b read in the other FP8 format": reads(b=in_the_other_format),
     "b with the largest code read as the one below": reads(b=without_the_largest_code),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -64,16 +64,23 @@ def engine(
     engine: str,
     arch: str | None,
     model: str,
+    tp: int,
+    ep: int,
+    dp_attention: bool,
+    kv: str,
     workload: str | None,
     given: tuple[str, ...],
     op: tuple[str, ...],
+    aiter: str | None,
+    vllm: str | None,
+    sglang: str | None,
+    triton: str,
     diff: tuple[str, str] | None,
     entries: bool,
     folder: str | None,
     page: str | None,
     csv_to: str | None,
     json_to: str | None,
-    **options: Any,
 ) -> None:
     """Says what sglang or vllm runs for each shape of a deployment: the implementation and the line of source
     that decides it, the tuned table that it looks into, the entry that it finds or what runs instead, and
@@ -94,7 +101,6 @@ def engine(
     from harness.report.engine_table import changes_text, engine_csv, engine_text
     from harness.report.terminal import show
     from kernels.platform import detect
-    from kernels.tables.lookup import LIBRARIES
 
     require_writable(json_to, csv_to)
     if page:
@@ -103,22 +109,26 @@ def engine(
         require_writable_folder(Path(folder))
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
-    if options["triton"] and not options["triton"][0].isdecimal():
-        raise UsageError(f"--triton takes a version like 3.6.0, not {options['triton']!r}")
+    if triton and not triton[0].isdecimal():
+        raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     machine = detect()
     if not arch and machine.kind == "cpu":
         click.echo("note: this is about the CPU of this machine; --arch names a GPU", err=True)
-    paths = {name: Path(path) for name in LIBRARIES if (path := options.pop(name))}
+    paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
     try:
         request = EngineRequest(
             engine,
             arch or machine.arch,
             _model(model),
-            workload=_workload(workload) if workload else None,
-            given=_settings(given),
-            paths=paths,
-            ops=[choose_op(name).name for name in op],
-            **options,
+            tp,
+            ep,
+            dp_attention,
+            kv,
+            _workload(workload) if workload else None,
+            _settings(given),
+            {name: Path(path) for name, path in paths.items() if path},
+            triton,
+            [choose_op(name).name for name in op],
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -59,34 +59,33 @@ OP = AttentionOp(
 Keys = Callable[[Attended], Attended]
 
 
-def masked(seen: Callable[[Sequence, Any, Any], torch.Tensor], behind: int = 0) -> Keys:
-    """seen:   (sequence, keys [n], the last key that each query should see [new, 1]) -> what it sees
-    behind: so many keys behind the sequence are read, too"""
+def reads(
+    seen: Callable[[Sequence, Any, Any], torch.Tensor] | None = None,
+    index: Callable[[Attended, torch.Tensor], torch.Tensor] | None = None,
+    behind: int = 0,
+) -> Keys:
+    """What other keys a kernel reads, or how it masks them.
 
-    def reads(a: Attended) -> Attended:
+    seen:   (sequence, keys [n], the last key that each query should see [new, 1]) -> what it sees
+    index:  (what a right kernel reads, keys [n]) -> the keys that are read in their place
+    behind: so many keys behind the sequence are read, too
+    """
+
+    def other(a: Attended) -> Attended:
         key, last = keys_of(a.sequence, a.q, behind)
-        sees = seen(a.sequence, key, last).expand(len(last), len(key))
-        return read(a.operands, a.sequence, key, sees)
+        sees = seen(a.sequence, key, last).expand(len(last), len(key)) if seen else None
+        return read(a.operands, a.sequence, index(a, key) if index else key, sees)
 
-    return reads
+    return other
 
 
 def left_out(which: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> Keys:
     """which: (sequence, keys [n]) -> those that no query sees, except for a query's own key."""
-    return masked(lambda s, key, last: (key <= last) & (~which(s, key) | (key == last)))
+    return reads(lambda s, key, last: (key <= last) & (~which(s, key) | (key == last)))
 
 
-def read_as(other: Callable[[Attended, torch.Tensor], torch.Tensor]) -> Keys:
-    """other: (sequence, keys [n]) -> the keys that are read in their place."""
-    return lambda a: read(a.operands, a.sequence, other(a, keys_of(a.sequence, a.q)[0]), a.seen)
-
-
-def counted_too(key: Callable[[Sequence], int]) -> Keys:
-    def reads(a: Attended) -> Attended:
-        keys, _ = keys_of(a.sequence, a.q)
-        return read(a.operands, a.sequence, torch.cat([keys[:1] + key(a.sequence), keys]))
-
-    return reads
+def right_mask(s: Sequence, key: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    return key <= last
 
 
 def in_the_middle(s: Sequence, key: torch.Tensor) -> torch.Tensor:
@@ -104,18 +103,18 @@ def of_the_previous(a: Attended, key: torch.Tensor) -> torch.Tensor:
 
 
 KEYS: Mapping[str, Keys] = {
-    "causal mask one token too short": masked(lambda s, k, last: (k < last) | (k == 0)),
-    "causal mask one token too far": masked(lambda s, k, last: k <= last + 1, behind=1),
-    "no causal mask": masked(lambda s, k, last: k >= 0),
-    "causal mask aligned to the first key": masked(lambda s, k, last: k <= last - s.prefix),
-    "window of 32 keys": masked(lambda s, k, last: (k <= last) & (k > last - 32)),
+    "causal mask one token too short": reads(lambda s, k, last: (k < last) | (k == 0)),
+    "causal mask one token too far": reads(lambda s, k, last: k <= last + 1, behind=1),
+    "no causal mask": reads(lambda s, k, last: k >= 0),
+    "causal mask aligned to the first key": reads(lambda s, k, last: k <= last - s.prefix),
+    "window of 32 keys": reads(lambda s, k, last: (k <= last) & (k > last - 32)),
     "last cached key left out": left_out(lambda s, k: k == s.prefix - 1),
     "block of 64 in the middle left out": left_out(in_the_middle),
     "keys behind whole blocks of 64 left out": left_out(lambda s, k: k >= (s.length - 1) // 64 * 64),
-    "first new key counted twice": counted_too(lambda s: s.prefix),
-    "last key of the previous sequence counted too": counted_too(lambda s: -1),
-    "block of 64 in the middle replaced by the one before": read_as(the_block_before),
-    "keys of the previous sequence": read_as(of_the_previous),
+    "first new key counted twice": reads(index=lambda a, k: torch.cat([k[:1] + a.sequence.prefix, k])),
+    "last key of the previous sequence counted too": reads(index=lambda a, k: torch.cat([k[:1] - 1, k])),
+    "block of 64 in the middle replaced by the one before": reads(right_mask, the_block_before),
+    "keys of the previous sequence": reads(right_mask, of_the_previous),
 }
 
 

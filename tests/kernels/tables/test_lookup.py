@@ -40,9 +40,7 @@ def test_preshuffled_weights_have_a_table_of_their_own():
         308,
     )
     assert tables.find("block_scale_gemm", row, {"m": 1, "n": 2, "k": 3}).entry is None
-    assert tables.untuned() == {
-        "a8w8_blockscale_bpreshuffle_untuned_gemm.csv": "M,N,K\n1,2,3\n"
-    }
+    assert tables.untuned() == {"a8w8_blockscale_bpreshuffle_untuned_gemm.csv": "M,N,K\n1,2,3\n"}
 
 
 def test_rows_whose_kernel_is_named_look_into_no_table():

@@ -64,6 +64,11 @@ class EngineRequest:
     ops: Sequence[str] = ()
     """The ops that are shown; empty means all."""
 
+    def deployed(self, arch: str) -> Deployment:
+        """Raises ValueError."""
+        how = self.tp, self.ep, self.dp_attention, self.kv
+        return deployed(self.engine, arch, self.model, *how, self.given)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -188,7 +193,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     if workload and workload.isl + workload.osl > longest:
         raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
     try:
-        deployment = _deployed(request, arch)
+        deployment = request.deployed(arch)
         calls = served(deployment, workload) if workload else sweep(deployment)
         shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
     except ValueError as error:
@@ -257,12 +262,6 @@ def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
     return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
-def _deployed(request: EngineRequest, arch: str) -> Deployment:
-    """Raises ValueError."""
-    how = request.tp, request.ep, request.dp_attention, request.kv
-    return deployed(request.engine, arch, request.model, *how, request.given)
-
-
 def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
     sizes = {**sizes, "heads/tp": request.model.num_attention_heads // request.tp}
     return engines.default(request.engine, op, arch, sizes, request.given)
@@ -311,7 +310,7 @@ def _without_effect(
             near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
             meant = f"; did you mean {as_given(spelled[near[0]])}?" if near else ""
             yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
-        elif _deployed(without, arch) == _deployed(request, arch) and all(
+        elif without.deployed(arch) == request.deployed(arch) and all(
             _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
         ):
             yield f"{as_given(name, request.given[name])} changes nothing here"

@@ -1,21 +1,42 @@
-"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, as data for tests."""
+"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch, as data for
+tests. Also the roundings of fp32 tensors to what a kernel keeps; all take and return fp32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-Compute = Callable[[Any, "torch.Tensor"], "torch.Tensor"]
+Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may
 change and return the right output, as many kernels are wrong in one place only."""
 
 
-def any_size(sizes: Any) -> bool:
-    return True
+@dataclass(frozen=True)
+class Mistake:
+    """A kernel that is wrong in one way."""
+
+    name: str
+    """Says what is wrong; unique within the op."""
+    compute: Compute
+    boundary: str = "core"
+    """The boundary of the operands that it takes."""
+    activations: str = "bf16"
+    """The format that it rounds activations to, bf16 or fp8. The tolerance depends on it."""
+    truncates: bool = False
+    """Whether it rounds to bf16 toward zero. The tolerance depends on this, too."""
+
+
+def listed(
+    computes: Mapping[str, Compute], boundary: str = "core", activations: str = "bf16", form: str = "{}"
+) -> tuple[Mistake, ...]:
+    """The mistakes of a table by name. form: makes the full name"""
+    return tuple(
+        Mistake(form.format(name), compute, boundary, activations) for name, compute in computes.items()
+    )
 
 
 def put(x: torch.Tensor, at: Any, value: Any) -> torch.Tensor:
@@ -25,23 +46,42 @@ def put(x: torch.Tensor, at: Any, value: Any) -> torch.Tensor:
     return x
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A kernel that is wrong in one way, in plain torch."""
+Round = Callable[[torch.Tensor], torch.Tensor]
 
-    name: str
-    """Says what is wrong; unique within the op."""
+E4M3, E4M3FNUZ, E5M2 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2
+OTHER_FP8 = {E4M3: E4M3FNUZ, E4M3FNUZ: E4M3}
+"""For each format, the one of other machines, in which the same bits mean about half or twice the value."""
 
-    compute: Compute
 
-    boundary: str = "core"
-    """The boundary of the operands that it takes."""
+def exact(x: torch.Tensor) -> torch.Tensor:
+    return x
 
-    activations: str = "bf16"
-    """The format that it rounds activations to, bf16 or fp8. The tolerance depends on it."""
 
-    truncates: bool = False
-    """Whether it rounds to bf16 toward zero. The tolerance depends on this, too."""
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
 
-    fits: Callable[[Any], bool] = any_size
-    """Whether the mistake changes the output at the sizes of a case."""
+
+def fp16(x: torch.Tensor) -> torch.Tensor:
+    return x.half().float()
+
+
+def kept(bits: int, x: torch.Tensor) -> torch.Tensor:
+    """Truncates to so many bits of the significand, of which the leading one counts."""
+    drop = 24 - bits
+    return (x.contiguous().view(torch.int32) >> drop << drop).view(torch.float32)
+
+
+def fp8(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Rounds to nearest. What is too large becomes the largest value of the format."""
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most).to(dtype).float()
+
+
+def fp8_truncated(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Rounds toward zero."""
+    format = torch.finfo(dtype)
+    near = fp8(dtype, x)
+    lower = fp8(dtype, near - near.abs() * 2.0**-4 * near.sign())
+    step = format.smallest_normal / 8
+    normal = torch.where(near.abs() > x.abs(), lower, near)
+    return torch.where(x.abs() < format.smallest_normal, (x / step).trunc() * step, normal)

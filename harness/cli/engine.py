@@ -162,7 +162,7 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
     from harness.files import replace
 
     misses = [shape for shape in view.shapes if shape.state == "fallback"]
-    texts = view.tables.untuned((shape.call.op, shape.row, shape.sizes) for shape in misses)
+    texts = view.tables.untuned()
     for name, text in texts.items():
         # AITER's own folder has files of these names, which its users fill.
         if (folder / name).exists() and (folder / name).read_bytes() != text.encode():

@@ -1,4 +1,5 @@
-"""Kernels of block-scale GEMM that are wrong in one way each.
+"""Block-scale GEMM as kernels compute it, for a tile of the output in fp32, and kernels that are wrong in one
+way each.
 
 Unless its name says otherwise, a kernel is wrong in one row of the second block of 128 columns. Wrong sums
 and most wrong scales of b are made in calls that quantise their activations to FP8. The tolerance of these
@@ -9,29 +10,156 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from kernels.arithmetic.block_scale_gemm import OutputTile, Quantiser, Way, largest, quantised, read, summed
-from kernels.arithmetic.roundings import Round, bf16, exact, fp8, fp8_truncated, fp16, kept
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.block_scale_gemm.operands import BlockScaleGemmSizes as Sizes
-from kernels.formats import BLOCK, SMALLEST_SCALE
-from kernels.mistakes import Compute, Mistake, put
+from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format
+from kernels.mistakes import (
+    E4M3,
+    E5M2,
+    OTHER_FP8,
+    Compute,
+    Mistake,
+    Round,
+    bf16,
+    exact,
+    fp8,
+    fp8_truncated,
+    fp16,
+    kept,
+    listed,
+    put,
+)
 
-Variant = Callable[[OutputTile], torch.Tensor]
-"""Returns a tile of the output as a wrong kernel computes it, fp32 [rows, columns]."""
-
+Quantised = tuple[torch.Tensor, torch.Tensor]
+"""FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
+Quantiser = Callable[[Operands], Quantised]
 Terms = list[torch.Tensor]
 """The products of each block of K, fp32 [rows, columns]."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some rows of the output over some columns, and what is read for it: values before scaling [rows, K] and
+    [columns, K], and their scales [rows or columns, blocks of K]."""
+
+    operands: Operands
+    rows: torch.Tensor
+    columns: torch.Tensor
+    a: torch.Tensor
+    a_scale: torch.Tensor
+    b: torch.Tensor
+    b_scale: torch.Tensor
+
+
+Variant = Callable[[Tile], torch.Tensor]
+"""Returns a tile of the output as a wrong kernel computes it, fp32 [rows, columns]."""
+
+
+def b_of(o: Operands, columns: torch.Tensor) -> torch.Tensor:
+    """b before scaling. An index past the end starts again at 0."""
+    return o.b_q.view(torch.uint8)[columns % len(o.b_q)].view(o.b_q.dtype).float()
+
+
+def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor) -> Tile:
+    """a is given as FP8, quantised by the call, or kept in bf16 with scales of 1."""
+    if o.a is None:
+        a, scale = o.a_q.float(), o.a_scale
+    elif quantiser:
+        a, scale = quantiser(o)
+    else:
+        a, scale = o.a.float(), o.b_scale.new_ones(o.m, o.b_scale.shape[1])
+    b_scale = o.b_scale[columns // BLOCK]
+    return Tile(o, rows, columns, a[rows], scale[rows], b_of(o, columns), b_scale)
+
+
+def multiply(
+    t: Tile,
+    terms: Callable[[Terms], Terms] = list,
+    *,
+    step: int = BLOCK,
+    inner: Round = exact,
+    parts: int = 1,
+    part: Round = exact,
+    total: Round = exact,
+    wide: tuple[Round, Round] | None = None,
+) -> torch.Tensor:
+    """Multiplies; right by default.
+
+    terms: changes the products of the blocks of K before they are summed
+    step:  so many products are summed before `inner` rounds their sum
+    parts: K is split into so many parts of whole blocks; `part` rounds the sum of each, and `total` the sum
+           after each is added
+    wide:  where given, operands are dequantised first, and these round a and b
+    """
+    products = []
+    for k, (x, w) in enumerate(zip(t.a.split(BLOCK, 1), t.b.split(BLOCK, 1), strict=True)):
+        of_a, of_b = t.a_scale[:, k, None], t.b_scale[None, :, k]
+        if wide:
+            products.append(wide[0](x * of_a) @ wide[1](w * of_b.T).T)
+            continue
+        dot = x.new_zeros(len(x), len(w))
+        for some, others in zip(x.split(step, 1), w.split(step, 1), strict=True):
+            dot = inner(dot + some @ others.T)
+        products.append(dot * (of_a * of_b))
+    products = terms(products)
+    each = math.ceil(len(products) / parts)
+    result = torch.zeros_like(products[0])
+    for first in range(0, len(products), each):
+        result = total(result + part(sum(products[first : first + each], torch.zeros_like(result))))
+    return result
+
+
+def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
+    return lambda t: multiply(t, terms, **way)
+
+
+def reads(**changed: Variant) -> Variant:
+    """changed: by name, what is read in place of a, b, a_scale or b_scale."""
+
+    def variant(t: Tile) -> torch.Tensor:
+        read: dict[str, Any] = {name: other(t) for name, other in changed.items()}
+        return multiply(replace(t, **read))
+
+    return variant
+
+
+def largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1)
+
+
+def quantised(
+    o: Operands,
+    *,
+    block: int = BLOCK,
+    amax: Round = largest,
+    top: float = 0.0,
+    rounding: Round | None = None,
+    stored: Round = exact,
+) -> Quantised:
+    """Quantises a as the suite does, unless it is told otherwise.
+
+    amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
+    top:      the largest FP8 value; 0 stands for that of the format
+    rounding: rounds to FP8
+    stored:   changes the scale that the product gets
+    """
+    fmt = fp8_format(str(o.b_q.dtype).removeprefix("torch.float8_"))
+    top = top or fmt.max
+    x = torch.nn.functional.pad(o.a.float(), (0, -o.a.shape[1] % block)).unflatten(1, (-1, block))
+    scale = block_scale(amax(x), replace(fmt, max=top), o.scales)
+    q = (rounding or partial(fp8, fmt.dtype))((x / scale[..., None]).clamp(-top, top))
+    return q.flatten(1)[:, : o.a.shape[1]], stored(scale)[:, : o.b_scale.shape[1]]
 
 
 def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
     def compute(o: Operands, right: torch.Tensor) -> torch.Tensor:
         rows, columns = (torch.arange(size, device=right.device) for size in right.shape)
-        return variant(OutputTile(o, *read(o, quantiser), rows, columns)).to(right.dtype)
+        return variant(tile(o, quantiser, rows, columns)).to(right.dtype)
 
     return compute
 
@@ -46,133 +174,119 @@ def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int 
         at, n = chosen_row(o) if row is None else row, right.shape[1]
         rows = torch.tensor([at], device=right.device)
         columns = torch.arange(min(BLOCK, n - 1) // BLOCK * BLOCK, min(n, 2 * BLOCK), device=right.device)
-        right[at, columns] = variant(OutputTile(o, *read(o, quantiser), rows, columns))[0].to(right.dtype)
+        right[at, columns] = variant(tile(o, quantiser, rows, columns))[0].to(right.dtype)
         return right
 
     return compute
 
 
-def b_scales(change: Variant) -> Variant:
-    return lambda t: t.multiply(b_scale=change(t))
-
-
-def b_codes(change: Variant) -> Variant:
-    return lambda t: t.multiply(b=change(t))
-
-
-def terms(change: Callable[[Terms], Terms]) -> Variant:
-    return lambda t: summed(change(t.terms()))
-
-
-def rounded_down(scale: torch.Tensor) -> torch.Tensor:
-    """Rounds to powers of two."""
-    return scale.log2().floor().exp2()
-
-
 def scale_of_another_block(at: int, source: int) -> Variant:
     """A block of K is multiplied with b's scale of another one."""
-    return b_scales(lambda t: put(t.b_scale, (..., at), t.b_scale[:, source]))
+    return reads(b_scale=lambda t: put(t.b_scale, (..., at), t.b_scale[:, source]))
 
 
-def transposed(t: OutputTile) -> torch.Tensor:
+def transposed(t: Tile) -> torch.Tensor:
     """b's table of scales is read as if its other dimension were contiguous."""
     table = t.operands.b_scale
-    return table.flatten()[(t.n[:, None] + t.k * len(table)) % table.numel()]
+    k = torch.arange(table.shape[1], device=table.device)
+    return table.flatten()[(t.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
 
 
 def half(terms: Terms) -> int:
     return len(terms) // 2
 
 
+NEXT_SCALE = "b's scales of the next block of K"
 IN_FP8: Mapping[str, Variant] = {
-    "b's scales of the next block of K": b_scales(lambda t: t.b_scales(t.n, t.k + 1)),
-    "b's scales of the next block of N": b_scales(lambda t: t.b_scales(t.n + 1, t.k)),
-    "b's scales one column late": b_scales(lambda t: t.b_scales((t.columns - 1).clamp(min=0) // BLOCK, t.k)),
-    "b's scales transposed": b_scales(transposed),
-    "b's scales left out": b_scales(lambda t: torch.ones_like(t.b_scale)),
-    "one scale for all of b": b_scales(lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
-    "b's scales rounded down to powers of two": b_scales(lambda t: rounded_down(t.b_scale)),
+    NEXT_SCALE: reads(b_scale=lambda t: t.b_scale.roll(-1, 1)),
+    "b's scales of the next block of N": reads(
+        b_scale=lambda t: t.operands.b_scale.roll(-1, 0)[t.columns // BLOCK]
+    ),
+    "b's scales one column late": reads(
+        b_scale=lambda t: t.operands.b_scale[(t.columns - 1).clamp(min=0) // BLOCK]
+    ),
+    "b's scales transposed": reads(b_scale=transposed),
+    "b's scales left out": reads(b_scale=lambda t: torch.ones_like(t.b_scale)),
+    "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
+    "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
     "b's scale of the block before in the last block of K": scale_of_another_block(-1, -2),
     "b's scale of the second block in the first block of K": scale_of_another_block(0, 1),
-    "first block of K left out": terms(lambda t: t[1:]),
-    "last block of K left out": terms(lambda t: t[:-1]),
-    "last block of half of K left out": terms(lambda t: t[: half(t) - 1] + t[half(t) :]),
-    "three quarters of K left out": terms(lambda t: t[: max(1, len(t) // 4)]),
-    "first block of K counted twice": terms(lambda t: [*t, t[0]]),
-    "half of the first block of K counted twice": terms(lambda t: [*t, t[0] * 0.5]),
-    "a block of K replaced by the one before": terms(
+    "first block of K left out": by(lambda t: t[1:]),
+    "last block of K left out": by(lambda t: t[:-1]),
+    "last block of half of K left out": by(lambda t: t[: half(t) - 1] + t[half(t) :]),
+    "three quarters of K left out": by(lambda t: t[: max(1, len(t) // 4)]),
+    "first block of K counted twice": by(lambda t: [*t, t[0]]),
+    "half of the first block of K counted twice": by(lambda t: [*t, t[0] * 0.5]),
+    "a block of K replaced by the one before": by(
         lambda t: t[: half(t)] + t[half(t) - 1 :][:1] + t[half(t) + 1 :]
     ),
-    "a partial sum one column late": terms(lambda t: [*t[:-1], t[-1].roll(1, 1)]),
+    "a partial sum one column late": by(lambda t: [*t[:-1], t[-1].roll(1, 1)]),
 }
 """What is wrong in calls that quantise their activations to FP8."""
 
 IN_OTHER_CALLS: Mapping[str, Variant] = {
-    "b's scales of the next block of K": IN_FP8["b's scales of the next block of K"],
-    "b's scales in FP8": b_scales(lambda t: fp8(torch.float8_e4m3fn, t.b_scale * 128) / 128),
-    "a block of K left out": terms(lambda t: t[: half(t)] + t[half(t) + 1 :]),
+    NEXT_SCALE: IN_FP8[NEXT_SCALE],
+    "b's scales in FP8": reads(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
+    "a block of K left out": by(lambda t: t[: half(t)] + t[half(t) + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
 
-def padded_and_read_unpadded(t: OutputTile) -> torch.Tensor:
+def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
     """a's scales have columns that are padded to a multiple of four rows, as TMA needs it, and are read as if
     they were not padded."""
-    padded = torch.nn.functional.pad(t.all_a_scale.t(), (0, -len(t.all_a) % 4)).flatten()
-    return padded[t.k * len(t.all_a) + t.rows[:, None]]
+    m, blocks = t.operands.a_scale.shape
+    padded = torch.nn.functional.pad(t.operands.a_scale.t(), (0, -m % 4)).flatten()
+    return padded[torch.arange(blocks, device=padded.device) * m + t.rows[:, None]]
 
 
-def in_the_other_format(o: Operands, codes: torch.Tensor) -> torch.Tensor:
+def in_the_other_format(t: Tile) -> torch.Tensor:
     """The values of codes whose bits are read as the other of e4m3fn and e4m3fnuz."""
-    other = torch.float8_e4m3fnuz if o.b_q.dtype == torch.float8_e4m3fn else torch.float8_e4m3fn
-    return codes.to(o.b_q.dtype).view(other).float()
+    dtype = t.operands.b_q.dtype
+    return t.b.to(dtype).view(OTHER_FP8[dtype]).float()
 
 
-def without_the_largest_code(t: OutputTile) -> torch.Tensor:
+def without_the_largest_code(t: Tile) -> torch.Tensor:
     """Reads the largest code as the next smaller one."""
     most = torch.finfo(t.operands.b_q.dtype).max * 13 / 14
     return t.b.clamp(-most, most)
 
 
-def shuffled(t: OutputTile) -> torch.Tensor:
+def shuffled(t: Tile) -> torch.Tensor:
     """b lies in tiles of 16 columns by 32 of K, for AMD's matrix instruction. It is read row by row."""
     n, k = (size // 32 * 32 for size in t.b.shape)
     tiles = t.b[:n, :k].reshape(n // 16, 16, k // 32, 2, 16).permute(0, 2, 3, 1, 4)
     return put(t.b, (slice(n), slice(k)), tiles.reshape(n, k))
 
 
-def bf16_after_16_products(t: OutputTile) -> torch.Tensor:
-    total = torch.zeros(())
-    for first in range(0, t.all_a.shape[1], 16):
+def bf16_after_16_products(t: Tile) -> torch.Tensor:
+    total = t.a.new_zeros(())
+    for first in range(0, t.a.shape[1], 16):
         some, k = slice(first, first + 16), first // BLOCK
         dot = bf16(t.a[:, some] @ t.b[:, some].T)
-        total = bf16(total.to(dot.device) + dot * (t.a_scale[:, k, None] * t.b_scale[None, :, k]))
+        total = bf16(total + dot * (t.a_scale[:, k, None] * t.b_scale[None, :, k]))
     return total
 
 
-def by(**way: Any) -> Variant:
-    return lambda t: t.multiply(Way(**way))
-
-
 IN_CORE: Mapping[str, Variant] = {
-    "a's scales of the next block of K": lambda t: t.multiply(a_scale=t.a_scales(t.rows, t.k + 1)),
-    "a's padded scales read unpadded": lambda t: t.multiply(a_scale=padded_and_read_unpadded(t)),
-    "a's scales in fp16": lambda t: t.multiply(a_scale=fp16(t.a_scale)),
-    "a of the next row": lambda t: t.multiply(a=t.of_a(t.rows + 1)),
-    "a without the lowest bit": lambda t: t.multiply(a=kept(3, t.a)),
-    "b read in the other FP8 format": b_codes(lambda t: in_the_other_format(t.operands, t.b)),
-    "b with the largest code read as the one below": b_codes(without_the_largest_code),
-    "b without the lowest bit": b_codes(lambda t: kept(3, t.b)),
-    "b of the neighbouring column": b_codes(lambda t: t.of_b(t.columns ^ 1)),
-    "b without the last element of K": b_codes(lambda t: put(t.b, (..., -1), 0.0)),
-    "b shuffled for MFMA, read row by row": b_codes(shuffled),
+    "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
+    "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
+    "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
+    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.m]),
+    "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
+    "b read in the other FP8 format": reads(b=in_the_other_format),
+    "b with the largest code read as the one below": reads(b=without_the_largest_code),
+    "b without the lowest bit": reads(b=lambda t: kept(3, t.b)),
+    "b of the neighbouring column": reads(b=lambda t: b_of(t.operands, t.columns ^ 1)),
+    "b without the last element of K": reads(b=lambda t: put(t.b, (..., -1), 0.0)),
+    "b shuffled for MFMA, read row by row": reads(b=shuffled),
     "sums of codes in fp16": by(step=16, inner=fp16),
     "sums of codes of 8 bits": by(step=32, inner=partial(kept, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
-    "partial sums in fp16": by(parts=4, partial=fp16),
-    "partial sums of 6 bits": by(parts=4, partial=partial(kept, 6)),
+    "partial sums in fp16": by(parts=4, part=fp16),
+    "partial sums of 6 bits": by(parts=4, part=partial(kept, 6)),
     "dequantised to fp16": by(wide=(fp16, fp16)),
-    "dequantised weights in FP8": by(wide=(exact, partial(fp8, torch.float8_e4m3fn))),
+    "dequantised weights in FP8": by(wide=(exact, partial(fp8, E4M3))),
     "dequantised weights of 6 bits": by(wide=(exact, partial(kept, 6))),
 }
 
@@ -194,70 +308,54 @@ OUTPUTS: Mapping[str, Compute] = {
     "a row of 6 bits": row(lambda x: kept(6, x.float())),
 }
 
-QUANTISERS_IN_ALL_ROWS: Mapping[str, Quantiser] = {
-    "stored scales 2 percent too large": partial(quantised, stored=lambda s: 1.02 * s),
-    "stored scales 5 percent too small": partial(quantised, stored=lambda s: 0.95 * s),
-    "codes truncated": lambda o: quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype)),
-    "codes rounded as e5m2": partial(quantised, rounding=partial(fp8, torch.float8_e5m2)),
-    "up to 448 in e4m3fnuz": partial(quantised, top=448.0),
+
+def quantiser(**options: Any) -> Compute:
+    """Of all rows."""
+    return everywhere(multiply, partial(quantised, **options))
+
+
+def of_row(row: int, **options: Any) -> Compute:
+    """row: the row of adversarial operands in which it shows (generate.py)."""
+    return in_one_place(multiply, partial(quantised, **options), row)
+
+
+def codes_truncated(o: Operands) -> Quantised:
+    return quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype))
+
+
+QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
+    "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
+    "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
+    "codes truncated": everywhere(multiply, codes_truncated),
+    "codes rounded as e5m2": quantiser(rounding=partial(fp8, E5M2)),
+    "up to 448 in e4m3fnuz": quantiser(top=448.0),
 }
 """Errors that one row hides in its rounding to FP8, but not all rows together."""
 
-QUANTISERS_IN_ONE_ROW: Mapping[str, tuple[Quantiser, int]] = {
-    "scales of half their size, saturated": (partial(quantised, amax=lambda x: largest(x) / 2), 4),
-    "scales of 2^16 times their size": (partial(quantised, amax=lambda x: largest(x) * 2**16), 4),
-    "scales never stored": (partial(quantised, stored=torch.ones_like), 4),
-    "blocks of 64": (partial(quantised, block=64), 4),
-    "last value of a block overlooked": (partial(quantised, amax=lambda x: largest(x[..., :-1])), 2),
-    "negative values overlooked": (partial(quantised, amax=lambda x: x.amax(-1)), 2),
-    "one scale for the tensor": (partial(quantised, amax=lambda x: x.abs().amax().expand(x.shape[:2])), 4),
-    "no magnitude below 1": (partial(quantised, amax=lambda x: largest(x).clamp(min=1.0)), 4),
-    "NaN for a block of zeros": (
-        partial(quantised, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
-        7,
-    ),
-}
-"""Each with the row of adversarial operands in which it shows (generate.py)."""
-
-
-def of_free_scales(sizes: Sizes) -> bool:
-    """Sizes with several rows and blocks of K, and scales that are not powers of two."""
-    return sizes.m > 8 and sizes.k_blocks > 3 and sizes.scales == "fp32"
-
-
-FITS: Mapping[str, Callable[[Sizes], bool]] = {
-    "quantiser: up to 448 in e4m3fnuz": lambda s: s.fp8 == "e4m3fnuz",
-    "quantiser: stored scales 2 percent too large": lambda s: s.m > 32,
-    "the sum in bf16 after each 16 products": lambda s: s.k >= 2048,
-    "a's padded scales read unpadded": lambda s: s.m > 8 and s.m % 4 != 0,
+QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
+    "scales of half their size, saturated": of_row(4, amax=lambda x: largest(x) / 2),
+    "scales of 2^16 times their size": of_row(4, amax=lambda x: largest(x) * 2**16),
+    "scales never stored": of_row(4, stored=torch.ones_like),
+    "blocks of 64": of_row(4, block=64),
+    "last value of a block overlooked": of_row(2, amax=lambda x: largest(x[..., :-1])),
+    "negative values overlooked": of_row(2, amax=lambda x: x.amax(-1)),
+    "one scale for the tensor": of_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
+    "no magnitude below 1": of_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
+    "NaN for a block of zeros": of_row(7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
 }
 
 
-def made(name: str, compute: Compute, boundary: str = "core", activations: str = "bf16") -> Mistake:
-    return Mistake(name, compute, boundary, activations, fits=FITS.get(name, of_free_scales))
-
-
-def quantises(name: str, compute: Compute) -> Mistake:
-    return made(name, compute, "with_quant", "fp8")
+def places(variants: Mapping[str, Variant], quantiser: Quantiser | None = None) -> dict[str, Compute]:
+    return {name: in_one_place(variant, quantiser) for name, variant in variants.items()}
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *(quantises(name, in_one_place(variant, quantised)) for name, variant in IN_FP8.items()),
-    *(
-        made(f"{call}: {name}", in_one_place(variant), boundary)
-        for call, boundary in (("of given codes", "core"), ("W8A16", "with_quant"))
-        for name, variant in IN_OTHER_CALLS.items()
-    ),
-    made("W8A16: activations in FP8", in_one_place(OutputTile.multiply, quantised), "with_quant"),
-    *(made(name, in_one_place(variant)) for name, variant in IN_CORE.items()),
-    *(made(name, compute) for name, compute in OUTPUTS.items()),
+    *listed(places(IN_FP8, quantised), "with_quant", "fp8"),
+    *listed(places(IN_OTHER_CALLS), form="of given codes: {}"),
+    *listed(places(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
+    Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
+    *listed({**places(IN_CORE), **OUTPUTS}),
     Mistake("a row truncated to 5 bits", row(lambda x: kept(5, x.float())), truncates=True),
-    *(
-        quantises(f"quantiser: {name}", everywhere(OutputTile.multiply, quantiser))
-        for name, quantiser in QUANTISERS_IN_ALL_ROWS.items()
-    ),
-    *(
-        quantises(f"quantiser, one row: {name}", in_one_place(OutputTile.multiply, quantiser, at))
-        for name, (quantiser, at) in QUANTISERS_IN_ONE_ROW.items()
-    ),
+    *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
+    *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )

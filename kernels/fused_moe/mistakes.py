@@ -1,4 +1,5 @@
-"""Kernels of the fused MoE that are wrong in one way each.
+"""A fused MoE layer as kernels compute it, one expert after another, and kernels that are wrong in one way
+each. Tensors are fp32.
 
 Unless its name says otherwise, a kernel is wrong in one expert. Most mistakes are made in calls that quantise
 to FP8: the tolerance of these calls is the widest, so there the error is the hardest to see.
@@ -8,20 +9,122 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from kernels.arithmetic.fused_moe import Picks, Plan, Weights, by_blocks, dequantised, layer, silu
-from kernels.arithmetic.roundings import Round, exact, fp8, fp16
-from kernels.formats import BLOCK, FORMATS, quantise_activations
+from kernels.formats import (
+    BLOCK,
+    FORMATS,
+    dequantise_activations,
+    fp8_format,
+    known_scales,
+    quantise_activations,
+)
 from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
-from kernels.fused_moe.sizes import FusedMoeSizes as Sizes
-from kernels.mistakes import Compute, Mistake, put
+from kernels.mistakes import E4M3, Compute, Mistake, Round, exact, fp8, fp16, listed, put
+
+Picks = tuple[torch.Tensor, torch.Tensor]
+"""Ids of experts [tokens, picks], -1 for one of another rank, and their weights [tokens, picks]."""
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(x [m, K], w [N, K]) -> x @ w^T."""
+
+
+def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w.T
+
+
+def by_blocks(x: torch.Tensor, w: torch.Tensor, sums: Round = exact, total: Round = exact) -> torch.Tensor:
+    """Multiplies 128 of K at a time. sums: rounds the sum of a block; total: rounds the sum so far."""
+    out = x.new_zeros(len(x), len(w))
+    for a, b in zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True):
+        out = total(out + sums(a @ b.T))
+    return out
+
+
+def silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel computes. A Round rounds or changes what it is named for."""
+
+    x: Round = exact
+    weight: Round = exact
+    """Rounds the dequantised weights of both products."""
+    both: Round = exact
+    """Rounds gate and up."""
+    h: Round = exact
+    given: Round = exact
+    """Of the output of an expert before its weight is applied."""
+    weighted: Round = exact
+    """Of the output of an expert after its weight is applied."""
+    total: Round = exact
+    """Of the sum over experts after each expert."""
+    requant: bool = False
+    """Whether h is quantised, and x as well unless it is given in FP8."""
+    product: Product = whole
+    """Multiplies x and w13."""
+    down: Product = whole
+    """Multiplies h and w2."""
+    act: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = silu
+    """(gate, up) -> h."""
+
+    # For wrong kernels
+    next_expert: tuple[str, ...] = ()
+    """Which of w13, w13_scale, w2 and w2_scale are read from the next expert."""
+    w13_scale: Round = exact
+    """Of the scales of an expert [blocks of N, blocks of K]."""
+    w2_scale: Round = exact
+    w13: Round = exact
+    """Of the dequantised weights."""
+    w2: Round = exact
+
+    def weights(self, o: Operands, expert: int, name: str) -> torch.Tensor:
+        """The dequantised weights of an expert. name: w13 or w2"""
+        scale = f"{name}_scale"
+        codes, scales = (
+            getattr(o, each)[(expert + (each in self.next_expert)) % o.sizes.local_experts]
+            for each in (name, scale)
+        )
+        change: Round = getattr(self, name)
+        return self.weight(change(fp8_to_fp32(codes, getattr(self, scale)(scales))))
+
+
+def requantised(o: Operands, x: torch.Tensor) -> torch.Tensor:
+    scales = known_scales(o.sizes.scales)
+    return dequantise_activations(*quantise_activations(x, fp8_format(o.sizes.fp8), scales))
+
+
+def layer(
+    o: Operands, plan: Plan, picks: Picks | None = None, others: Mapping[int, Plan] = {}
+) -> torch.Tensor:
+    """Returns the output [tokens, hidden]. others: the plans of experts that compute in another way."""
+    ids, weights = picks or routing(o)
+    if o.boundary == "core":
+        x = plan.x(dequantise_activations(o.x_q, o.x_scale))
+    else:
+        x = plan.x(requantised(o, o.x.float()) if plan.requant else o.x.float())
+    total = x.new_zeros(len(x), o.sizes.hidden)
+    for expert in ids[ids >= 0].unique().tolist():
+        row, place = torch.nonzero(ids == expert, as_tuple=True)
+        own = others.get(expert, plan)
+        gate, up = own.both(own.product(x[row], own.weights(o, expert, "w13"))).chunk(2, -1)
+        h = own.h(own.act(gate, up))
+        if own.requant:
+            h = requantised(o, h)
+        given = own.given(own.down(h, own.weights(o, expert, "w2")))
+        # A wrong choice may give a token the same expert twice, so rows can repeat.
+        added = torch.zeros_like(total).index_add_(
+            0, row, plan.weighted(given * weights[row, place, None].float())
+        )
+        total = plan.total(total + added)
+    return total
 
 
 def rounded(bits: int, x: torch.Tensor) -> torch.Tensor:
@@ -33,22 +136,8 @@ def rounded(bits: int, x: torch.Tensor) -> torch.Tensor:
 # Wrong weights of an expert
 
 
-def scales(w13: Round = exact, w2: Round = exact) -> Plan:
-    """Changes the scales of an expert, fp32 [blocks of N, blocks of K]."""
-
-    def weights(o: Operands, expert: int) -> Weights:
-        s13, s2 = w13(o.w13_scale[expert]), w2(o.w2_scale[expert])
-        return fp8_to_fp32(o.w13[expert], s13), fp8_to_fp32(o.w2[expert], s2)
-
-    return Plan(weights=weights)
-
-
-def next_of_n(s: torch.Tensor) -> torch.Tensor:
-    return s.roll(-1, 0)
-
-
-def next_of_k(s: torch.Tensor) -> torch.Tensor:
-    return s.roll(-1, 1)
+next_of_n, next_of_k = (partial(torch.roll, shifts=-1, dims=dim) for dim in (0, 1))
+"""Of scales [blocks of N, blocks of K]."""
 
 
 def in_one_block(change: Round) -> Round:
@@ -59,29 +148,6 @@ def in_one_block(change: Round) -> Round:
         return put(s, (n, k), change(s)[n, k])
 
     return changed
-
-
-def of_next_expert(*names: str) -> Plan:
-    """names: which of w13, w13_scale, w2 and w2_scale are read from the next expert."""
-
-    def weights(o: Operands, expert: int) -> Weights:
-        def of(name: str) -> torch.Tensor:
-            at = expert + 1 if name in names else expert
-            return getattr(o, name)[at % o.sizes.local_experts]
-
-        return fp8_to_fp32(of("w13"), of("w13_scale")), fp8_to_fp32(of("w2"), of("w2_scale"))
-
-    return Plan(weights=weights)
-
-
-def changed(w13: Round = exact, w2: Round = exact) -> Plan:
-    """Changes the dequantised weights of an expert."""
-
-    def weights(o: Operands, expert: int) -> Weights:
-        right13, right2 = dequantised(o, expert)
-        return w13(right13), w2(right2)
-
-    return Plan(weights=weights)
 
 
 def times(factor: float, block: int) -> Round:
@@ -105,7 +171,7 @@ def one_poor_scale(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rounds h to FP8 with a scale 64 times as large as the largest value needs."""
     h = silu(gate, up)
     scale = 64 * h.abs().max().clamp(min=1e-30) / 448
-    return fp8(torch.float8_e4m3fn, h / scale) * scale
+    return fp8(E4M3, h / scale) * scale
 
 
 def gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -124,24 +190,24 @@ def half_left_out(y: torch.Tensor) -> torch.Tensor:
 
 
 IN_FP8: Mapping[str, Plan] = {
-    "w13's scale of the next block of N in one block": scales(w13=in_one_block(next_of_n)),
-    "w13's scale of the next block of K in one block": scales(w13=in_one_block(next_of_k)),
-    "w2's scale of the next block of N in one block": scales(w2=in_one_block(next_of_n)),
-    "w2's scale of the next block of K in one block": scales(w2=in_one_block(next_of_k)),
-    "w13's scales of the next block of K": scales(w13=next_of_k),
-    "w2's scales of the next block of N": scales(w2=next_of_n),
-    "w13's scales transposed": scales(w13=lambda s: s.T.reshape(s.shape)),
-    "one scale for all of w2": scales(w2=lambda s: s.mean().expand_as(s)),
-    "scales of the next expert": of_next_expert("w13_scale", "w2_scale"),
-    "codes of the next expert": of_next_expert("w13", "w2"),
-    "weights of the next expert": of_next_expert("w13", "w2", "w13_scale", "w2_scale"),
-    "gate and up swapped": changed(w13=lambda w: w.roll(len(w) // 2, 0)),
-    "gate and up interleaved": changed(w13=lambda w: torch.cat([w[0::2], w[1::2]])),
-    "first block of K left out": changed(w13=times(0.0, 0)),
-    "last block of K left out": changed(w13=without_last_block),
-    "first block of h counted twice": changed(w2=times(2.0, 0)),
-    "w13 read a value too far": changed(w13=lambda w: w.roll(1, 1)),
-    "w2 read a row too far": changed(w2=lambda w: w.roll(1, 0)),
+    "w13's scale of the next block of N in one block": Plan(w13_scale=in_one_block(next_of_n)),
+    "w13's scale of the next block of K in one block": Plan(w13_scale=in_one_block(next_of_k)),
+    "w2's scale of the next block of N in one block": Plan(w2_scale=in_one_block(next_of_n)),
+    "w2's scale of the next block of K in one block": Plan(w2_scale=in_one_block(next_of_k)),
+    "w13's scales of the next block of K": Plan(w13_scale=next_of_k),
+    "w2's scales of the next block of N": Plan(w2_scale=next_of_n),
+    "w13's scales transposed": Plan(w13_scale=lambda s: s.T.reshape(s.shape)),
+    "one scale for all of w2": Plan(w2_scale=lambda s: s.mean().expand_as(s)),
+    "scales of the next expert": Plan(next_expert=("w13_scale", "w2_scale")),
+    "codes of the next expert": Plan(next_expert=("w13", "w2")),
+    "weights of the next expert": Plan(next_expert=("w13", "w2", "w13_scale", "w2_scale")),
+    "gate and up swapped": Plan(w13=lambda w: w.roll(len(w) // 2, 0)),
+    "gate and up interleaved": Plan(w13=lambda w: torch.cat([w[0::2], w[1::2]])),
+    "first block of K left out": Plan(w13=times(0.0, 0)),
+    "last block of K left out": Plan(w13=without_last_block),
+    "first block of h counted twice": Plan(w2=times(2.0, 0)),
+    "w13 read a value too far": Plan(w13=lambda w: w.roll(1, 1)),
+    "w2 read a row too far": Plan(w2=lambda w: w.roll(1, 0)),
     "last block of h left out": Plan(act=lambda gate, up: without_last_block(silu(gate, up))),
     "SiLU left out": Plan(act=lambda gate, up: gate * up),
     "sigmoid for SiLU": Plan(act=lambda gate, up: gate.sigmoid() * up),
@@ -149,7 +215,7 @@ IN_FP8: Mapping[str, Plan] = {
     "up left out": Plan(act=lambda gate, up: torch.nn.functional.silu(gate)),
     "1 added to up": Plan(act=lambda gate, up: silu(gate, up + 1)),
     "h in FP8 with its scale left out": Plan(act=scale_left_out),
-    "h in FP8 without a scale": Plan(act=lambda gate, up: fp8(torch.float8_e4m3fn, silu(gate, up))),
+    "h in FP8 without a scale": Plan(act=lambda gate, up: fp8(E4M3, silu(gate, up))),
     "h in FP8 with one poor scale": Plan(act=one_poor_scale),
     "an expert left out": Plan(given=torch.zeros_like),
     "an expert counted twice": Plan(given=lambda y: 2 * y),
@@ -159,8 +225,8 @@ IN_FP8: Mapping[str, Plan] = {
 }
 
 IN_BF16: Mapping[str, Plan] = {
-    "w13 in e5m2": changed(w13=partial(rounded, 3)),
-    "w2 in e5m2": changed(w2=partial(rounded, 3)),
+    "w13 in e5m2": Plan(w13=partial(rounded, 3)),
+    "w2 in e5m2": Plan(w2=partial(rounded, 3)),
     "GELU for SiLU": Plan(act=gelu),
     "h in fp16": Plan(h=fp16),
     "sums of the first product of 5 bits": Plan(product=partial(by_blocks, total=partial(rounded, 5))),
@@ -169,7 +235,7 @@ IN_BF16: Mapping[str, Plan] = {
 """What rounding to FP8 would hide in one expert."""
 
 OF_ALL_EXPERTS_IN_FP8: Mapping[str, Plan] = {
-    "w13 in e5m2": changed(w13=partial(rounded, 3)),
+    "w13 in e5m2": Plan(w13=partial(rounded, 3)),
     "GELU for SiLU": Plan(act=gelu),
     "gate clamped at 7": Plan(act=lambda gate, up: silu(gate.clamp(max=7.0), up)),
 }
@@ -198,6 +264,9 @@ WrongPicks = Callable[[Operands, torch.Tensor, torch.Tensor], Picks]
 
 
 def rule(
+    o: Operands,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
     *,
     biased: bool = True,
     weigh_biased: bool = False,
@@ -206,28 +275,24 @@ def rule(
     of_group: int = 2,
     more_groups: int = 0,
     normalised: bool = True,
-) -> WrongPicks:
+) -> Picks:
     """Picks the routed experts by another rule. The shared expert stays as it is."""
-
-    def picks(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
-        own = o.logits.double().softmax(-1) if softmax else o.logits.double().sigmoid()
-        by = own + o.bias.double() if biased else own
-        groups, limit = o.sizes.group_limit
-        grouped = by.unflatten(1, (groups, -1))
-        if limited:
-            sums = grouped.topk(min(of_group, grouped.shape[-1]), -1).values.sum(-1)
-            best = sums.topk(max(1, min(groups, limit + more_groups)), -1).indices
-            allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
-            grouped = grouped.masked_fill(~allowed[..., None], -9.0)
-        again = grouped.flatten(1).topk(o.sizes.topk, -1).indices
-        new = (by if weigh_biased else own).gather(1, again)
-        if normalised:
-            new = new / new.sum(-1, keepdim=True)
-        again = torch.where(again < o.sizes.routed.local, again, -1)
-        rest = slice(o.sizes.topk, None)
-        return torch.cat([again, ids[:, rest]], 1), torch.cat([new * SCALING, weights[:, rest]], 1)
-
-    return picks
+    own = o.logits.double().softmax(-1) if softmax else o.logits.double().sigmoid()
+    by = own + o.bias.double() if biased else own
+    groups, limit = o.sizes.group_limit
+    grouped = by.unflatten(1, (groups, -1))
+    if limited:
+        sums = grouped.topk(min(of_group, grouped.shape[-1]), -1).values.sum(-1)
+        best = sums.topk(max(1, min(groups, limit + more_groups)), -1).indices
+        allowed = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
+        grouped = grouped.masked_fill(~allowed[..., None], -9.0)
+    again = grouped.flatten(1).topk(o.sizes.topk, -1).indices
+    new = (by if weigh_biased else own).gather(1, again)
+    if normalised:
+        new = new / new.sum(-1, keepdim=True)
+    again = torch.where(again < o.sizes.routed.local, again, -1)
+    rest = slice(o.sizes.topk, None)
+    return torch.cat([again, ids[:, rest]], 1), torch.cat([new * SCALING, weights[:, rest]], 1)
 
 
 def weights_of_routed(change: Round) -> WrongPicks:
@@ -238,14 +303,10 @@ def weights_of_routed(change: Round) -> WrongPicks:
     return wrong
 
 
-def heaviest_to(change: Callable[[Operands, torch.Tensor], torch.Tensor]) -> WrongPicks:
-    """Changes the expert to which each token gives its largest weight."""
-
-    def wrong(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
-        at = torch.where(ids < 0, -1.0, weights).argmax(-1, keepdim=True)
-        return ids.scatter(1, at, change(o, ids.gather(1, at))), weights
-
-    return wrong
+def heaviest_to_the_next(o: Operands, ids: torch.Tensor, weights: torch.Tensor) -> Picks:
+    """Another expert gets the largest weight of each token."""
+    at = torch.where(ids < 0, -1.0, weights).argmax(-1, keepdim=True)
+    return ids.scatter(1, at, (ids.gather(1, at) + 1) % o.sizes.local_experts), weights
 
 
 def shared_weight(value: float) -> WrongPicks:
@@ -253,20 +314,20 @@ def shared_weight(value: float) -> WrongPicks:
 
 
 PICKS: Mapping[str, WrongPicks] = {
-    "bias left out": rule(biased=False),
-    "biased scores as weights": rule(weigh_biased=True),
-    "groups ignored": rule(limited=False),
-    "groups by their best score": rule(of_group=1),
-    "one group fewer": rule(more_groups=-1),
-    "softmax for sigmoid": rule(softmax=True),
-    "weights not normalised": rule(normalised=False),
+    "bias left out": partial(rule, biased=False),
+    "biased scores as weights": partial(rule, weigh_biased=True),
+    "groups ignored": partial(rule, limited=False),
+    "groups by their best score": partial(rule, of_group=1),
+    "one group fewer": partial(rule, more_groups=-1),
+    "softmax for sigmoid": partial(rule, softmax=True),
+    "weights not normalised": partial(rule, normalised=False),
     "weights not scaled": weights_of_routed(lambda w: w / SCALING),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
     "last pick left out": lambda o, ids, weights: (
         ids[:, : o.sizes.topk - 1],
         weights[:, : o.sizes.topk - 1],
     ),
-    "heaviest pick to the next expert": heaviest_to(lambda o, ids: (ids + 1) % o.sizes.local_experts),
+    "heaviest pick to the next expert": heaviest_to_the_next,
     "picks of the token before": lambda o, ids, weights: (ids.roll(1, 0), weights),
     "experts of other ranks taken for expert 0": lambda o, ids, weights: (ids.clamp(min=0), weights),
     "shared expert left out": shared_weight(0.0),
@@ -289,51 +350,13 @@ OUTPUTS: Mapping[str, Compute] = {
 }
 
 
-def limit_matters(sizes: Sizes) -> bool:
-    """Whether the limit of groups leaves out experts that would be picked without it."""
-    groups, limit = sizes.group_limit
-    return groups > limit and limit * (sizes.experts // groups) > sizes.topk
-
-
-def several_blocks(sizes: Sizes) -> bool:
-    return min(sizes.hidden, sizes.inter) > BLOCK
-
-
-def few_blocks(sizes: Sizes) -> bool:
-    """Where an expert has few tokens, rounding to FP8 hides an error in one block of many."""
-    return several_blocks(sizes) and sizes.hidden <= 16 * BLOCK
-
-
-def several_ranks(sizes: Sizes) -> bool:
-    return sizes.ep > 1
-
-
-def has_shared(sizes: Sizes) -> bool:
-    return bool(sizes.shared)
-
-
-FITS: Mapping[str, Callable[[Sizes], bool]] = {
-    "experts of other ranks taken for expert 0": several_ranks,
-    "shared expert left out": has_shared,
-    "shared expert scaled too": has_shared,
-    "groups ignored": limit_matters,
-    "groups by their best score": limit_matters,
-    "one group fewer": limit_matters,
-    **{name: few_blocks for name in IN_FP8 if "in one block" in name},
-}
-
-
-def made(name: str, compute: Compute, boundary: str = "core", activations: str = "bf16") -> Mistake:
-    return Mistake(name, compute, boundary, activations, fits=FITS.get(name, several_blocks))
-
-
 MISTAKES: tuple[Mistake, ...] = (
-    *(made(name, of_one_expert(plan), "with_quant", "fp8") for name, plan in IN_FP8.items()),
-    *(made(name, of_one_expert(plan, requant=False)) for name, plan in IN_BF16.items()),
-    *(
-        made(f"all experts: {name}", of_all_experts(plan), "with_quant", "fp8")
-        for name, plan in OF_ALL_EXPERTS_IN_FP8.items()
+    *listed({name: of_one_expert(plan) for name, plan in IN_FP8.items()}, "with_quant", "fp8"),
+    *listed({name: of_one_expert(plan, requant=False) for name, plan in IN_BF16.items()}),
+    *listed(
+        {name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()},
+        *("with_quant", "fp8", "all experts: {}"),
     ),
-    *(made(name, with_picks(wrong), "with_routing") for name, wrong in PICKS.items()),
-    *(made(name, compute) for name, compute in OUTPUTS.items()),
+    *listed({name: with_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
+    *listed(OUTPUTS),
 )

@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections import defaultdict
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found, Problem
@@ -61,10 +62,6 @@ INSTANCES = {
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
 
-MOE_HEADER = (
-    "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
-)
-
 
 class AiterTables:
     """The tables of one copy of AITER. Each is read when it is first needed."""
@@ -76,6 +73,8 @@ class AiterTables:
         self._tables: dict[Family, Table] = {}
         self.asked: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
         """By family, the shapes that were looked up."""
+        self._missed: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        """By family, what was looked up in vain, as (*shape, M)."""
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def table(self, family: Family) -> Table:
@@ -102,23 +101,18 @@ class AiterTables:
         """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
         as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
-        table = self.table(family)
-        self.asked[family].add((n, k))
-        by_m = self.by_shape(family, target).get((n, k), {})
-        tried = padded(m, n)
-        if (hit := next((each for each in tried if each in by_m), None)) is None:
-            why = self._why(family, target, (n, k), by_m, tried)
-            return Found(table.title, None, f"CK {DEFAULTS[family]}", why)
-        row = by_m[hit][0]
+        table, tried = self.table(family), padded(m, n)
+        row, missed = self._row(family, target, (n, k), tried, tried)
+        if row is None:
+            return Found(table.title, None, f"CK {DEFAULTS[family]}", missed)
+        hit = int(row.m)
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
         if split := row.cell("splitK"):
             kernel += f", splitK {split}"
         key = f"{target.units},{hit},{n},{k}"
         key = f"{target.arch},{key}" if table.has_gfx else key
-        notes = [*_doubts(row, by_m, hit, 2 * hit * n * k, target), *_smaller(hit, m), table.raises]
-        entry = Entry(row.source.file, row.line, key, hit, kernel, row.us)
-        return Found(table.title, entry, notes=tuple(filter(None, notes)))
+        return self._found(table, row, key, kernel, m, self._doubts(row, family, target, 2 * hit * n * k))
 
     def moe(
         self,
@@ -136,32 +130,85 @@ class AiterTables:
         columns: how many columns topk_ids has
         mask:    whether an expert_mask is passed, as with EP
         """
-        table = self.table(MOE)
-        topk, token = columns - int(mask), padded_tokens(tokens)
+        table, topk, token = self.table(MOE), columns - int(mask), padded_tokens(tokens)
         shape = (hidden, inter, experts, topk)
-        self.asked[MOE].add(shape)
-        by_m = self.by_shape(MOE, target).get(shape, {})
         tiers = [tier for tier in reversed(MOE_TIERS) if tier < token]
         default = self._moe_default(target, token, shape)
-        for tried in (token, *tiers):
-            if not (rows := by_m.get(tried, [])):
-                continue
-            row = rows[0]
-            if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
-                note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
-                return Found(table.title, None, default, (note,))
-            fp8 = fp8_of(target.arch).removeprefix("torch.")
-            key = ",".join(map(str, (target.arch, target.units, tried, *shape, fp8)))
-            notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
-            if row.texts[0] != "ActivationType.Silu":
-                act = row.cell("act_type").removeprefix("ActivationType.")
-                notes.append(
-                    f"a row of {act} is used: AITER does not compare act_type, and this row comes first"
-                )
-            notes += [*_smaller(tried, tokens), table.raises]
-            entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
-            return Found(table.title, entry, notes=tuple(filter(None, notes)))
-        return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
+        row, missed = self._row(MOE, target, shape, [token, *tiers], [token])
+        if row is None:
+            return Found(table.title, None, default, missed)
+        if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
+            self._missed[MOE].add((*shape, token))
+            note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
+            return Found(table.title, None, default, (note,))
+        hit, fp8 = int(row.m), fp8_of(target.arch).removeprefix("torch.")
+        key = ",".join(map(str, (target.arch, target.units, hit, *shape, fp8)))
+        notes = [*self._doubts(row, MOE, target, 6 * hit * topk * hidden * inter)]
+        if row.texts[0] != "ActivationType.Silu":
+            act = row.cell("act_type").removeprefix("ActivationType.")
+            notes.append(f"a row of {act} is used: AITER does not compare act_type, and this row comes first")
+        return self._found(table, row, key, _moe_kernel(row), tokens, notes)
+
+    def _row(
+        self, family: Family, target: Target, shape: tuple[int, ...], tried: list[int], said: list[int]
+    ) -> tuple[Row | None, tuple[str, ...]]:
+        """The row that AITER finds, or None and why it finds none, if there are rows that seem to match.
+
+        tried: the M that are looked up, in order; said: those that a miss names
+        """
+        table = self.table(family)
+        self.asked[family].add(shape)
+        by_m = self.by_shape(family, target).get(shape, {})
+        if hit := [m for m in tried if by_m.get(m)]:
+            return by_m[hit[0]][0], ()
+        self._missed[family].add((*shape, tried[0]))
+        if table.raises or table.dead:
+            return None, (table.raises or table.dead,)
+        if by_m:
+            rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
+            return None, (f"the shape has {rows}, none for {', '.join(map(str, said))}",)
+        others = {
+            f"{row.units:g}"
+            for row in table.rows(target.arch)
+            if row.units != target.units and row.shape == shape and row.is_block_fp8(fp8_of(target.arch))
+        }
+        if others:
+            return None, (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
+        if keys := {other[2:] for other in self.by_shape(family, target) if other[:2] == shape[:2]}:
+            rows = ", ".join(f"{experts:g} experts with topk {topk:g}" for experts, topk in sorted(keys))
+            return None, (f"there are rows for {rows}, not {shape[2]} with {shape[3]}",)
+        return None, ()
+
+    def _found(
+        self, table: Table, row: Row, key: str, kernel: str, asked: int, notes: Iterable[str]
+    ) -> Found:
+        """asked: the number of rows of the call"""
+        hit = int(row.m)
+        if hit < asked:
+            notes = [*notes, f"tuned for {hit} rows, asked for {asked}"]
+        notes = tuple(filter(None, (*notes, table.raises)))
+        return Found(table.title, Entry(row.source.file, row.line, key, hit, kernel, row.us), notes=notes)
+
+    def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
+        """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
+        the call at its M"""
+        if row.truncated:
+            yield "the row's line is cut short: AITER reads the missing cells as nan"
+        us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
+        if "us" not in row.source.columns:
+            return
+        if not us or us <= 0:
+            yield "the row has no time"
+            return
+        rate = flops / us / 1e6
+        if peak and rate > peak:
+            yield f"{us:g} us would be {rate:.0f} TFLOP/s, above the peak of {peak:.0f}"
+        by_m = self.by_shape(family, target)[row.shape]
+        places = sorted(by_m)
+        here = places.index(int(row.m))
+        beside = [*places[max(0, here - 1) : here], *places[here + 1 : here + 2]]
+        if any(other.us == us and other.texts == row.texts for near in beside for other in by_m[near]):
+            yield f"{us:g} us is in the next row, too: a copied time"
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
@@ -185,52 +232,20 @@ class AiterTables:
         splits = range(-(-units // tiles), 1, -1)
         return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
 
-    def _why(
-        self,
-        family: Family,
-        target: Target,
-        shape: tuple[int, ...],
-        by_m: Mapping[int, list[Row]],
-        tried: list[int],
-    ) -> tuple[str, ...]:
-        """Why a look-up missed, if there are rows that seem to match."""
-        table = self.table(family)
-        if table.raises or table.dead:
-            return (table.raises or table.dead,)
-        if by_m:
-            rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
-            return (f"the shape has {rows}, none for {', '.join(map(str, tried))}",)
-        others = {
-            f"{row.units:g}"
-            for row in table.rows(target.arch)
-            if row.units != target.units and row.shape == shape and row.is_block_fp8(fp8_of(target.arch))
-        }
-        if others:
-            return (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
-        keys = {other[2:] for other in self.by_shape(family, target) if other[:2] == shape[:2]}
-        if keys:
-            said = ", ".join(f"{experts:g} experts with topk {topk:g}" for experts, topk in sorted(keys))
-            return (f"there are rows for {said}, not {shape[2]} with {shape[3]}",)
-        return ()
-
-    def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. AITER looks for the exact m first."""
-        rows = sorted((n, k, m) for m, n, k in set(shapes))
-        return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
-
-    def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
-        """Calls (tokens, hidden, inter, experts, columns, mask: see `moe`) as CSV for AITER's MoE tuner.
-
-        Tokens are padded and topk is that of the key. Otherwise no look-up would find what is tuned.
-        """
-        fp8 = fp8_of(target.arch)
-        rest = f"ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
-        rows = {
-            (hidden, inter, experts, columns - int(mask), padded_tokens(tokens))
-            for tokens, hidden, inter, experts, columns, mask in calls
-        }
-        lines = (f"{row[-1]},{','.join(map(str, row[:-1]))},{rest}" for row in sorted(rows))
-        return "\n".join((MOE_HEADER, *lines)) + "\n"
+    def untuned(self, target: Target) -> dict[str, str]:
+        """CSV files of the shapes that were missed, by name, as AITER's tuners read them. GEMM has the exact
+        M, which AITER looks for first; MoE has tokens as padded and topk as looked up, as no look-up would
+        find anything else."""
+        fp8, texts = fp8_of(target.arch), {}
+        for family, missed in self._missed.items():
+            columns, rest = family.numbers[1:4], ""
+            if family is MOE:
+                columns = (*MOE.numbers[1:6], *MOE.texts, *MOE.numbers[6:])
+                rest = f",ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
+            lines = [f"{','.join(map(str, (row[-1], *row[:-1])))}{rest}" for row in sorted(missed)]
+            name = PurePosixPath(family.untuned).name
+            texts[name] = "".join(f"{line}\n" for line in (",".join(columns), *lines))
+        return texts
 
 
 def fp8_of(arch: str) -> str:
@@ -273,10 +288,6 @@ def older(files: Files) -> str:
     return "" if is_known and not compares_act and not is_tagged else "older than v0.1.19"
 
 
-def _smaller(hit: int, m: int) -> list[str]:
-    return [f"tuned for {hit} rows, asked for {m}"] if hit < m else []
-
-
 def _moe_kernel(row: Row) -> str:
     """`1stage NAME, block_m 32`, or the names of both stages with block_m and ksplit."""
     first, second = row.cell("kernelName1") or "default", row.cell("kernelName2") or "default"
@@ -285,30 +296,6 @@ def _moe_kernel(row: Row) -> str:
         return f"1stage {first}, {block}"
     split = row.number("ksplit")
     return f"{first} + {second}, {block}" + (f", ksplit {split:g}" if split else "")
-
-
-def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target: Target) -> Iterator[str]:
-    """What is doubtful about a row: it is cut short, or its time cannot be that of its M.
-
-    shape: the rows of the shape, by M
-    flops: those of the call at M
-    """
-    if row.truncated:
-        yield "the row's line is cut short: AITER reads the missing cells as nan"
-    us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
-    if "us" not in row.source.columns:
-        return
-    if not us or us <= 0:
-        yield "the row has no time"
-        return
-    rate = flops / us / 1e6
-    if peak and rate > peak:
-        yield f"{us:g} us would be {rate:.0f} TFLOP/s, above the peak of {peak:.0f}"
-    places = sorted(shape)
-    here = places.index(m)
-    beside = [other for other in places[max(0, here - 1) : here + 2] if other != m]
-    if any(other.us == us and other.texts == row.texts for near in beside for other in shape[near]):
-        yield f"{us:g} us is in the next row, too: a copied time"
 
 
 # What is wrong with the tables
@@ -329,9 +316,10 @@ def _problems(tables: AiterTables, target: Target) -> list[Problem]:
         table = tables.table(family)
         found += table.problems
         for source in table.sources:
-            if source.truncated and not source.error:  # with an error, pandas raises before
-                text = f"{rows_here(len(source.truncated))} cut short: AITER reads the missing cells as nan"
-                found.append(Problem(source.file, min(source.truncated), text))
+            short = [row.line for row in source.rows if row.truncated]
+            if short and not source.error:  # with an error, pandas raises before
+                text = f"{rows_here(len(short))} cut short: AITER reads the missing cells as nan"
+                found.append(Problem(source.file, min(short), text))
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
             if row.shape in asked:

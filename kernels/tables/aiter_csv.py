@@ -5,6 +5,7 @@ Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import io
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.tables import Problem, printable
-from kernels.tables.files import Files, TableError, read
+from kernels.tables.files import Files, TableError
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
@@ -98,16 +99,13 @@ def number_or_nan(cell: str) -> float:
 class Source:
     """A CSV file as pandas reads it."""
 
-    def __init__(self, file: str, text: str) -> None:
-        self.file = file
+    def __init__(self, family: Family, file: str, text: str) -> None:
+        self.family, self.file = family, file
         self.error = ""
         """Why pandas refuses the file; empty where it reads it."""
         self.columns: dict[str, int] = {}
         """The index of each column, by name."""
-        self.rows: list[tuple[int, list[str]]] = []
-        """The line and the cells of each row."""
-        self.truncated: set[int] = set()
-        """The lines of rows with too few cells."""
+        self.rows: list[Row] = []
         if "\ufffd" in text:
             self.error = "is not UTF-8; pandas raises UnicodeDecodeError"
             return
@@ -119,47 +117,45 @@ class Source:
                 return
             for index, name in enumerate(header):
                 self.columns.setdefault(name, index)
-            for row in reader:
-                self._add(reader.line_num, row, len(header))
+            for cells in reader:
+                self._add(reader.line_num, cells, len(header))
         except csv.Error as error:
             self.error = f"line {reader.line_num} is not CSV: {error}"
 
-    def _add(self, line: int, row: list[str], width: int) -> None:
-        if not "".join(row).strip() and len(row) < 2:
+    def _add(self, line: int, cells: list[str], width: int) -> None:
+        if not "".join(cells).strip() and len(cells) < 2:
             return  # pandas skips a line of spaces, too
-        if len(row) > width:
-            self.error = f"line {line} has {len(row)} cells under {width} columns; pandas raises ParserError"
+        if len(cells) > width:
+            self.error = (
+                f"line {line} has {len(cells)} cells under {width} columns; pandas raises ParserError"
+            )
             return
-        if LINE in self.columns and len(row) > self.columns[LINE]:
-            told = row[self.columns[LINE]]
+        if LINE in self.columns and len(cells) > self.columns[LINE]:
+            told = cells[self.columns[LINE]]
             line = int(told[:9]) if told.isdecimal() else line
-        if len(row) < width:
-            self.truncated.add(line)
-            row += [""] * (width - len(row))
-        self.rows.append((line, row))
-
-    def cells(self, column: str, missing: str = "0") -> list[str]:
-        """The cell of each row. missing: what AITER fills a column with that the file does not have."""
-        index = self.columns.get(column)
-        if index is None:
-            return [missing] * len(self.rows)
-        return [row[index] for _, row in self.rows]
+        missing = width - len(cells)
+        self.rows.append(Row(self, line, cells + [""] * missing, missing > 0))
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A row of a merged table."""
+    """A row of a table."""
 
     source: Source
     line: int
     cells: list[str]
-    numbers: tuple[float, ...]
-    """The cells of the columns `Family.numbers`."""
-    texts: tuple[str, ...]
-    """The cells of the columns `Family.texts`."""
-    gfx: str | None = ""
-    """The gfx that AITER finds or fills in; None where it fills in that of the GPU on which it runs."""
-    tag: str = ""
+    truncated: bool
+    """Whether its line has too few cells."""
+
+    @functools.cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """The cells of the columns `Family.numbers`."""
+        return tuple(number_or_nan(self.raw(column)) for column in self.source.family.numbers)
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The cells of the columns `Family.texts`."""
+        return tuple(self.raw(column) for column in self.source.family.texts)
 
     @property
     def units(self) -> float:
@@ -174,6 +170,14 @@ class Row:
         """(N, K), or (model_dim, inter_dim, expert, topk)."""
         return self.numbers[2:6]
 
+    @property
+    def gfx(self) -> str | None:
+        """The gfx that AITER finds or fills in; None where it fills in that of the GPU on which it runs."""
+        gfx = self.raw("gfx", "")
+        if "gfx" in self.source.columns and self.source.family is not MOE:
+            return gfx
+        return GFX_OF_UNITS.get(number_or_nan(self.raw("cu_num"))) if gfx in {*MISSING, "0"} else gfx
+
     def is_block_fp8(self, fp8: str) -> bool:
         """Whether the rest of the key, without act_type, is that of block FP8, as always for GEMM."""
         return not self.texts or (
@@ -181,10 +185,14 @@ class Row:
             and self.numbers[6:] == (1, 0)
         )
 
+    def raw(self, column: str, missing: str = "0") -> str:
+        """A cell. missing: what AITER fills a column with that the file does not have"""
+        index = self.source.columns.get(column)
+        return missing if index is None else self.cells[index]
+
     def cell(self, column: str) -> str:
         """The text of a cell; empty where pandas reads it as missing or the file does not have the column."""
-        index = self.source.columns.get(column)
-        cell = "" if index is None else printable(self.cells[index].strip())
+        cell = printable(self.raw(column, "").strip())
         return "" if cell in MISSING else cell
 
     def number(self, column: str) -> float | None:
@@ -195,10 +203,6 @@ class Row:
     @property
     def us(self) -> float | None:
         return self.number("us")
-
-    @property
-    def truncated(self) -> bool:
-        return self.line in self.source.truncated
 
 
 def rows_here(count: int) -> str:
@@ -227,24 +231,23 @@ class Table:
         """The name of the table and how many files it has, for people."""
         if self._given:
             self._say_what_is_replaced(in_package)
-        self.has_gfx = any("gfx" in source.columns for source in self.sources)
+        self.has_gfx, self._has_tag = (
+            any(column in source.columns for source in self.sources) for column in ("gfx", "_tag")
+        )
         for source in self.sources:
             self._check_columns(source)
         for column in family.numbers:
             self._check_numbers(column)
-        rows = [self._rows_of(source) for source in self.sources]
-        lost = self._duplicates(rows)
-        self._rows = [row for of_source in rows for row in of_source if row not in lost]
+        lost = self._duplicates()
+        self._rows = [row for source in self.sources for row in source.rows if row not in lost]
 
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
-        moe = self.family is MOE
-        return [
-            row
-            for row in self._rows
-            if not (moe or self.has_gfx) or row.gfx in (arch, None)
-            if not moe or row.tag != "flydsl_fallback"
-        ]
+        if self.family is MOE:
+            return [
+                row for row in self._rows if row.gfx in (arch, None) and row.raw("_tag") != "flydsl_fallback"
+            ]
+        return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
 
     def _read(self, name: str) -> Source | None:
         there = Path(name).exists() if self._given else self._files.has(name)
@@ -252,45 +255,17 @@ class Table:
             self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
             return None
         try:
-            text = read(Path(name), name) if self._given else self._files.text(name)
+            text = self._files.text(Path(name) if self._given else name)
         except TableError as error:
             text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
             self._say_that_it_raises(name, 0, text)
             return None
-        source = Source(name, text)
+        source = Source(self.family, name, text)
         if source.error:
             self._say_that_it_raises(name, 0, f"{source.error}: AITER raises at the first look-up")
         elif not source.rows and LINE not in source.columns:
             self._say(name, 1, "has no rows")
         return source if source.columns else None
-
-    def _rows_of(self, source: Source) -> list[Row]:
-        numbers = [[number_or_nan(cell) for cell in source.cells(column)] for column in self.family.numbers]
-        texts = [source.cells(column) for column in self.family.texts]
-        has_tag = any("_tag" in each.columns for each in self.sources)
-        tags = source.cells("_tag", "0" if has_tag else "")
-        gfx = self._gfx(source)
-        return [
-            Row(
-                source,
-                line,
-                cells,
-                tuple(column[index] for column in numbers),
-                tuple(column[index] for column in texts),
-                gfx[index],
-                tags[index],
-            )
-            for index, (line, cells) in enumerate(source.rows)
-        ]
-
-    def _gfx(self, source: Source) -> list[str | None]:
-        """The gfx of each row (see `Row.gfx`)."""
-        if "gfx" in source.columns and self.family is not MOE:
-            return [*source.cells("gfx")]
-        return [
-            GFX_OF_UNITS.get(number_or_nan(units)) if gfx in MISSING or gfx == "0" else gfx
-            for gfx, units in zip(source.cells("gfx", ""), source.cells("cu_num"), strict=True)
-        ]
 
     # Problems
 
@@ -304,12 +279,10 @@ class Table:
     def _say_what_is_replaced(self, hidden: list[str]) -> None:
         rows, is_extract = 0, False
         for name in hidden:
-            try:
+            with contextlib.suppress(TableError):
                 lines = self._files.text(name).split("\n") if self._files.has(name) else [""]
-            except TableError:
-                continue
-            rows += max(0, len(lines) - 2)
-            is_extract |= LINE in lines[0].split(",")
+                rows += max(0, len(lines) - 2)
+                is_extract |= LINE in lines[0].split(",")
         many = "" if is_extract else f", {rows} rows,"  # an extract does not have all rows of a file
         self._say(
             self.family.variable,
@@ -323,59 +296,59 @@ class Table:
             return
         count = len(source.rows)
         absent = [c for c in (*self.family.numbers, *self.family.texts) if c not in source.columns]
+        text = ""
         if absent:
-            self._say(source.file, 1, f"has no column {', '.join(absent)}: its {count} rows are never found")
+            text = f"has no column {', '.join(absent)}: its {count} rows are never found"
         elif "gfx" in source.columns:
             self._check_gpus(source)
         elif self.family is MOE:
-            units = {number_or_nan(cell) for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
+            units = {row.units for row in source.rows} - set(GFX_OF_UNITS)
             if units:
                 numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
-                self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
+                text = f"has no column gfx, and AITER knows none of cu_num {numbers}"
+        elif count and self.has_gfx:
+            text = "has no column gfx: AITER takes it from cu_num, 80 and 304 or 256"
         elif count:
-            text = "AITER takes it from cu_num, 80 and 304 or 256"
-            if not self.has_gfx:
-                text = "a row is found by its number of CUs on any GPU"
-            self._say(source.file, 1, f"has no column gfx: {text}")
+            text = "has no column gfx: a row is found by its number of CUs on any GPU"
+        if text:
+            self._say(source.file, 1, text)
 
     def _check_gpus(self, source: Source) -> None:
-        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
-        odd = {
-            (gfx, units)
-            for gfx, units in set(pairs)
-            if gfx not in MISSING and not (self.family is MOE and gfx == "0")
-            if not ARCHITECTURE.fullmatch(gfx) or (gfx in UNITS and number_or_nan(units) not in UNITS[gfx])
-        }
-        if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
-            gfx, units = pairs[bad[0]]
-            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, and there is no such GPU"
-            self._say(source.file, source.rows[bad[0]][0], printable(text))
+        def is_odd(row: Row) -> bool:
+            gfx = row.raw("gfx")
+            if gfx in MISSING or (self.family is MOE and gfx == "0"):
+                return False
+            return not ARCHITECTURE.fullmatch(gfx) or (gfx in UNITS and row.units not in UNITS[gfx])
+
+        if bad := [row for row in source.rows if is_odd(row)]:
+            gfx, units = (bad[0].raw(column)[:20] for column in ("gfx", "cu_num"))
+            text = f"{rows_here(len(bad))} for {gfx} with {units} CUs, and there is no such GPU"
+            self._say(source.file, bad[0].line, printable(text))
 
     def _check_numbers(self, column: str) -> None:
         """Finds cells by which pandas does not read a column as numbers."""
-        kinds: dict[str, tuple[str, int, str]] = {}
-        for source in self.sources:
-            cells = source.cells(column)
-            for cell in set(cells):
-                if (value := number(cell)) is None or not math.isnan(value):
-                    kind = "text"
-                    if value is not None:
-                        kind = "bool" if cell.strip() in BOOLEANS else "number"
-                    if kind not in kinds:
-                        kinds[kind] = (source.file, source.rows[cells.index(cell)][0], cell)
+        rows = [row for source in self.sources for row in source.rows]
+        kinds: dict[str, Row] = {}
+        for row in rows:
+            cell = row.raw(column)
+            value = number(cell)
+            if value is None:
+                kinds.setdefault("text", row)
+            elif not math.isnan(value):
+                kinds.setdefault("bool" if cell.strip() in BOOLEANS else "number", row)
         if "text" in kinds or len(kinds) > 1:
-            file, line, cell = kinds.get("text") or kinds["bool"]
-            total = sum(len(source.rows) for source in self.sources)
+            row = kinds.get("text") or kinds["bool"]
+            file, line, cell = row.source.file, row.line, row.raw(column)
             self.dead = f"{file}:{line}: {column} is {cell[:20]!r}, so no row is found"
             self._say(
                 file,
                 line,
                 f"{column} is {cell[:20]!r}: pandas reads the whole column as text, "
-                f"and none of the {total} rows of {self.family.name} is found",
+                f"and none of the {len(rows)} rows of {self.family.name} is found",
             )
 
-    def _duplicates(self, rows: list[list[Row]]) -> set[Row]:
-        """The rows that lose to a faster row with the same key. rows: those of each source."""
+    def _duplicates(self) -> set[Row]:
+        """The rows that lose to a faster row with the same key."""
         lost: set[Row] = set()
         moe = self.family is MOE
         if moe and not (self._merged and self._files.has(self.family.untuned)):
@@ -383,26 +356,30 @@ class Table:
         then = "pandas raises ValueError at the first look-up"
         if self._merged:
             then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
-        best: dict[tuple[object, ...], tuple[float, int, Row]] = {}
-        for source, of_source in zip(self.sources, rows, strict=True):
+        best: dict[tuple[object, ...], Row] = {}
+        for source in self.sources:
             if source.error:  # pandas raises before
                 continue
             whole: set[tuple[str, ...]] = set()
             lines = []
-            times = (number_or_nan(cell) for cell in source.cells("us", ""))
-            for row, us in zip(of_source, times, strict=True):
+            for row in source.rows:
                 if not self._merged:
                     if tuple(row.cells) in whole:
                         continue  # AITER drops equal rows if it merges nothing
                     whole.add(tuple(row.cells))
-                key = row.numbers, row.texts, row.gfx if self.has_gfx else "", row.tag if moe else ""
-                here = (math.inf if math.isnan(us) else us, len(best) + len(lost), row)
-                before = best.setdefault(key, here)
-                if before is not here:
-                    best[key], worse = sorted((before, here), key=lambda each: each[:2])
-                    lost.add(worse[2])
+                tag = row.raw("_tag", "0" if self._has_tag else "") if moe else ""
+                key = row.numbers, row.texts, row.gfx if self.has_gfx else "", tag
+                before = best.setdefault(key, row)
+                if before is not row:
+                    is_faster = _time(row) < _time(before)
+                    best[key] = row if is_faster else before
+                    lost.add(before if is_faster else row)
                     lines.append(row.line)
             if lines:
                 text = f"{rows_here(len(lines))} with a key that another row has: {then}"
                 self._say_that_it_raises(source.file, lines[0], text)
         return lost
+
+
+def _time(row: Row) -> float:
+    return math.inf if row.us is None else row.us

@@ -24,7 +24,6 @@ BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
-SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
 def places(arch: str, name: str) -> list[tuple[str, str]]:
@@ -122,7 +121,7 @@ class TritonTables:
             used, default = self._place(target, name)
             stems = [stem for stem, _ in places(target.arch, name)]
             for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
-                shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
+                shaped = [file for end in sorted(asked) if self._files.has(file := stem + end)]
                 if stem == used:
                     found += self._short(shaped)
                 elif shaped:
@@ -130,21 +129,16 @@ class TritonTables:
                     found.append(Problem(shaped[0], 0, text))
             if self._files.has(default):
                 self._json(default)  # adds what is wrong with it to the problems
+            ends = (*asked, f"-{name}.json")
             foreign = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
-                if not file.rsplit("/", 1)[1].startswith("gfx")
-                and (self._counts(file, asked) or file.endswith(f"-{name}.json"))
+                if not file.rsplit("/", 1)[1].startswith("gfx") and file.endswith(ends)
             ]
             if foreign:
                 text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
                 found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
-
-    def _counts(self, file: str, asked: set[str]) -> bool:
-        """Whether a file is for a shape that was looked up."""
-        said = SHAPED.search(file)
-        return bool(said and said[0] in asked)
 
     def _short(self, shaped: list[str]) -> list[Problem]:
         """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""
@@ -166,10 +160,6 @@ class TritonTables:
             text = f"{_files(only_any)} without a bucket other than `any`, which is not tuned"
             found.append(Problem(only_any[0], 0, text))
         return found
-
-    def _named(self, stem: str) -> list[str]:
-        folder = stem.rsplit("/", 1)[0]
-        return [file for file in self._files.names(f"{folder}/*.json") if file.startswith(stem)]
 
 
 def _files(names: list[str]) -> str:

@@ -8,25 +8,23 @@ are equally near, the one that comes first in the file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import Files, TableError, read
+from kernels.tables.files import Files, Place, TableError, beside
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
 """A configuration of Triton: option -> value."""
-
-Place = str | Path
-"""A file or folder. A str is its name in the package. A Path is in the folder that a variable names."""
 
 
 def _tile(m: int, n: int, group: int, stages: int) -> Config:
@@ -66,6 +64,8 @@ class Rules:
     """A pattern of what is replaced by `_` in a device's name."""
     variable: str
     """The environment variable that names another folder for MoE."""
+    below: tuple[str, ...]
+    """The folder below that one in which the tables are."""
     impossible: str
     """A pattern of device names that no driver reports."""
     gemm_default: Config
@@ -81,6 +81,7 @@ RULES: Mapping[str, Rules] = {
         block="[128,128]",
         space=r"[\s/]+",
         variable="VLLM_TUNED_CONFIG_FOLDER",
+        below=(),
         impossible="AMD_Instinct_MI3(00|08|25)X?_OAM",  # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py
         gemm_default=_tile(64, 128, 32, 2),
         moe_default=_vllm_moe_default,
@@ -91,6 +92,7 @@ RULES: Mapping[str, Rules] = {
         block="[128, 128]",
         space=" ",
         variable="SGLANG_MOE_CONFIG_DIR",
+        below=("configs",),
         impossible="",
         gemm_default=_tile(64, 128, 32, 3),
         moe_default=_sglang_moe_default,
@@ -119,25 +121,25 @@ class EngineTables:
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
-        self._own = None if own is None else Path(own)
-        if self._own is not None and engine == "sglang":
-            self._own /= "configs"
-        self._invariant = engine == "vllm" and _is_invariant(environment)
+        self._own = None if own is None else Path(own, *self._rules.below)
+        invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
+        try:
+            self._invariant = bool(int(invariant))
+        except ValueError:
+            raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
-        self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
-        name = self._gemm_name(target, n, k)
+        name = self._name(target, f"N={n},K={k}")
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
-        if not self._is_there(file):
+        if not self._files.has(file):
             return Found(file, None, fallback)
-        self._hits.add(name)
         table = self._load(file)
         if stop := self._stop(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop, table.odd)
@@ -146,7 +148,7 @@ class EngineTables:
         key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
         config = table.by_m[key]
         small = config["BLOCK_SIZE_K"]
-        if self.engine == "sglang" and small < 128 and (_is_rocm(target) or 128 % small):
+        if self.engine == "sglang" and small < 128 and (target.kind == "rocm" or 128 % small):
             config = {**config, "BLOCK_SIZE_K": 128}
             notes += (f"BLOCK_SIZE_K {small} of the file is raised to 128",)
         return Found(file, _entry(table, key, as_text(config)), notes=notes)
@@ -161,23 +163,23 @@ class EngineTables:
         inter:   the intermediate size on this rank
         experts: how many experts this rank has, including the shared expert where it is fused
         """
-        name = self._moe_name(target, inter, experts)
-        shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        name = self._name(target, f"E={experts},N={inter}")
+        shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        self._asked[name] = None
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
-        self._asked[name] = None
         try:
-            up = self._moe_table(target, name)
-            down = self._moe_table(target, _down(name)) if self.engine == "sglang" else None
+            up, down = (
+                self._load(place) if (place := next(self._places(target, each), None)) else None
+                for each in (name, _down(name) if self.engine == "sglang" else "")
+            )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        if up:
-            self._hits.add(name)
         for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
             if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop, table.odd)
         entry, notes = None, tuple[str, ...]()
-        config = self._rules.moe_default(tokens, _is_rocm(target))
+        config = self._rules.moe_default(tokens, target.kind == "rocm")
         if up and up.by_m:
             entry = _entry(up, nearest_of(up.by_m, tokens), "")
             config = up.by_m[entry.m]
@@ -201,68 +203,63 @@ class EngineTables:
             return Found(up.file if up else shown, None, kernel, notes)
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
-    def missing(
-        self, target: Target, gemms: Iterable[tuple[int, int]], moes: Iterable[tuple[int, int]]
-    ) -> list[str]:
-        """The names of the files that do not exist, as the engine's tuner writes them.
+    def untuned(self, target: Target) -> dict[str, str]:
+        """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
+        them."""
+        texts: dict[str, str] = {}
+        for name in self._missed(target):
+            op = "block_scale_gemm" if name.startswith("N") else "fused_moe"
+            file = f"{self.engine}_{op}_missing.txt"
+            texts[file] = f"{texts.get(file, '')}{name}\n"
+        return texts
 
-        gemms: (n, k), see `gemm`
-        moes:  (inter, experts), see `moe`
-        """
-        names = [self._gemm_name(target, n, k) for n, k in gemms]
-        names = [name for name in names if not self._is_there(f"{self._rules.gemm}/{name}")]
-        for inter, experts in moes:
-            name = self._moe_name(target, inter, experts)
-            if not self._all_places(target, name):
-                names.append(name)
-        return list(dict.fromkeys(names))
+    def _missed(self, target: Target) -> list[str]:
+        return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        device = self._device(target, is_moe=True)
-        asked = {name[0] for name in self._asked}
-        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
-        if "E" not in asked:
-            unread = Problem(self._setting, 0, "no kernel of this deployment looks into it")
-            found += [] if self._own is None else [unread]
-            return [*_grouped(found), *self._elsewhere(target)]
-        try:
-            folders = self._folders
-        except TableError as error:
-            folders, stop = [], f"{error.reason}; sglang stops where it looks for a version"
-            found.append(Problem(str(self._moe_root), 0, stop))
-        else:
-            if not folders:
-                found.append(Problem(str(self._moe_root), 0, "no folder triton_... in it"))
-        for folder in folders:
-            found += self._of_folder(folder, device)
+        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
+        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
+        if "E" in kinds:
+            found += self._of_moe(self._device(target, is_moe=True))
         if self._own is not None:
-            found += self._of_variable(device)
-        return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target, device)]
+            texts = ["no kernel of this deployment looks into it"]
+            if "E" in kinds:
+                texts = [*self._of_variable(self._device(target, is_moe=True))]
+            found += [Problem(self._setting, 0, text) for text in texts]
+        return [*_grouped(found), *self._elsewhere(target, kinds), *self._shadowed(target, kinds)]
 
-    def _of_variable(self, device: str) -> Iterator[Problem]:
+    def _of_moe(self, device: str) -> Iterator[Problem]:
+        """What is wrong with the folders of MoE."""
+        try:
+            for folder in self._folders:
+                yield from self._of_folder(folder, device)
+            if not self._folders:
+                yield Problem(str(self._moe_root), 0, "no folder triton_... in it")
+        except TableError as error:
+            stop = f"{error.reason}; sglang stops where it looks for a version"
+            yield Problem(str(self._moe_root), 0, stop)
+
+    def _of_variable(self, device: str) -> Iterator[str]:
         """What is wrong with the folder that the variable names."""
         if self.engine == "sglang":
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
-            text = f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
-            yield Problem(self._setting, 0, text)
+            yield f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
         try:
             own = [folder for folder in self._folders if isinstance(folder, Path)]
-            names = [name for folder in own for name in self._names(folder)]
+            names = [name for folder in own for name in self._files.inside(folder)]
         except TableError:  # this is a problem already
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
-            yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
+            yield "no file in it is named E=...,N=...,device_name=....json"
         if products := sum(name.startswith("N=") for name in names):
-            yield Problem(
-                self._setting, 0, f"{_files(products)} N=...,K=...: these are read only in the package"
-            )
+            yield f"{_files(products)} N=...,K=...: these are read only in the package"
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
         """Files of a folder that no look-up reads because of their names, and faults inside the others."""
         try:
-            names = self._names(folder)
+            names = self._files.inside(folder)
         except TableError as error:
             yield Problem(str(folder), 0, error.reason)
             return
@@ -278,7 +275,7 @@ class EngineTables:
             if said and said["device"] == device:
                 rest = said["rest"] or ""
                 if rest == wanted:
-                    yield from self._of_table(self._load(_join(folder, name)))
+                    yield from self._of_table(self._load(beside(folder, name)))
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
             elif said and said["device"] == "":
@@ -308,32 +305,30 @@ class EngineTables:
             if text:
                 yield Problem(table.file, 0, text)
 
-    def _elsewhere(self, target: Target) -> Iterator[Problem]:
+    def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
-        for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
-            device = self._device(target, is_moe)
-            missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
+        missed = list(self._asked) if self._invariant else self._missed(target)
+        for kind in sorted(kinds & {name[0] for name in missed}, reverse=True):
+            device = self._device(target, kind == "E")
             try:
-                folders = self._folders if is_moe else [root]
-                names = {name for folder in folders for name in self._names(folder)} if missed else set()
+                folders = self._folders if kind == "E" else [self._rules.gemm]
+                names = {name for folder in folders for name in self._files.inside(folder)}
             except TableError:  # this is a problem already
                 continue
             others = {
                 said["device"]
                 for name in names
-                if (said := NAME.fullmatch(name))
+                if (said := NAME.fullmatch(name)) and said["device"].split("_")[0] == device.split("_")[0]
                 if name.replace(f"={said['device']},", f"={device},") in missed
             }
             told = _model(device) or device
-            if same := sorted(o for o in others if _maker(o) == _maker(device) and _model(o) != told):
+            if same := sorted(other for other in others if _model(other) != told):
                 text = f"shapes without a file for {device} have one for {', '.join(same)}"
-                yield Problem(str(root), 0, text)
+                yield Problem(str(self._moe_root if kind == "E" else self._rules.gemm), 0, text)
 
-    def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
+    def _shadowed(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Files that were looked up and exist in more than one folder."""
-        for name in self._asked:
-            if not name.startswith("E=") or f"device_name={device}," not in name:
-                continue
+        for name in [name for name in self._asked if name.startswith("E")] if "E" in kinds else ():
             for each in (name, _down(name)) if self.engine == "sglang" else (name,):
                 places = self._all_places(target, each)
                 if len(places) > 1:
@@ -364,8 +359,10 @@ class EngineTables:
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
-            return f"none, sglang stops at M {entries[0]}: {table.bad[entries[0]]}"
+        for at in table.bad if self.engine == "sglang" and of_all else ():
+            config = table.by_m[at]
+            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
+                return f"none, sglang stops at M {at}: {table.bad[at]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails at M {key}: {wrong}"
         return ""
@@ -381,38 +378,25 @@ class EngineTables:
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
 
-    def _gemm_name(self, target: Target, n: int, k: int) -> str:
-        return file_name(f"N={n},K={k}", self._device(target), self._rules.block)
-
-    def _moe_name(self, target: Target, inter: int, experts: int) -> str:
-        return file_name(f"E={experts},N={inter}", self._device(target, is_moe=True), self._rules.block)
-
-    def _moe_table(self, target: Target, name: str) -> Configurations | None:
-        """The file that the engine uses; None where there is none. Raises TableError as _folders does."""
-        place = next(self._places(target, name), None)
-        return None if place is None else self._load(place)
+    def _name(self, target: Target, shape: str) -> str:
+        """The name of a file. shape: `N=512,K=7168` or `E=256,N=256`"""
+        return file_name(shape, self._device(target, shape.startswith("E")), self._rules.block)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
-        """The places where a file for MoE exists. The engine uses the first. Raises TableError."""
-        if self.engine == "vllm":
-            candidates: list[Place] = [] if self._own is None else [self._own / name]
-            yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
-            return
-        exact = _join(self._moe_root, _version_folder(target))
-        if self._is_there(place := _join(exact, name)):
-            yield place
-        for folder in self._folders:
-            if folder != exact and self._is_there(place := _join(folder, name)):
+        """The places where a file exists. The engine uses the first. Raises TableError."""
+        folders: list[Place] = [self._rules.gemm]
+        if name.startswith("E"):
+            exact = beside(self._moe_root, _version_folder(target))
+            if self.engine == "sglang" and self._files.has(place := beside(exact, name)):
                 yield place
+            folders = [folder for folder in self._folders if folder != exact]
+        yield from (place for folder in folders if self._files.has(place := beside(folder, name)))
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
         """The places that are found, until SGLang stops if it does."""
         places: list[Place] = []
-        try:
-            for place in self._places(target, name):
-                places.append(place)
-        except TableError:
-            pass
+        with contextlib.suppress(TableError):
+            places.extend(self._places(target, name))
         return places
 
     @functools.cached_property
@@ -421,7 +405,7 @@ class EngineTables:
         versions of Triton in their names."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
-        names = self._names(self._moe_root)
+        names = self._files.inside(self._moe_root)
         if isinstance(self._moe_root, str):  # a zip lists only files
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
@@ -433,36 +417,17 @@ class EngineTables:
                     versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
-        return [_join(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
-
-    def _is_there(self, place: Place) -> bool:
-        try:
-            return place.is_file() if isinstance(place, Path) else self._files.has(place)
-        except OSError:  # engines treat a folder without permission as one without the file
-            return False
-
-    def _names(self, folder: Place) -> list[str]:
-        """The names of the files in a folder. Raises TableError."""
-        if isinstance(folder, str):
-            return [name.rpartition("/")[2] for name in self._files.names(f"{folder}/*")]
-        try:
-            return sorted(path.name for path in folder.iterdir())
-        except OSError as error:
-            raise TableError(error.strerror or str(error), str(folder)) from None
+        return [beside(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:
-            self._loaded[place] = self._parsed(place)
+            file = str(place)
+            says_triton = self.engine == "vllm" and not Path(file).name.startswith("N=")
+            try:
+                self._loaded[place] = parse(file, self._files.text(place), says_triton)
+            except TableError as error:
+                self._loaded[place] = Configurations(file, broken=error.reason)
         return self._loaded[place]
-
-    def _parsed(self, place: Place) -> Configurations:
-        file = str(place)
-        try:
-            text = read(place, file) if isinstance(place, Path) else self._files.text(place)
-        except TableError as error:
-            return Configurations(file, broken=error.reason)
-        is_moe = not Path(file).name.startswith("N=")
-        return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
 
 
 def file_name(shape: str, device: str, block: str) -> str:
@@ -470,24 +435,8 @@ def file_name(shape: str, device: str, block: str) -> str:
     return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 
-def _is_invariant(environment: Mapping[str, str]) -> bool:
-    value = environment.get("VLLM_BATCH_INVARIANT", "0")
-    try:
-        return bool(int(value))
-    except ValueError:
-        raise TableError(f"VLLM_BATCH_INVARIANT={value}: vllm takes 0 or 1") from None
-
-
-def _is_rocm(target: Target) -> bool:
-    return target.arch.startswith("gfx")
-
-
 def _version_folder(target: Target) -> str:
     return f"triton_{target.triton.replace('.', '_')}"
-
-
-def _join(folder: Place, name: str) -> Place:
-    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
 
 def _down(name: str) -> str:
@@ -500,11 +449,6 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
-
-
-def _maker(device: str) -> str:
-    """`AMD` or `NVIDIA`."""
-    return re.split(r"[\s_]", device)[0]
 
 
 def _files(count: int) -> str:
@@ -562,13 +506,6 @@ class Configurations:
     """Why the engine stops when it loads the file; empty where it loads."""
     line: int = 0
     """The line of what is broken; 0 if unknown."""
-
-    def without(self, name: str) -> list[int]:
-        """The M of the entries in which this name is missing or not an integer."""
-        by_m = self.by_m
-        return [
-            m for m in self.bad if not isinstance(by_m[m], dict) or not isinstance(by_m[m].get(name), int)
-        ]
 
     @property
     def thin(self) -> str:

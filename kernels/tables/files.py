@@ -35,6 +35,10 @@ UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zi
 """The exceptions that reading a damaged zip raises."""
 
 
+Place = str | Path
+"""A file or folder. A str is its name in the package. A Path is outside of it, where a variable names it."""
+
+
 class TableError(ValueError):
     """A table or library cannot be read. The text is one line that says which, and why."""
 
@@ -44,7 +48,7 @@ class TableError(ValueError):
         """The text without the name of what cannot be read."""
 
 
-def read(path: Path, name: str) -> str:
+def _read(path: Path, name: str) -> str:
     """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
     try:
         status = path.stat()
@@ -84,18 +88,30 @@ class Files:
             return sorted(name for name in found if fnmatch(name, pattern))
         return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob(pattern))
 
-    def has(self, name: str) -> bool:
-        if self._zip:
+    def inside(self, folder: Place) -> list[str]:
+        """The names of the files in a folder, without its own. Raises TableError."""
+        if isinstance(folder, str):
+            return [name.rpartition("/")[2] for name in self.names(f"{folder}/*")]
+        try:
+            return sorted(path.name for path in folder.iterdir())
+        except OSError as error:
+            raise TableError(error.strerror or str(error), str(folder)) from None
+
+    def has(self, name: Place) -> bool:
+        if self._zip and isinstance(name, str):
             return name in self._zip.NameToInfo
         try:
-            return (self._root / name).is_file()
+            path = name if isinstance(name, Path) else self._root / name
+            return path.is_file()
         except OSError:  # no permission to enter the folder
             return False
 
-    def text(self, name: str) -> str:
-        """The text of a file, as `read` gives it. Raises TableError."""
+    def text(self, name: Place) -> str:
+        """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
+        if isinstance(name, Path):
+            return _read(name, str(name))
         if not self._zip:
-            return read(self._root / name, name)
+            return _read(self._root / name, name)
         try:
             size = self._zip.getinfo(name).file_size
             if size > LARGEST:
@@ -135,6 +151,10 @@ class Files:
                     said = branch.read_text(errors="replace").strip() if branch.is_file() else ""
                 return f"commit {said[:7]}" if said else ""
         return ""
+
+
+def beside(folder: Place, name: str) -> Place:
+    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
 
 
 def _parent(package: str, path: Path) -> Path:

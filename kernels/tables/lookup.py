@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 
 from kernels.tables import Found, Problem
 from kernels.tables.aiter import AiterTables
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED
 from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from kernels.tuning import Target
@@ -59,9 +58,8 @@ class Lookups:
         columns: how many columns of `topk_ids` AITER's fused_moe gets
         masked:  whether fused_moe gets an expert mask
         """
-        self.target, self.given = target, given
-        self.columns, self.masked = columns, masked
-        self._paths = paths
+        self._target, self._paths, self._given = target, paths, given
+        self._columns, self._masked = columns, masked
         self._files: dict[str, Files] = {}
         self._tables: dict[str, AiterTables | EngineTables] = {}
 
@@ -76,15 +74,6 @@ class Lookups:
         """The files of the libraries whose tables were asked."""
         return {package: self._files[package] for package in self._tables}
 
-    def _tables_of(self, package: str) -> AiterTables | EngineTables:
-        if package not in self._tables:
-            files = self.files(package)
-            if package == "aiter":
-                self._tables[package] = AiterTables(files, self.given)
-            else:
-                self._tables[package] = EngineTables(package, files, self.given)
-        return self._tables[package]
-
     def library_of(self, row: str) -> str:
         """The library whose tables a row's kernel uses; empty where it uses none."""
         name, _, variant = row.partition("@")[0].partition(".")
@@ -94,62 +83,38 @@ class Lookups:
 
     def find(self, op: str, row: str, sizes: Mapping[str, Size]) -> Found | None:
         """What the tables have for a case; None where no table decides. Raises TableError."""
-        package = self.library_of(row)
-        if not package or op not in ("block_scale_gemm", "fused_moe"):
+        package, is_gemm = self.library_of(row), op == "block_scale_gemm"
+        if not package or not (is_gemm or op == "fused_moe"):
             return None
-        tables = self._tables_of(package)
-        if op == "block_scale_gemm":
+        if package not in self._tables:
+            is_aiter, files = package == "aiter", self.files(package)
+            self._tables[package] = (
+                AiterTables(files, self._given) if is_aiter else EngineTables(package, files, self._given)
+            )
+        tables = self._tables[package]
+        if is_gemm:
+            m, n, k = (int(sizes[name]) for name in "mnk")
             if isinstance(tables, EngineTables):
-                return tables.gemm(self.target, *_gemm(sizes))
+                return tables.gemm(self._target, m, n, k)
             look = tables.triton.gemm if ".triton" in row else tables.gemm
-            return look(self.target, *_gemm(sizes), preshuffled=row.endswith("_preshuffled"))
-        tokens, hidden, inter, experts = _moe(sizes)
+            return look(self._target, m, n, k, preshuffled=row.endswith("_preshuffled"))
+        tokens, hidden, inter = (int(sizes[name]) for name in ("tokens", "hidden", "inter"))
+        experts = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
         if isinstance(tables, EngineTables):
-            return tables.moe(self.target, tokens, inter, experts)
+            return tables.moe(self._target, tokens, inter, experts)
         if ".triton" in row:
             return None
-        return tables.moe(self.target, tokens, hidden, inter, experts, self.columns, self.masked)
+        return tables.moe(self._target, tokens, hidden, inter, experts, self._columns, self._masked)
 
     def problems(self) -> list[Problem]:
         """What is wrong with the tables of the libraries that were asked."""
-        return [problem for tables in self._tables.values() for problem in tables.problems(self.target)]
+        return [problem for tables in self._tables.values() for problem in tables.problems(self._target)]
 
-    def untuned(self, misses: Iterable[tuple[str, str, Mapping[str, Size]]]) -> dict[str, str]:
-        """The texts of files for tuners, by the file's name. For AITER it is the CSV of untuned shapes that
-        its tuner reads; for an engine, a list of the JSON files that it lacks.
-
-        misses: op, row and sizes of cases for which the tables have no entry
-        """
-        shapes: dict[tuple[str, str, bool], list[Mapping[str, Size]]] = {}
-        for op, row, sizes in misses:
-            if not (self.library_of(row) == "aiter" and ".triton" in row):  # AITER tunes those by hand
-                key = self.library_of(row), op, row.endswith("_preshuffled")
-                shapes.setdefault(key, []).append(sizes)
-        texts = {}
-        for (package, op, shuffled), of_op in shapes.items():
-            tables, is_gemm = self._tables[package], op == "block_scale_gemm"
-            if isinstance(tables, EngineTables):
-                gemms = [_gemm(sizes)[1:] for sizes in of_op if is_gemm]
-                moes = [_moe(sizes)[2:] for sizes in of_op if not is_gemm]
-                if names := tables.missing(self.target, gemms, moes):
-                    texts[f"{package}_{op}_missing.txt"] = "".join(f"{name}\n" for name in names)
-            elif is_gemm:
-                family = PRESHUFFLED if shuffled else GEMM
-                texts[PurePosixPath(family.untuned).name] = tables.untuned_gemm(
-                    _gemm(sizes) for sizes in of_op
-                )
-            else:
-                calls = [(*_moe(sizes), self.columns, self.masked) for sizes in of_op]
-                texts[PurePosixPath(MOE.untuned).name] = tables.untuned_moe(self.target, calls)
+    def untuned(self) -> dict[str, str]:
+        """The texts of files for tuners, by the file's name, about the look-ups that found nothing. For AITER
+        it is the CSV of untuned shapes that its tuner reads, without Triton's, which AITER tunes by hand; for
+        an engine, a list of the JSON files that it lacks."""
+        texts: dict[str, str] = {}
+        for tables in self._tables.values():
+            texts |= tables.untuned(self._target)
         return texts
-
-
-def _gemm(sizes: Mapping[str, Size]) -> tuple[int, int, int]:
-    """m, n, k."""
-    return int(sizes["m"]), int(sizes["n"]), int(sizes["k"])
-
-
-def _moe(sizes: Mapping[str, Size]) -> tuple[int, int, int, int]:
-    """Tokens, hidden, inter, and the experts of the rank, including the shared expert where it is fused."""
-    local = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
-    return int(sizes["tokens"]), int(sizes["hidden"]), int(sizes["inter"]), local

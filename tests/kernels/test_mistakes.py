@@ -20,6 +20,7 @@ from kernels.mistakes import Mistake
 from kernels.op import Reference
 from kernels.operands import Seeds
 from shapes.case import parse
+from tests.kernels.mistake_sizes import fits
 from tests.support.paths import ROOT
 
 SMALL = {
@@ -103,7 +104,8 @@ def short(op: str, kernel: Mistake) -> str:
 
 
 def fitting(op: str, kernel: Mistake, cases: dict[str, tuple[str, ...]]) -> list[str]:
-    return [case for case in cases[op] if kernel.fits(sizes_of(op, case))]
+    is_right = kernel in right(op)
+    return [case for case in cases[op] if fits(op, kernel, sizes_of(op, case), is_right)]
 
 
 def refused(cases: dict[str, tuple[str, ...]]) -> list[Any]:

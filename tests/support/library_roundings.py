@@ -1,8 +1,8 @@
-"""Roundings and exponentials of libraries, in fp32, beside those of kernels.arithmetic.roundings."""
+"""Roundings and exponentials of libraries, in fp32, beside those of kernels.mistakes."""
 
 import torch
 
-from kernels.arithmetic.roundings import kept
+from kernels.mistakes import kept
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:

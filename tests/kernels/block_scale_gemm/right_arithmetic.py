@@ -4,42 +4,47 @@ the largest first.
 A kernel's source is the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from kernels.arithmetic.block_scale_gemm import (
-    OutputTile,
+from kernels.block_scale_gemm.mistakes import (
     Quantised,
     Quantiser,
-    Way,
-    format_of,
+    Terms,
+    Tile,
+    Variant,
+    by,
+    everywhere,
     largest,
+    multiply,
     quantised,
-    summed,
+    reads,
 )
-from kernels.arithmetic.roundings import bf16, exact, kept
-from kernels.block_scale_gemm.mistakes import Variant, b_codes, by, everywhere
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.formats import BLOCK
-from kernels.mistakes import Mistake
+from kernels.formats import BLOCK, fp8_format
+from kernels.mistakes import E4M3FNUZ, Mistake, bf16, exact, kept
 from tests.support.library_roundings import away, flushed, fourteen_bits, truncated
 
 
-def whole_k(t: OutputTile) -> torch.Tensor:
+def whole_k(t: Tile) -> torch.Tensor:
     """One product of operands that were dequantised to bf16."""
     a_scale, b_scale = (s.repeat_interleave(BLOCK, 1)[:, : t.a.shape[1]] for s in (t.a_scale, t.b_scale))
     return bf16(t.a * a_scale) @ bf16(t.b * b_scale).T
 
 
-def scales_one_by_one(t: OutputTile) -> torch.Tensor:
-    terms = t.terms(a_scale=torch.ones_like(t.a_scale), b_scale=torch.ones_like(t.b_scale))
-    return summed([term * t.a_scale[:, k, None] * t.b_scale[:, k] for k, term in enumerate(terms)])
+def scales_one_by_one(t: Tile) -> torch.Tensor:
+    def scaled(terms: Terms) -> Terms:
+        return [term * t.a_scale[:, k, None] * t.b_scale[:, k] for k, term in enumerate(terms)]
+
+    ones = replace(t, a_scale=torch.ones_like(t.a_scale), b_scale=torch.ones_like(t.b_scale))
+    return multiply(ones, scaled)
 
 
-def subnormal_as_normal(t: OutputTile) -> torch.Tensor:
+def subnormal_as_normal(t: Tile) -> torch.Tensor:
     """Reads the codes of b below the smallest normal number, including zeros, as if they had its exponent."""
-    b, fmt = t.b, format_of(t.operands)
+    b, fmt = t.b, fp8_format(t.operands.sizes.fp8)
     near = fmt.smallest_normal / 2 * (1 + b.abs() / (8 * fmt.smallest_subnormal))
     return torch.where(b.abs() < fmt.smallest_normal, near.copysign(b), b)
 
@@ -54,7 +59,7 @@ def in_powers_of_two(o: Operands) -> Quantised:
 
 
 def up_to_224(o: Operands) -> Quantised:
-    return quantised(o, top=224.0 if format_of(o).max == 240.0 else 0.0)
+    return quantised(o, top=224.0 if o.b_q.dtype == E4M3FNUZ else 0.0)
 
 
 def times_inverse(o: Operands) -> Quantised:
@@ -70,19 +75,19 @@ FOURTEEN = partial(by, step=32, inner=fourteen_bits)
 BOTH = partial(by, wide=(bf16, bf16))
 
 CORE: tuple[tuple[str, Variant, str], ...] = (
-    ("both in bf16, 4 parts in bf16", BOTH(parts=4, partial=bf16), "cuBLAS as torch calls it (assumed)"),
+    ("both in bf16, 4 parts in bf16", BOTH(parts=4, part=bf16), "cuBLAS as torch calls it (assumed)"),
     (
         "both in bf16, 2 parts added in bf16",
-        BOTH(parts=2, partial=bf16, summed=bf16),
+        BOTH(parts=2, part=bf16, total=bf16),
         "assumed: a split K of hipBLASLt",
     ),
     ("both in bf16", whole_k, f"torch.bf16, hipblaslt.dequantised: {EAGER}"),
     ("both in bf16, ties away from zero", by(wide=(away, away)), "assumed: v_cvt by hand on gfx942"),
     ("weights in bf16", by(wide=(exact, bf16)), "assumed: activations in fp32"),
-    ("8 parts in bf16", by(parts=8, partial=bf16), f"aiter.triton: gemm_a8w8_blockscale.py, {AITER}"),
+    ("8 parts in bf16", by(parts=8, part=bf16), f"aiter.triton: gemm_a8w8_blockscale.py, {AITER}"),
     (
         "2 parts added in bf16",
-        by(parts=2, partial=bf16, summed=bf16),
+        by(parts=2, part=bf16, total=bf16),
         f"aiter.ck: csrc/ck_gemm_a8w8_blockscale (KBatch, assumed), {AITER}",
     ),
     ("sums of 14 bits", FOURTEEN(), "deepgemm, flashinfer.sm90: sm90_fp8_gemm_1d2d.cuh, DeepGEMM 2.1"),
@@ -92,27 +97,27 @@ CORE: tuple[tuple[str, Variant, str], ...] = (
     ("scales one by one", scales_one_by_one, "vllm.triton: fp8_utils.py; cublaslt: ScaledBlas.cpp of torch"),
     ("a part for each block", by(parts=1 << 10), "kernels/block_scale_gemm/triton/split_k_jit.py"),
     ("7 parts in fp32", by(step=32, parts=7), "flashinfer.trtllm (compiled, assumed), flashinfer 0.6.18"),
-    ("last block first", lambda t: summed(t.terms()[::-1]), f"aiter.asm (compiled, assumed), {AITER}"),
+    ("last block first", by(lambda terms: terms[::-1]), f"aiter.asm (compiled, assumed), {AITER}"),
     (
         "subnormal sums flushed",
-        by(step=16, inner=flushed, parts=1 << 10, partial=flushed, summed=flushed),
+        by(step=16, inner=flushed, parts=1 << 10, part=flushed, total=flushed),
         f"-fgpu-flush-denormals-to-zero in aiter/jit/core.py, {AITER}",
     ),
 )
 TRUNCATED: tuple[tuple[str, Variant, str], ...] = (
     (
         "output truncated",
-        lambda t: truncated(t.multiply(Way(step=16))),
+        lambda t: truncated(multiply(t, step=16)),
         f"OPUS for gfx942 (assumed), {AITER}",
     ),
 )
 W8A16: tuple[tuple[str, Variant, str], ...] = (
-    ("weights in bf16, 4 parts in bf16", BOTH(parts=4, partial=bf16), "cuBLAS (assumed)"),
+    ("weights in bf16, 4 parts in bf16", BOTH(parts=4, part=bf16), "cuBLAS (assumed)"),
     ("weights in bf16", whole_k, f"torch.bf16: {EAGER}"),
     ("weights in bf16, 8 parts in fp32", BOTH(parts=8), "assumed: Marlin's split K"),
     (
         "subnormal weights as normal ones",
-        b_codes(subnormal_as_normal),
+        reads(b=subnormal_as_normal),
         "vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
     ),
     ("weights scaled after the product", by(), f"gemm_a16w8_blockscale.py, {AITER} (excerpt)"),
@@ -125,7 +130,7 @@ FP8: tuple[tuple[str, Variant, Quantiser, str], ...] = (
     ("powers of two", by(step=32), in_powers_of_two, "deep_gemm/utils/math.py, DeepGEMM 2.6.1"),
     ("times 1/scale", by(), times_inverse, "scale_1x128_kernel, FlashInfer 0.6.18; SGLang 0.5.23 (assumed)"),
     ("up to 224 in e4m3fnuz", by(parts=2), up_to_224, "quantization/input_quant_fp8.py, vLLM 0.33"),
-    ("4 parts in bf16", by(parts=4, partial=bf16), quantised, f"aiter/ops/quant.py, {AITER} (assumed)"),
+    ("4 parts in bf16", by(parts=4, part=bf16), quantised, f"aiter/ops/quant.py, {AITER} (assumed)"),
 )
 
 RIGHT: tuple[Mistake, ...] = (

@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 
-from kernels.arithmetic.fused_moe import Plan, by_blocks, layer
-from kernels.arithmetic.roundings import bf16
-from kernels.mistakes import Compute, Mistake
+from kernels.fused_moe.mistakes import Plan, by_blocks, layer
+from kernels.mistakes import Compute, Mistake, bf16
 from tests.support.library_roundings import fourteen_bits, truncated
 
 

@@ -10,11 +10,10 @@ from functools import partial
 
 import torch
 
-from kernels.arithmetic.attention import EXACT, IN_BF16, Arithmetic, attend, combine
-from kernels.arithmetic.roundings import Round, bf16, exact, fp8
-from kernels.mha_prefill.mistakes import Attend, everywhere, fp8_operands, prefill, scored
-from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
-from kernels.mistakes import Mistake
+from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine
+from kernels.mha_prefill.mistakes import OP
+from kernels.mha_prefill.operands import Sequence
+from kernels.mistakes import Mistake, Round, bf16, exact, fp8
 from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
 
 Ends = Callable[[Sequence], list[int]]
@@ -34,48 +33,45 @@ def every_fifth(s: Sequence) -> list[int]:
 
 
 def flash(
-    o: MhaPrefillOperands,
-    s: Sequence,
+    a: Attended,
     how: Arithmetic = IN_BF16,
     ends: Ends | None = None,
     results: Round = exact,
 ) -> torch.Tensor:
-    scores, v = scored(o, s)
-    bounds = sorted({0, s.length, *(end for end in (ends(s) if ends else ()) if 0 < end < s.length)})
-    partials = [attend(scores[..., a:b], v[:, a:b], how) for a, b in itertools.pairwise(bounds)]
+    scores, length = a.scores, a.sequence.length
+    bounds = {0, length, *(end for end in (ends(a.sequence) if ends else ()) if 0 < end < length)}
+    places = [slice(*place) for place in itertools.pairwise(sorted(bounds))]
+    partials = [attend(scores[..., part], a.v[:, part], how) for part in places]
     return combine(partials, results).transpose(0, 1)
 
 
 def fp8_call(
-    o: MhaPrefillOperands,
-    s: Sequence,
+    a: Attended,
     how: Arithmetic = IN_BF16,
     summed: bool = False,
     ends: Ends | None = None,
 ) -> torch.Tensor:
     """The weights in the operands' format. summed: whether they are summed as they are rounded"""
-    rounded = partial(fp8, o.q.dtype)
-    return flash(o, s, replace(how, weights=rounded, sums=rounded if summed else exact), ends)
+    rounded = partial(fp8, a.fp8)
+    return flash(a, replace(how, weights=rounded, sums=rounded if summed else exact), ends)
 
 
-def normalised_first(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
-    scores, v = scored(o, s)
-    return (bf16(scores.softmax(-1)) @ v).transpose(0, 1)
+def normalised_first(a: Attended) -> torch.Tensor:
+    return (bf16(a.scores.softmax(-1)) @ a.v).transpose(0, 1)
 
 
-def widened(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
+def widened(a: Attended) -> torch.Tensor:
     """v times its descale in bf16."""
-    scores, v = scored(o, s)
-    return attend(scores, bf16(v))[1].transpose(0, 1)
+    return a.out(IN_BF16, v=bf16(a.v))
 
 
-def truncating(of: Attend) -> Attend:
+def truncating(of: Wrong) -> Wrong:
     """The output too."""
-    return lambda o, s: truncated(of(o, s))
+    return lambda a: truncated(of(a))
 
 
 A = Arithmetic
-BF16: dict[str, Attend] = {
+BF16: dict[str, Wrong] = {
     # torch.sdpa's math path: aten/src/ATen/native/transformers/attention.cpp, torch 2.13
     "weights normalised, then rounded": normalised_first,
     # flash_attn.fa4@vllm: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
@@ -133,9 +129,9 @@ BF16: dict[str, Attend] = {
     # the reference of FlashAttention's own tests: tests/test_util.py, FlashAttention 2.8.3
     "one block": partial(flash, how=A(block=1 << 20)),
     # torch.naive: kernels/mha_prefill/providers/torch_eager.py
-    "softmax in fp32": prefill,
+    "softmax in fp32": Attended.out,
 }
-TRUNCATED: dict[str, Attend] = {
+TRUNCATED: dict[str, Wrong] = {
     # aiter.ck under vLLM's chunks: aiter/jit/optCompilerConfig.json, AITER e404860
     "weights and output truncated, cached keys apart": truncating(
         partial(flash, how=A(weights=truncated), ends=at_prefix, results=truncated)
@@ -149,11 +145,11 @@ TRUNCATED: dict[str, Attend] = {
     # aiter.ck, weights by its asm: assumed, AITER e404860
     "output truncated": truncating(flash),
 }
-OF_FP8: dict[str, Attend] = {
+OF_FP8: dict[str, Wrong] = {
     # torch.sdpa: kernels/mha_prefill/providers/torch_eager.py (Sdpa.prepare)
     "FP8 operands made bf16": widened,
 }
-FP8: dict[str, Attend] = {
+FP8: dict[str, Wrong] = {
     # flash_attn.fa3 before max_offset: hopper/softmax.h, FlashAttention 2.7.4
     "blocks of 64": fp8_call,
     # flash_attn.fa3: hopper/softmax.h (Max_offset), FlashAttention 0251105; 7 for e4m3fnuz's sake
@@ -179,20 +175,20 @@ FP8: dict[str, Attend] = {
     # flash_attn.fa4: flash_attn/cute/utils.py (max_offset 4), 4.0.0b36
     "cubic exp2": partial(fp8_call, how=A(block=128, exp2=exp2_cubic, headroom=4.0)),
 }
-FP8_TRUNCATED: dict[str, Attend] = {
+FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.fp8: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
     "output truncated": truncating(partial(fp8_call, how=A(block=128))),
 }
 
 
-def in_fp8(name: str, of: Attend, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", everywhere(of), "core", "fp8", truncates, fp8_operands)
+def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
+    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates)
 
 
 RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
-    *(Mistake(name, everywhere(of), fits=fp8_operands) for name, of in OF_FP8.items()),
+    *(Mistake(name, OP.everywhere(of)) for name, of in BF16.items()),
+    *(Mistake(name, OP.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
+    *(Mistake(name, OP.everywhere(of)) for name, of in OF_FP8.items()),
     *(in_fp8(name, of) for name, of in FP8.items()),
     *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
 )

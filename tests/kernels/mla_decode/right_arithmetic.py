@@ -11,58 +11,51 @@ from typing import Any
 
 import torch
 
-from kernels.arithmetic.attention import EXACT, IN_BF16, Arithmetic, attend, combine, evenly
-from kernels.arithmetic.roundings import Round, bf16, exact, fp8
-from kernels.mistakes import Mistake
-from kernels.mla_decode.mistakes import Sequence, decode, everywhere, fp8_cache, scored
-from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine, evenly
+from kernels.mistakes import Mistake, Round, bf16, exact, fp8
+from kernels.mla_decode.mistakes import OP
 from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
 
 
-def normalised_first(o: MlaDecodeOperands, i: int) -> torch.Tensor:
-    scores, v = scored(o, i)
-    return bf16(scores.softmax(-1)) @ v
+def normalised_first(a: Attended) -> torch.Tensor:
+    return bf16(a.scores.softmax(-1)) @ a.v
 
 
 def split(
-    o: MlaDecodeOperands,
-    i: int,
+    a: Attended,
     how: Arithmetic = IN_BF16,
     parts: int = 1,
     unit: int = 1,
     results: Round = exact,
-    **changed: Any,
 ) -> torch.Tensor:
     """In so many parts of whole units of tokens."""
-    scores, v = scored(o, i, **changed)
-    return combine([attend(scores[:, a:b], v[a:b], how) for a, b in evenly(len(v), parts, unit)], results)
+    scores, places = a.scores, evenly(len(a.v), parts, unit)
+    return combine([attend(scores[:, b:e], a.v[b:e], how) for b, e in places], results)
 
 
-def one_part_after_the_other(o: MlaDecodeOperands, i: int, how: Arithmetic, parts: int) -> torch.Tensor:
+def one_part_after_the_other(a: Attended, how: Arithmetic, parts: int) -> torch.Tensor:
     """Combined with a running maximum, in natural exponentials."""
-    scores, v = scored(o, i)
+    scores = a.scores
     peak = scores.new_full((len(scores), 1), -math.inf)
     total = result = torch.zeros_like(peak)
-    for a, b in evenly(len(v), parts):
-        log, value = attend(scores[:, a:b], v[a:b], how)
+    for begin, end in evenly(len(a.v), parts):
+        log, value = attend(scores[:, begin:end], a.v[begin:end], how)
         highest = peak.maximum(log * math.log(2))
         old, new = (peak - highest).exp(), (log * math.log(2) - highest).exp()
         peak, total, result = highest, total * old + new, result * old + new * value
     return result / total
 
 
-def uneven(o: MlaDecodeOperands, i: int, how: Arithmetic = IN_BF16, output: Round = exact) -> torch.Tensor:
+def uneven(a: Attended, how: Arithmetic = IN_BF16, output: Round = exact) -> torch.Tensor:
     """Parts as a schedule over all sequences leaves them."""
-    scores, v = scored(o, i)
-    n = len(v)
+    scores, n = a.scores, len(a.v)
     bounds = sorted({0, max(1, n // 16), max(1, n // 3), max(1, n - 1), n})
     places = itertools.pairwise(bounds)
-    return output(combine([attend(scores[:, a:b], v[a:b], how) for a, b in places]))
+    return output(combine([attend(scores[:, b:e], a.v[b:e], how) for b, e in places]))
 
 
 def fp8_call(
-    o: MlaDecodeOperands,
-    i: int,
+    a: Attended,
     how: Arithmetic = IN_BF16,
     q_scale: str = "one",
     summed: bool = False,
@@ -70,19 +63,19 @@ def fp8_call(
 ) -> torch.Tensor:
     """q and the weights in the cache's format. q_scale: one; or of the tensor's or the head's largest.
     summed: whether weights are summed as they are rounded"""
-    q, most = o.q[i].float(), torch.finfo(o.kv.dtype).max
+    q, most = a.q, torch.finfo(a.fp8).max
     largest = {
         "one": q.new_full((), most),
-        "tensor": o.q.float().abs().amax(),
+        "tensor": a.operands.q.float().abs().amax(),
         "head": q.abs().amax(-1, keepdim=True),
     }
-    scale, rounded = largest[q_scale] / most, partial(fp8, o.kv.dtype)
+    scale, rounded = largest[q_scale] / most, partial(fp8, a.fp8)
     how = replace(how, weights=rounded, sums=rounded if summed else exact)
-    return split(o, i, how, q=rounded(q / scale) * scale, **parts)
+    return split(replace(a, q=rounded(q / scale) * scale), how, **parts)
 
 
 A = Arithmetic
-BF16: dict[str, Sequence] = {
+BF16: dict[str, Wrong] = {
     # flash_attn.fa4: flash_attn/cute/flash_fwd_mla_sm100.py (rescale_threshold), 4.0.0b36
     "correction skipped below 2^8": partial(split, how=A(block=128, lazy=8.0)),
     # tokenspeed_mla: tokenspeed_mla/mla_decode.py (skip_correction_threshold), 2.0.4
@@ -152,17 +145,17 @@ BF16: dict[str, Sequence] = {
         split, how=A(weights=lambda x: bf16(flushed(x)), accumulator=flushed), parts=3
     ),
     # torch.naive: kernels/mla_decode/providers/torch_eager.py
-    "softmax in fp32": decode,
+    "softmax in fp32": Attended.out,
     # vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33 (assumed; the row itself is checked)
     "blocks of 16 in fp32": partial(split, how=A(block=16, weights=exact)),
 }
-TRUNCATED: dict[str, Sequence] = {
+TRUNCATED: dict[str, Wrong] = {
     # as a build of OPUS for older architectures would: csrc/include/opus/opus.hpp, AITER e404860
     "weights and output truncated": partial(uneven, how=A(weights=truncated), output=truncated),
     # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu by csrc/include/opus/opus.hpp, AITER e404860
     "output truncated": partial(uneven, output=truncated),
 }
-FP8: dict[str, Sequence] = {
+FP8: dict[str, Wrong] = {
     # assumed: an engine that scales each head
     "q by the head's largest": partial(fp8_call, q_scale="head", parts=4),
     # assumed: an engine with a calibrated scale
@@ -192,19 +185,19 @@ FP8: dict[str, Sequence] = {
     # aiter.asm_persistent@sglang: aiter/mla.py (intra_batch_mode), AITER e404860
     "64 parts in blocks of 32": partial(fp8_call, how=A(block=32), parts=64),
 }
-FP8_TRUNCATED: dict[str, Sequence] = {
+FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, AITER e404860
-    "5 parts, output truncated": lambda o, i: truncated(fp8_call(o, i, parts=5)),
+    "5 parts, output truncated": lambda a: truncated(fp8_call(a, parts=5)),
 }
 
 
-def in_fp8(name: str, of: Sequence, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", everywhere(of), "core", "fp8", truncates, fp8_cache)
+def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
+    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates)
 
 
 RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
+    *(Mistake(name, OP.everywhere(of)) for name, of in BF16.items()),
+    *(Mistake(name, OP.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
     *(in_fp8(name, of) for name, of in FP8.items()),
     *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
 )

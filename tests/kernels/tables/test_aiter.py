@@ -735,15 +735,16 @@ def test_a_hostile_csv_harms_nothing(tmp_path, text):
 
 def test_misses_as_the_tuners_want_them(tmp_path):
     tables = checkout(tmp_path, {})
-    assert tables.untuned_gemm([(64, 2112, 7168), (1, 512, 7168), (64, 2112, 7168)]) == (
-        "M,N,K\n1,512,7168\n64,2112,7168\n"
-    )
+    for m, n in ((64, 2112), (1, 512), (64, 2112)):
+        assert tables.gemm(MI355X, m, n, 7168).entry is None
     rest = (
         "ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fn,torch.float8_e4m3fn,QuantType.per_1x128,1,0"
     )
     calls = [(48, 7168, 2048, 33, 9, True), (64, 7168, 2048, 33, 9, True), (40000, 7168, 256, 256, 8, False)]
-    assert tables.untuned_moe(MI355X, calls).splitlines() == [
-        MOE_KEY,
-        f"32768,7168,256,256,8,{rest}",
-        f"64,7168,2048,33,8,{rest}",
-    ]
+    for call in calls:
+        assert tables.moe(MI355X, *call).entry is None
+    experts = [MOE_KEY, f"32768,7168,256,256,8,{rest}", f"64,7168,2048,33,8,{rest}"]
+    assert tables.untuned(MI355X) == {
+        "a8w8_blockscale_untuned_gemm.csv": "M,N,K\n1,512,7168\n64,2112,7168\n",
+        "untuned_fmoe.csv": "".join(f"{line}\n" for line in experts),
+    }

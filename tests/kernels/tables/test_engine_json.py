@@ -109,19 +109,28 @@ def test_names_of_missing_files_are_those_that_the_tuners_write(tables):
     here = f"{RULES['vllm'].gemm}/{gemm_name('vllm', 'NVIDIA_H200_NVL')}"
     read = tables("vllm", {here: table()})
     # vLLM folds the H200's family for MoE alone
-    assert read.missing(
-        replace(H200, device="NVIDIA H200 NVL"), [(512, 7168), (7168, 256)], [(256, 32)] * 2
-    ) == [
-        "N=7168,K=256,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,block_shape=[128,128].json",
-        "E=32,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json",
-    ]
-    slash = replace(H200, device="A  GPU/B")
-    assert "device_name=A_GPU_B," in read.missing(slash, [(1, 1)], [])[0]
-    assert "device_name=A__GPU/B," in tables("sglang", {}).missing(slash, [(1, 1)], [])[0]
-    assert tables("sglang", {}).missing(H200, [(512, 7168)], [(256, 257)]) == [
-        "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
-        "E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
-    ]
+    nvl, slash = replace(H200, device="NVIDIA H200 NVL"), replace(H200, device="A  GPU/B")
+    for n, k in ((512, 7168), (7168, 256)):
+        read.gemm(nvl, 1, n, k)
+    for _ in range(2):
+        read.moe(nvl, 1, 256, 32)
+    assert read.untuned(nvl) == {
+        "vllm_block_scale_gemm_missing.txt": "N=7168,K=256,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,"
+        "block_shape=[128,128].json\n",
+        "vllm_fused_moe_missing.txt": "E=32,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,"
+        "block_shape=[128,128].json\n",
+    }
+    for engine, device in (("vllm", "A_GPU_B"), ("sglang", "A__GPU/B")):
+        assert f"device_name={device}," in tables(engine, {}).gemm(slash, 1, 1, 1).table
+    read = tables("sglang", {})
+    read.gemm(H200, 1, 512, 7168)
+    read.moe(H200, 1, 256, 257)
+    assert read.untuned(H200) == {
+        "sglang_block_scale_gemm_missing.txt": "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,"
+        "block_shape=[128, 128].json\n",
+        "sglang_fused_moe_missing.txt": "E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,"
+        "block_shape=[128, 128].json\n",
+    }
 
 
 def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.tables import Problem
 from kernels.tables.aiter import AiterTables
-from kernels.tables.aiter_csv import GEMM, Row, Source
+from kernels.tables.aiter_csv import GEMM, Source
 from kernels.tables.files import RECORDED, Files, TableError, library
 
 NAME = "aiter/configs/a.csv"
@@ -99,8 +99,8 @@ def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
 
 def test_what_a_file_holds_neither_breaks_a_line_nor_is_a_time_without_end():
     assert str(Problem("a\n\x1b.csv", 2, "kernel \r")) == "a??.csv:2: kernel ?"
-    source = Source("a.csv", "us\n1e400\n")
-    assert Row(source, 2, source.rows[0][1], (), ()).us is None
+    source = Source(GEMM, "a.csv", "us\n1e400\n")
+    assert source.rows[0].us is None
 
 
 @pytest.mark.parametrize(

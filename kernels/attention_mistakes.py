@@ -1,0 +1,349 @@
+"""Attention as kernels compute it, right and wrong: keys in blocks, and in parts that are combined; and the
+mistakes that MLA decode and MHA prefill have in common.
+
+Tensors are fp32: scores [..., keys], values [..., keys, width]. A sum of exponentials is given as its log2
+[..., 1], here called a log-sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.mistakes import (
+    E4M3,
+    E5M2,
+    Compute,
+    Mistake,
+    Round,
+    bf16,
+    exact,
+    fp8,
+    fp8_truncated,
+    fp16,
+    kept,
+    listed,
+    put,
+)
+
+LOG2E = math.log2(math.e)
+Partial = tuple[torch.Tensor, torch.Tensor]
+"""The attention of some of the keys: their log-sum [..., 1], and their result [..., width]."""
+ROPE = slice(-64, None)
+"""The columns of q and k that are rotated."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a kernel attends, with exponentials to base 2. The last five are for wrong kernels."""
+
+    block: int = 64
+    """Keys of a step."""
+    weights: Round = bf16
+    """Rounds the weights before the second product."""
+    sums: Round = exact
+    """Rounds the weights before they are summed."""
+    scores: Round = exact
+    total: Round = exact
+    """Rounds the sum of the weights after each step."""
+    accumulator: Round = exact
+    """Rounds the result after each step."""
+    headroom: float = 0.0
+    """The largest weight is 2 ** headroom."""
+    lazy: float = 0.0
+    """The maximum is kept until a score exceeds it by so much."""
+    pairs: bool = False
+    """Whether the weights of every other block are rounded again when the next block raises the maximum."""
+    backwards: bool = False
+    """Whether the last block comes first."""
+    exp2: Round = torch.exp2
+
+    first_peak: float = -math.inf
+    """The maximum before the first step."""
+    has_maximum: bool = True
+    """Whether the maximum is subtracted from the scores."""
+    of_result: bool = True
+    """Whether the result is rescaled when the maximum rises."""
+    of_total: bool = True
+    """Whether the sum is rescaled when the maximum rises."""
+    delayed: bool = False
+    """Whether the values of a step are multiplied with the weights of the step before."""
+
+
+EXACT = Arithmetic(block=1 << 30, weights=exact)
+IN_BF16 = Arithmetic()
+
+
+def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> Partial:
+    """scores are natural logarithms of weights, -inf where masked. A query that sees no key gets zeros."""
+    scores = how.scores(scores * LOG2E)
+    steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
+    if how.backwards:
+        steps.reverse()
+    peak = scores.new_full((*scores.shape[:-1], 1), how.first_peak)
+    total, result = torch.zeros_like(peak), scores.new_zeros(*scores.shape[:-1], values.shape[-1])
+    before: torch.Tensor | None = None
+    for number, (part, v) in enumerate(steps):
+        highest = peak.maximum(part.amax(-1, keepdim=True))
+        if how.lazy:
+            highest = torch.where(peak.isinf() | (highest > peak + how.lazy), highest, peak)
+        if not how.has_maximum:
+            highest = torch.zeros_like(peak)
+        base = finite(highest)
+        rescale = how.exp2(torch.where(peak == -math.inf, -math.inf, peak - base)) if number else 0.0 * base
+        exponentials = how.exp2(part - base + how.headroom)
+        rounded = how.weights(exponentials)
+        if how.pairs and number % 2 == 0 and number + 1 < len(steps):
+            later = highest.maximum(steps[number + 1][0].amax(-1, keepdim=True))
+            back = how.exp2(base - finite(later))
+            rounded = torch.where(back > 0, how.weights(rounded * back) / back.clamp(min=1e-30), 0.0)
+        total = how.total(total * (rescale if how.of_total else 1.0) + how.sums(exponentials).sum(-1, True))
+        used = before[..., : v.shape[-2]] if how.delayed and before is not None else rounded
+        result = how.accumulator(result * (rescale if how.of_result else 1.0) + used @ v)
+        peak, before = highest, rounded
+    log = finite(peak) - how.headroom + total.log2()
+    return log, torch.where(peak == -math.inf, 0.0, result / total)
+
+
+def finite(peak: torch.Tensor) -> torch.Tensor:
+    """The maximum to subtract: 0 where there is none yet."""
+    return torch.where(peak == -math.inf, 0.0, peak)
+
+
+def combine(partials: list[Partial], results: Round = exact, log_sums: Round = exact) -> torch.Tensor:
+    """Returns the result of all keys [..., width]. results and log_sums round the parts' own first."""
+    logs = log_sums(torch.stack([log for log, _ in partials]))
+    share = (logs - logs.amax(0)).exp2()
+    return (share / share.sum(0) * results(torch.stack([result for _, result in partials]))).sum(0)
+
+
+def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """Splits keys into parts of whole units, each (begin, end). The last part may be shorter, and few keys
+    make fewer parts."""
+    each = math.ceil(math.ceil(keys / parts) / unit) * unit
+    return [(start, min(keys, start + each)) for start in range(0, keys, each)]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What a kernel reads for a sequence, right or wrong. Results are in the layout of the output, [heads,
+    width] or [new, heads, width]."""
+
+    operands: Any
+    sequence: Any
+    """What stands for the sequence in its op."""
+    rows: Any
+    """The index of its rows in the output."""
+    q: torch.Tensor
+    """[heads, (new,) width]"""
+    k: torch.Tensor
+    """[(heads,) keys, width]"""
+    v: torch.Tensor
+    scale: float
+    """Of the scores, with the scales of FP8 operands."""
+    fp8: torch.dtype
+    """The FP8 format that a call rounds to."""
+    parts: Iterable[tuple[int, int]]
+    """The parts of the keys that are combined, each (begin, end)."""
+    seen: torch.Tensor | None = None
+    """Which keys each query sees, [new, keys]; None for all."""
+
+    @property
+    def scores(self) -> torch.Tensor:
+        scores = self.q @ self.k.mT * self.scale
+        return scores if self.seen is None else scores.masked_fill_(~self.seen, -math.inf)
+
+    def out(self, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
+        """The output of the sequence. changed: attributes that are others."""
+        read = replace(self, **changed)
+        return attend(read.scores, read.v, how)[1].movedim(0, -2)
+
+    def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """The output with other scores; those behind the last key have no value."""
+        return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
+
+    def in_fp8(
+        self,
+        how: Arithmetic = IN_BF16,
+        weights: torch.dtype | None = None,
+        query: torch.dtype | None = None,
+        **changed: Any,
+    ) -> torch.Tensor:
+        """Rounds q and the softmax weights to the op's FP8 format unless another one is given. A q that is
+        given in FP8 stays as it is."""
+        if how.weights is bf16:
+            how = replace(how, weights=partial(fp8, weights or self.fp8))
+        q = fp8(query or self.fp8, changed.pop("q", self.q))
+        return self.out(how, q=q, **changed)
+
+    def in_parts(self, by: Callable[[list[Partial]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
+        """by: combines the parts' results; overlap: so many keys are counted in the part before, too."""
+        scores, places = self.scores, [slice(a, b + overlap) for a, b in self.parts]
+        return by([attend(scores[..., part], self.v[..., part, :]) for part in places]).movedim(0, -2)
+
+
+Wrong = Callable[[Attended], torch.Tensor]
+"""What a wrong kernel makes of a sequence, fp32 in the layout of the output."""
+
+
+def out(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
+    """changed: by name, how an attribute becomes another."""
+    return lambda a: a.out(how, **{name: change(getattr(a, name)) for name, change in changed.items()})
+
+
+def in_fp8(**options: Any) -> Wrong:
+    return lambda a: a.in_fp8(**options)
+
+
+def times(factor: float) -> Callable[[Any], Any]:
+    return lambda x: x * factor
+
+
+def without(columns: slice, q: torch.Tensor) -> torch.Tensor:
+    """q [..., width] with zeros in some columns."""
+    return put(q, (..., columns), 0.0)
+
+
+def other_rope_order(q: torch.Tensor) -> torch.Tensor:
+    """q whose rope part is interleaved though it should be in two halves."""
+    return put(q, (..., ROPE), torch.stack(q[..., ROPE].chunk(2, -1), -1).flatten(-2))
+
+
+def exp2_linear(x: torch.Tensor) -> torch.Tensor:
+    """2 ** x by a straight line between powers of two, which is at most 6 percent too high."""
+    whole = x.clamp(min=-126.0).floor()
+    return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
+
+
+def averaged(parts: list[Partial]) -> torch.Tensor:
+    return torch.stack([result for _, result in parts]).mean(0)
+
+
+def combined(log_sums: Round) -> Wrong:
+    """log_sums: changes the parts' log-sums before they are combined."""
+    return lambda a: a.in_parts(partial(combine, log_sums=log_sums))
+
+
+def zero_counted(a: Attended) -> torch.Tensor:
+    """Counts a key and a value of zeros behind the last key."""
+    return a.by_softmax(torch.nn.functional.pad(a.scores, (0, 1)))
+
+
+SEQUENCES: Mapping[str, Wrong] = {
+    "partial results averaged": lambda a: a.in_parts(averaged),
+    "log-sums of base 2 taken for natural ones": combined(times(LOG2E)),
+    "log-sums of the previous row": combined(lambda logs: logs.roll(1, -2)),
+    "log-sums in bf16": combined(bf16),
+    "no maximum subtracted": out(Arithmetic(has_maximum=False)),
+    "maximum begins at 0": out(Arithmetic(first_peak=0.0)),
+    "result not rescaled when the maximum rises": out(Arithmetic(of_result=False, block=32)),
+    "sum not rescaled when the maximum rises": out(Arithmetic(of_total=False, block=32)),
+    "values of the next block": out(Arithmetic(delayed=True, block=32)),
+    "scores in bf16": out(Arithmetic(scores=bf16)),
+    "scores in fp16": out(Arithmetic(scores=fp16)),
+    "weights in FP8": out(Arithmetic(weights=partial(fp8, E4M3))),
+    "weights of 5 bits": out(Arithmetic(weights=partial(kept, 5))),
+    "result in bf16 after each token": out(Arithmetic(accumulator=bf16, block=1)),
+    "sum in bf16 after each token": out(Arithmetic(total=bf16, block=1)),
+    "exp2 by straight lines": out(Arithmetic(exp2=exp2_linear)),
+    "row of zeros counted behind the last key": zero_counted,
+    "scale 1/sqrt(128)": out(scale=times((192 / 128) ** 0.5)),
+    "scale 2 percent too small": out(scale=times(0.98)),
+    "rope part left out": out(q=partial(without, ROPE)),
+    "last channel left out": out(q=partial(without, slice(-1, None))),
+    "rope part in the other order": out(q=other_rope_order),
+}
+"""What both ops can do wrong in a sequence, in a call of bf16."""
+
+OUTPUTS: Mapping[str, Round] = {
+    "heads shifted by one": lambda out: out.roll(1, -2),
+    "last row of a sequence never written": lambda out: put(out, -1, math.nan),
+    "last 8 columns zero": lambda out: put(out, (..., slice(-8, None)), 0.0),
+    "columns in pairs swapped": lambda out: out.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
+    "added to what the output held": lambda out: out.float() * 2.0,
+    "output 2 percent too large": lambda out: out.float() * 1.02,
+    "output of 5 bits": lambda out: kept(5, out.float()),
+}
+"""Changes of the right output of a sequence."""
+
+IN_FP8_EVERYWHERE: Mapping[str, Wrong] = {
+    "output 2 percent too large everywhere": lambda a: a.in_fp8() * 1.02,
+    "output 3 percent too large everywhere": lambda a: a.in_fp8() * 1.03,
+    "output 5 percent too small everywhere": lambda a: a.in_fp8() * 0.95,
+    "output twice too large everywhere": lambda a: a.in_fp8() * 2.0,
+    "weights truncated": lambda a: a.in_fp8(Arithmetic(weights=partial(fp8_truncated, a.fp8))),
+    "weights in e5m2": in_fp8(weights=E5M2),
+}
+"""What both ops can do wrong in all sequences of a call that rounds to FP8."""
+
+IN_FP8: Mapping[str, Wrong] = {
+    "scores in FP8": lambda a: a.in_fp8(Arithmetic(scores=partial(fp8, a.fp8))),
+    "scale 10 percent too large": lambda a: a.in_fp8(scale=a.scale * 1.1),
+    "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
+}
+"""What both ops can do wrong in a sequence of a call that rounds to FP8."""
+
+
+@dataclass(frozen=True)
+class AttentionOp:
+    """Where the sequences of an op are. What stands for one is a number for MLA decode, and a `Sequence` for
+    MHA prefill."""
+
+    sequences: Callable[[Any], list[Any]]
+    """operands -> all sequences."""
+    victim: Callable[[Any], Any]
+    """operands -> the sequence that is wrong where only one is."""
+    read: Callable[[Any, Any], Attended]
+    """(operands, a sequence) -> what a right kernel reads."""
+
+    def everywhere(self, of: Wrong) -> Compute:
+        def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
+            for s in self.sequences(o):
+                a = self.read(o, s)
+                right[a.rows] = of(a).to(right.dtype)
+            return right
+
+        return compute
+
+    def in_one(self, of: Wrong) -> Compute:
+        return self._changed(lambda a, right: of(a))
+
+    def output(self, change: Round) -> Compute:
+        """change: the right output of the sequence that is wrong -> another output."""
+        return self._changed(lambda a, right: change(right))
+
+    def _changed(self, by: Callable[[Attended, torch.Tensor], torch.Tensor]) -> Compute:
+        def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
+            a = self.read(o, self.victim(o))
+            return put(right, a.rows, by(a, right[a.rows]).to(right.dtype))
+
+        return compute
+
+    def last_left_out(self, o: Any, right: torch.Tensor) -> torch.Tensor:
+        return put(right, self.read(o, self.sequences(o)[-1]).rows, 0.0)
+
+    def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
+        """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
+        return listed(
+            {
+                **{name: self.in_one(wrong) for name, wrong in {**SEQUENCES, **own}.items()},
+                **{name: self.output(change) for name, change in OUTPUTS.items()},
+                "last sequence never computed": self.last_left_out,
+            }
+        )
+
+    def mistakes_in_fp8(
+        self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
+    ) -> tuple[Mistake, ...]:
+        """The same of a call that rounds to FP8. everywhere, in_one: what this op can do wrong in all
+        sequences and in one"""
+        computes = {
+            **{name: self.everywhere(of) for name, of in {**IN_FP8_EVERYWHERE, **everywhere}.items()},
+            **{name: self.in_one(of) for name, of in {**IN_FP8, **in_one}.items()},
+        }
+        return listed(computes, activations="fp8", form="{}, in FP8")

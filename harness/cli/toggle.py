@@ -64,8 +64,9 @@ def toggle_request(request: Request, **options: Any) -> Callable[[Platform], Req
     def request_of(platform: Platform) -> Request:
         if request.resume:
             return request
-        common = {"op": request.op, "launch": request.launch, "common": request.set}
-        plan = plan_toggle(platform, print_note, **common, **options)
+        plan = plan_toggle(
+            platform, print_note, op=request.op, launch=request.launch, common=request.set, **options
+        )
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])
         return replace(request, settings=plan.settings, flags=plan.flags)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from harness.plan.settings import PLAIN, Setting
 from kernels.op import Implementation
+from kernels.platform import Platform
 from shapes.case import Case, text_of
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
@@ -89,3 +90,24 @@ class Entry:
         """Writes down a failure, unless the entry has ended already."""
         if self.alive:
             self.status, self.reason = status, reason
+
+
+def entry_of(
+    impl: Implementation,
+    case: Case,
+    platform: Platform,
+    launch: str,
+    setting: Setting,
+    config: dict[str, Any] | None = None,
+) -> Entry:
+    """The entry of an implementation in a case; `unsupported`, with the reason, where it cannot run that.
+    What is interpreted or cannot be captured into a graph is launched eagerly."""
+    support = impl.supports(case, platform)
+    interpreted = support.ok and impl.interpreted(platform)
+    if interpreted or not impl.captures:
+        launch = "eager"
+    name = entry_name(impl.name, setting.name, launch, platform.kind, config)
+    entry = Entry(name, impl, setting, launch, interpreted, config)
+    if not support.ok:
+        entry.fail("unsupported", support.reason)
+    return entry

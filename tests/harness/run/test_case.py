@@ -18,8 +18,8 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import CaseMeasurer, Group
-from harness.run.cells import Measured
+from harness.run.case import CaseMeasurer
+from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import exit_code, measure
@@ -49,7 +49,7 @@ def timing(**plan: Any) -> CaseMeasurer:
     """What measures cases by such a plan, on a device of which nothing is known."""
     plan = {
         "disturbed": "prefer",
-        "record": SimpleNamespace(margin=0.01, seed=0, race=True),
+        "record": SimpleNamespace(margin=0.01, seed=0, race=True, baseline=""),
         "threads": 1,
     } | plan
     return CaseMeasurer(
@@ -178,14 +178,13 @@ def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, mon
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):
     """Of ten seconds by the clock, three were samples."""
-    group = Group([], "torch.naive", Rotation("warm", 1, 0, 0, False))
+    group = Group(MLA, [], Rotation("warm", 1, 0, 0, False))
     for name in ("before", "after"):
         monkeypatch.setattr(CaseChecks, name, lambda *_: None)
-    monkeypatch.setattr(
-        CaseMeasurer, "_time", lambda *_: Measured(MLA, [], group.rotation, Rounds(spent_s=3.0))
-    )
+    monkeypatch.setattr(CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds(spent_s=3.0)))
     monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
-    assert timing()._measure_group(MLA, group, 1.0, 1.0, Path()).setup_s == 7.0
+    timing()._measure_group(group, 1.0, 1.0, Path())
+    assert group.setup_s == 7.0
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
@@ -380,6 +379,6 @@ def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s
 
     worker = answering(None)
     worker.living = worker.entries = [row]
-    group = Group([row], row.impl.name, Rotation("warm", 1, 0, 0, False))
+    group = Group(MLA, [row], Rotation("warm", 1, 0, 0, False))
     timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
     assert given == [pytest.approx(given_s)]

@@ -16,7 +16,7 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.schema import Cell
 from harness.run.ceilings import ceilings, impossible, keep, measured, stored
-from harness.run.cells import Measured, Yardsticks, build_cells
+from harness.run.cells import Group, Yardsticks, build_cells
 from harness.run.device import device_type
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
@@ -76,9 +76,9 @@ def row(case: Case, cache: str, enough: bool, known: Ceilings | None, peak: Ceil
     (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
     entry = Entry(impl.name, impl, Setting(), "eager")
     rounds = Rounds([Round(block, 0, {impl.name: 0.01}) for block in range(2)])
-    measured = Measured(case, [entry], Rotation(cache, 1, 0, 0, enough), rounds)
-    (cell,), _ = build_cells(measured, CPU, Yardsticks(known, peak, 0.95))
-    return cell
+    measured = Group(case, [entry], Rotation(cache, 1, 0, 0, enough), rounds)
+    cells, _ = build_cells(measured, CPU, Yardsticks(known, peak, 0.95))
+    return cells[entry.name]
 
 
 def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():

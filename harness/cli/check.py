@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 @seconds_option("--call-timeout", "120s", "The most time for one request to the worker.", show_default=True)
 def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
+    from harness.run.execute import code_of
     from harness.run.single import check as checked
 
     with interruptible(""):
         found = checked(request, partial(click.echo, err=True))
-    click.echo(f"{found.case.key}: {found.entry.name} is {found.verdict}")
+    click.echo(f"{found.case.key}: {found.entry.name} is {found.entry.status or 'right'}")
     if found.entry.reason:
         click.echo(found.entry.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
-    sys.exit(found.exit_code)
+    sys.exit(code_of({found.entry.status or "checked"}))

@@ -25,7 +25,7 @@ from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
-from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
+from harness.workers.process import WorkerFailure, WorkerProcess
 from harness.workers.worker import Worker, attempt
 from kernels.platform import Platform
 from shapes.case import Case
@@ -131,11 +131,12 @@ class CaseMeasurer:
         checks = CaseChecks(
             case=group.case,
             workers=self._workers(group.entries, scratch),
-            start_judge=lambda: self._judge(scratch),
             say=self.progress.say,
             seed=self.plan.record.seed,
+            running_judge=self.judge,
             ragged=self._ragged(group),
         )
+        self.judge = None
         try:
             checks.before(group.rotation)
             self.progress.say("measuring")
@@ -222,13 +223,6 @@ class CaseMeasurer:
                 workers[key] = Worker([], self.platform, self.plan.threads, self.plan.deadlines, log)
             workers[key].entries.append(entry)
         return list(workers.values())
-
-    def _judge(self, scratch: Path) -> WorkerProcess:
-        judge, self.judge = self.judge, None
-        if judge is not None and judge.alive:
-            return judge
-        log = scratch / "judge.log"
-        return start_judge(self.platform, self.plan.threads, self.plan.deadlines.prepare, log)
 
 
 @dataclass

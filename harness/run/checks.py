@@ -22,7 +22,7 @@ import kernels
 from harness.plan.entry import Entry
 from harness.plan.memory import Rotation
 from harness.workers.child.outputs import SPOILT
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from harness.workers.worker import Worker, attempt
 from kernels.operands import Seeds
 from kernels.vendor import Vendor
@@ -64,9 +64,9 @@ class CaseChecks:
 
     case: Case
     workers: Sequence[Worker]
-    start_judge: Callable[[], WorkerProcess]  # starts the judge, or gives one that runs already
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
+    running_judge: WorkerProcess | None = None  # a judge that runs already; None: one is started
     ragged: Sequence[Case] = ()
     """Small cases of uneven sizes, at which the timed entries are checked before."""
     seeds: dict[str, dict[str, int]] = field(init=False)
@@ -99,7 +99,11 @@ class CaseChecks:
 
     @functools.cached_property
     def judge(self) -> WorkerProcess:
-        return self.start_judge()
+        if self.running_judge is not None and self.running_judge.alive:
+            return self.running_judge
+        worker = self.workers[0]
+        log = worker.log.with_name("judge.log")
+        return start_judge(worker.platform, worker.threads, worker.deadlines.prepare, log)
 
     @property
     def living(self) -> list[tuple[Worker, Entry]]:
@@ -347,7 +351,7 @@ class CaseChecks:
         """Compares the outputs that a worker's timed calls left, and those of further calls, with each
         other. Of those that differ the judge sees the farthest."""
         timed = [entry for entry in worker.living if not entry.interpreted]
-        if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
+        if timed and attempt(timed, worker.request, "digest") not in (None, self.digests["first"]):
             self._find_writer(worker, timed)
         for entry in timed:
             seconds = comparing_s(entry.samples_s)
@@ -370,7 +374,7 @@ class CaseChecks:
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
             attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
-            if entry.alive and attempt([entry], worker.digest) != self.digests["first"]:
+            if entry.alive and attempt([entry], worker.request, "digest") != self.digests["first"]:
                 entry.fail("wrong", "after timing: it changed its operands")
                 names.append(entry.name)
         by = " and ".join(names) or "another of its worker's entries"
@@ -487,7 +491,7 @@ def comparing_s(samples_s: float) -> float:
 def _start_profiler(worker: Worker) -> None:
     if any(not entry.interpreted for entry in worker.living):
         with contextlib.suppress(WorkerFailure):  # taking the profile fails with the reason
-            worker.start_profiler()
+            worker.request("start_profiler")
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

@@ -175,7 +175,11 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 def exit_code(records: Iterable[Record]) -> int:
     """0: all that could run is right; 1: something was wrong or broke; 3: nothing could run."""
-    statuses = {record.status for record in records if isinstance(record, Cell)}
+    return code_of({record.status for record in records if isinstance(record, Cell)})
+
+
+def code_of(statuses: set[str]) -> int:
+    """The same, from the statuses of cells."""
     if statuses & BROKEN:
         return FAILED
     return OK if statuses & {"ok", "checked"} else NOTHING_RAN

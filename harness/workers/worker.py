@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from harness.plan.entry import Entry
 from harness.plan.memory import Rotation
@@ -28,19 +28,6 @@ class Deadlines:
     call: float = 120.0
 
 
-class Answers(Protocol):
-    """What answers a worker's requests: a `WorkerProcess`, or its substitute in this process."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...
-
-    def pause(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Worker:
     """The process of the entries of one setting and runtime.
 
@@ -56,7 +43,7 @@ class Worker:
         self.threads = threads
         self.deadlines = deadlines
         self.log = log
-        self.process: Answers | None = None
+        self.process: WorkerProcess | None = None
         self.restore: list[tuple[str, dict[str, Any]]] = []
         self.prepared: set[str] = set()
 
@@ -64,8 +51,8 @@ class Worker:
     def living(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.alive]
 
-    def start(self) -> None:
-        """Starts a process in the setting's environment. Raises WorkerFailure."""
+    def new_process(self) -> tuple[WorkerProcess, int]:
+        """A process in the setting's environment, and its number of threads. Raises WorkerFailure."""
         setting, first = self.entries[0].setting, self.entries[0].impl
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
@@ -74,7 +61,11 @@ class Worker:
             | setting.variables
         )
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
-        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+        return process, int(environment.get("OMP_NUM_THREADS") or self.threads)
+
+    def start(self) -> None:
+        """Starts a process and makes its device ready. Raises WorkerFailure."""
+        process, threads = self.new_process()
         process.hello(self.platform, threads, self.deadlines.prepare)
         self.process = process
         self.prepared.clear()
@@ -148,16 +139,10 @@ class Worker:
             entry.source = answer["source"]
             self.prepared.add(entry.name)
 
-    def digest(self) -> int:
-        """The digest of the operands as they are now."""
+    def request(self, request: str) -> Any:
+        """The answer to a request that is about no entry. Raises WorkerFailure."""
         self.ready()
-        return self._raw("digest", self.deadlines.prepare)
-
-    def start_profiler(self) -> None:
-        """Starts the profiler, so that the first profile takes no longer than others (see
-        child/profile.py)."""
-        self.ready()
-        self._raw("start_profiler", self.deadlines.call)
+        return self._raw(request, self.deadlines.prepare)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
         """The answer to a request about an entry, which is prepared first where its process was replaced.

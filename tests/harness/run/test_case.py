@@ -22,10 +22,9 @@ from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
-from harness.run.execute import exit_code, measure
+from harness.run.execute import code_of, exit_code, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
 from harness.run.plan import Request, RunPlan
-from harness.run.single import Checked
 from harness.timing.rounds import Policy, Rounds, Sample
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
@@ -42,7 +41,9 @@ OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
 
 def checking(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseChecks:
     """The checks of a case, with workers and a judge that only answer."""
-    return CaseChecks(case=case, **{"workers": [], "start_judge": lambda: judge, "say": say} | more)
+    checks = CaseChecks(case=case, **{"workers": [], "say": say} | more)
+    checks.judge = judge
+    return checks
 
 
 def timing(**plan: Any) -> CaseMeasurer:
@@ -120,8 +121,7 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
 def test_the_exit_code_is_of_all_that_could_run():
     codes = dict.fromkeys(get_args(Status), FAILED) | {"ok": OK, "checked": OK, "unsupported": NOTHING_RAN}
     for status, code in codes.items():
-        entry = SimpleNamespace(status=None if status in ("ok", "checked") else status)
-        assert exit_code([a_cell(status=status)]) == Checked(MLA, entry).exit_code == code
+        assert exit_code([a_cell(status=status)]) == code_of({status}) == code
         assert exit_code([a_cell(status="ok"), a_cell(status=status)]) == (FAILED if code == FAILED else OK)
     assert exit_code([]) == NOTHING_RAN
 
@@ -205,7 +205,7 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     worker = answering({"kernels": [], "picked": [], "ran": []})
     worker.platform = Platform("cuda", "sm_90", "cuda:0")
     worker.living = worker.entries = (row,)
-    worker.start_profiler = lambda: None
+    worker.request = lambda request: None
     for check in ("_check_timed", "_check_again"):
         monkeypatch.setattr(CaseChecks, check, lambda *_: None)
     checking(say=said.append, workers=[worker]).after(Rotation("warm", 1, 0, 0, False))
@@ -256,7 +256,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 
     seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
     worker = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
-    worker.entries, worker.living, worker.digest = (row,), (row,), int
+    worker.entries, worker.living, worker.request = (row,), (row,), lambda request: 0
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
     run = checking(case, SimpleNamespace(ask=judged), workers=[worker])
     run.digests["first"] = 0
@@ -269,7 +269,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 )
 def test_comparing_takes_a_share_of_the_time_of_the_samples(samples_s, spent_s):
     row, asked = entry(), []
-    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
+    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), request=lambda request: 0)
     worker.living = worker.entries = (row,)
     run = checking(workers=[worker])
     run.digests["first"], row.samples_s = 0, samples_s

@@ -149,7 +149,7 @@ def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=Fals
     worker = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
     worker.living = worker.entries = [entry]
     worker.pause, worker.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
-    checks = CaseChecks(case=CASE, workers=[worker], start_judge=None, say=print)
+    checks = CaseChecks(case=CASE, workers=[worker], say=print)
     record = SimpleNamespace(margin=0.01, seed=0, baseline="torch.naive")
     plan = SimpleNamespace(disturbed="prefer", record=record, make_rounds=measure)
     measurer = CaseMeasurer(plan, OwnDevice(GPU, Blind("a test")), Progress(quiet=True))

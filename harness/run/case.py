@@ -174,7 +174,7 @@ class CaseMeasurer:
         )
         budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed], policy)))
         self.device.monitor.conditions()  # forgets what was seen before this case
-        samples = Samples(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
+        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         rounds = self.plan.make_rounds(
             {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed},
             replace(
@@ -226,7 +226,7 @@ class CaseMeasurer:
 
 
 @dataclass
-class Samples:
+class GroupSampler:
     """Takes the samples of a group's rounds: workers are prepared before each block, one works at a time,
     and the machine is watched meanwhile."""
 
@@ -316,6 +316,6 @@ def _kind(name: str, case: Case) -> tuple[str, ...]:
 
 
 def _too_disturbed(rounds: Rounds) -> str:
-    share = f"{len(rounds.disturbed)} of {rounds.made} rounds"
+    share = f"{len(rounds.disturbed)} of {len(rounds.made)} rounds"
     reason = rounds.disturbed[-1].disturbed
     return f"too disturbed to measure, {share}: {reason} (without --disturbed refuse they count)"

@@ -101,17 +101,16 @@ def build_records(
 
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
-    left_out = [(r, False) for r in rounds.disturbed]
-    kept = [(r, True) for r in (*rounds.eliminations, *rounds.rounds) if r.disturbed]
     return [
         DisturbedRound(
             block=r.block,
             round=r.index,
             reason=r.disturbed,
-            counted=counted,
-            seconds={} if counted else dict(r.seconds),
+            counted=r.use != "left out",
+            seconds=dict(r.seconds) if r.use == "left out" else {},
         )
-        for r, counted in sorted([*left_out, *kept], key=lambda pair: (pair[0].block, pair[0].index))
+        for r in rounds.made
+        if r.disturbed
     ]
 
 

@@ -15,7 +15,7 @@ from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
 from harness.run.cells import Yardsticks
 from harness.statistics.paired import MARGIN
-from harness.timing.rounds import Disturbed, Policy, Rounds, Sample, measure
+from harness.timing.rounds import Disturbed, Policy, Rounds, Sampler, measure
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
@@ -65,7 +65,7 @@ PLANNING = (
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""
 
 
-MakeRounds = Callable[[Mapping[str, Sample], Policy], Rounds]
+MakeRounds = Callable[[Mapping[str, Sampler], Policy], Rounds]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import code_of, exit_code, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
 from harness.run.plan import Request, RunPlan
-from harness.timing.rounds import Policy, Rounds, Sample
+from harness.timing.rounds import Policy, Round, Rounds, Sampler
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
@@ -181,7 +181,9 @@ def test_what_is_not_measuring_is_set_up(monkeypatch):
     group = Group(MLA, [], Rotation("warm", 1, 0, 0, False))
     for name in ("before", "after"):
         monkeypatch.setattr(CaseChecks, name, lambda *_: None)
-    monkeypatch.setattr(CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds(spent_s=3.0)))
+    monkeypatch.setattr(
+        CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds([Round(0, 0, {}, took={"a": 3.0})]))
+    )
     monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
     timing()._measure_group(group, 1.0, 1.0, Path())
     assert group.setup_s == 7.0
@@ -373,7 +375,7 @@ def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s
     row = entry(call_s=call_s)
     given: list[float] = []
 
-    def make_rounds(samples: dict[str, Sample], policy: Policy) -> Rounds:
+    def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
         given.append(policy.budget_s)
         return Rounds()
 

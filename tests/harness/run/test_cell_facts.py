@@ -77,8 +77,9 @@ def test_records_of_a_case_in_parts_are_as_committed(snapshot):
             for block in range(blocks)
             for i, how in enumerate(("", "noise" if block else ""))
         ]
-        eliminations, quiet = [replace(made[0], block=blocks)], made[:-1]
-        rounds = Rounds(quiet, made[-1:], eliminations, stopped="tight", spent_s=2.0)
+        made[-1] = replace(made[-1], took={base.name: 2.0}, use="left out")
+        made.append(replace(made[0], block=blocks, use="elimination"))
+        rounds = Rounds(made, stopped="tight")
         facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
         parts.append(Group(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, rerun, **facts))
     peak = Ceilings({"bf16": 1e12}, read=1e8)

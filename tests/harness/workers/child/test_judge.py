@@ -116,7 +116,7 @@ def test_a_small_reference_is_whole_whatever_its_share(asked, cheap, whole, monk
     flops = 2.0 * 500 * 128 * 128
     monkeypatch.setitem(MAX_FLOPS, "cpu", cheap * 2 * flops / CHEAP)  # its reference takes two products
     asked.reference("live", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {}, share=0.05)
-    assert (asked.references["live"][0].rows is None) is whole
+    assert (asked.references["live"].reference.rows is None) is whole
 
 
 @pytest.mark.parametrize(("free", "sampled"), [(1 << 40, False), (1 << 18, True)])
@@ -127,7 +127,7 @@ def test_references_of_a_gpus_case_fit_into_its_hosts_memory(asked, monkeypatch,
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     asked.kind = "cuda"
     asked.reference("first core", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
-    assert (asked.references["first core"][0].rows is not None) is sampled
+    assert (asked.references["first core"].reference.rows is not None) is sampled
     assert emptied == [1]
 
 
@@ -146,7 +146,7 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     asked.kind = "cuda"
     asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
-    output = asked.references["first core"][0].value.bfloat16()
+    output = asked.references["first core"].reference.value.bfloat16()
     if wrong:
         output[3, 128:] = 0.0
     report = asked.judge("first core", Blob.of(output.view(torch.int16)), (8, 256), "bfloat16")
@@ -156,7 +156,7 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
 
 def test_the_first_wrong_output_is_kept(asked, tmp_path):
     asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
-    right = asked.references["first core"][0].value.bfloat16()
+    right = asked.references["first core"].reference.value.bfloat16()
     for factor in (1.0, 2.0, 3.0, 1.0):
         output = Blob.of((factor * right).view(torch.int16))
         asked.judge("first core", output, (8, 256), "bfloat16")

@@ -80,7 +80,8 @@ class _Ready:
     def reproduce(self, which: int) -> None:
         """Makes a call on a set outside the samples."""
         self.filled_at = None
-        self.program.reproduce(which)
+        steps = self.program.steps
+        steps[which % len(steps)]()
         self.timer.synchronize()
 
     def result(self, which: int) -> torch.Tensor:

@@ -18,7 +18,6 @@ import resource
 import statistics
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,39 +100,20 @@ class Program:
             return list(range(sets)) if self.taken > taken else []
         return sorted({step % len(self.steps) for step in range(taken, min(self.taken, taken + sets))})
 
-    def reproduce(self, which: int) -> None:
-        """Computes the output on one of the sets anew, outside the rotation."""
-        self.steps[which % len(self.steps)]()
 
-
-class Timer(ABC):
-    """Makes programs of calls and times them. A sample lasts at least `at_least` seconds and begins with one
-    untimed step, which wakes threads and clocks."""
-
-    def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls that were all made before. Raises Unsupported where they cannot be launched in
-        this way."""
-        return Program(calls)
-
-    @abstractmethod
-    def sample(self, program: Program, at_least: float) -> Sample: ...
-
-    @abstractmethod
-    def synchronize(self) -> None: ...
-
-
-class CpuTimer(Timer):
-    """The monotonic clock around as many calls as fill the sample. Long calls have no untimed call before.
+class CpuTimer:
+    """Times calls with the monotonic clock around as many as fill a sample of at least `at_least` seconds. An
+    untimed call before wakes the threads; long calls go without.
 
     A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
     takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
     follows."""
 
-    def sample(self, program: Program, at_least: float) -> Sample:
-        with MAIN_THREAD.in_place():
-            return self._sample(program, at_least)
+    def program(self, calls: Sequence[Call]) -> Program:
+        return Program(calls)
 
-    def _sample(self, program: Program, at_least: float) -> Sample:
+    @MAIN_THREAD.in_place()
+    def sample(self, program: Program, at_least: float) -> Sample:
         is_long = LONG_S <= program.device_s < math.inf
         if not is_long:
             program.step()
@@ -171,8 +151,9 @@ class Reading:
     in_time: int = 0  # how many steps were launched before the device was to wake
 
 
-class EventTimer(Timer):
-    """Times calls between two events, behind a device sleep that hides the host's time.
+class EventTimer:
+    """Times calls between two events, behind a device sleep that hides the host's time, for at least
+    `at_least` seconds a sample. One untimed step before wakes the device's clocks.
 
     The sleep has a fixed length, so a call that waits for the device cannot wait for ever. A reading in which
     the device woke before all steps were launched may contain host time and is thrown away.
@@ -200,12 +181,9 @@ class EventTimer(Timer):
         return cycles / min(self._sleep_s(cycles) for _ in range(5))
 
     def _sleep_s(self, cycles: int) -> float:
-        return self._between_events(lambda: self.cuda._sleep(cycles))
-
-    def _between_events(self, work: Call) -> float:
         start, end = self._events(2)
         start.record()
-        work()
+        self.cuda._sleep(cycles)
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
@@ -217,6 +195,8 @@ class EventTimer(Timer):
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
+        """A program of calls that were all made before. Raises Unsupported where they cannot be captured into
+        a graph (GraphTimer)."""
         alone_s = min(self._alone_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
 
@@ -377,35 +357,26 @@ def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
     torch requires. Raises Unsupported where the calls cannot be captured, and leaves the device as it was."""
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
-        _each(calls)
+        for call in calls:
+            call()
+    before = cuda.get_sync_debug_mode()
     try:
-        with cuda.stream(side), _synchronising_raises(cuda):
-            _each(calls)
-        return _record(cuda, side, lambda: _each([*calls] * rotations))
+        # Makes torch raise where it synchronises by itself, before that breaks a capture.
+        cuda.set_sync_debug_mode("error")
+        with cuda.stream(side):
+            for call in calls:
+                call()
+        cuda.set_sync_debug_mode(before)
+        return _record(cuda, side, [*calls] * rotations)
     except Exception as error:
         raise Unsupported(f"cannot be captured into a graph: {one_line(error)}") from error
     finally:
+        cuda.set_sync_debug_mode(before)
         cuda.synchronize()
 
 
-def _each(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
-
-
-@contextlib.contextmanager
-def _synchronising_raises(cuda: Any) -> Iterator[None]:
-    """Makes torch raise where it synchronises by itself, before that breaks a capture."""
-    before = cuda.get_sync_debug_mode()
-    cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        cuda.set_sync_debug_mode(before)
-
-
-def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
-    """A graph of the work. Where the work breaks the capture, this raises the work's own error, and not the
+def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
+    """A graph of the calls. Where a call breaks the capture, this raises the call's own error, and not the
     one that ending the broken capture raises after it."""
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     cause: Exception | None = None
@@ -414,7 +385,8 @@ def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
         # does.
         with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
             try:
-                work()
+                for call in calls:
+                    call()
             except Exception as error:
                 cause = error
                 raise
@@ -447,6 +419,9 @@ def _abandon(cuda: Any, graph: Any, pool: Any) -> None:
         end(cuda.current_device(), pool)
         memory._cuda_releasePool(cuda.current_device(), pool)
     graph.reset()
+
+
+Timer = CpuTimer | EventTimer  # a GraphTimer is an EventTimer
 
 
 def timer_for(kind: str, launch: str) -> Timer:

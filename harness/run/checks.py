@@ -149,7 +149,8 @@ class CaseChecks:
             for worker, (digest, outputs) in zip(timed, taken, strict=True):
                 self._compare_operands(worker, digest, "first")
                 for entry, output in outputs:
-                    self._judge(entry, "first", output)
+                    if output is not None:
+                        self._judge(entry, "first", output)
         self.judge.pause()
 
     def after(self, rotation: Rotation) -> None:
@@ -158,16 +159,14 @@ class CaseChecks:
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
         with self.phase("profiling"):
-            # Starting the profiler takes 5 s in each process; profiles are taken one at a time.
-            on_gpu = [worker for worker in self.workers if worker.platform.kind != "cpu"]
-            self.side_by_side(on_gpu, _start_profiler)
+            # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
+            # not start, taking a profile fails with the reason.
+            on_gpu = [(worker, entry) for worker, entry in self.timed if worker.platform.kind != "cpu"]
+            workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
+            self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
             for worker, entry in self.timed:
                 self._profile(worker, entry)
-            unseen = [
-                entry.name
-                for worker, entry in self.timed
-                if worker.platform.kind != "cpu" and not entry.kernels
-            ]
+            unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
             if unseen:
                 self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
         with self.phase("checking again"):
@@ -221,29 +220,17 @@ class CaseChecks:
     def _judged_at(self, entry: Entry) -> str:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
-    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output]]]:
+    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output | None]]]:
         """The digest of a worker's operands `first`, and the outputs of its entries, which are prepared one
         after the other."""
         digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
-        outputs = []
-        for entry in worker.living:
-            output = self._output(worker, entry, digest)
-            if output is not None:
-                outputs.append((entry, output))
-        return digest, outputs
+        return digest, [(entry, self._output(worker, entry, digest)) for entry in worker.living]
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
         """A worker that makes other operands than the judge cannot be judged."""
         if digest is not None and digest != self.digests[name]:
             for entry in worker.living:
                 entry.fail("error", "its worker made other operands than the judge from the same seed")
-
-    def _check(self, worker: Worker, entry: Entry, name: str, stage: str, **how: Any) -> None:
-        """Judges the output of a new call on the named operands. stage: when it was made, in words; how: the
-        arguments of bench.Bench.output"""
-        output = self._output(worker, entry, self.digests[name], stage, **how)
-        if output is not None:
-            self._judge(entry, name, output, stage)
 
     def _output(
         self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
@@ -265,18 +252,12 @@ class CaseChecks:
             entry.fail("wrong", f"{stage}it wrote beside its output")
         return output
 
-    def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
-        """The judge's report of an output on the named operands."""
+    def _report(self, entry: Entry, name: str, output: Output) -> Any:
+        """The judge's report, a dictionary, of an output on the named operands."""
+        packed = {key: output[key] for key in ("output", "shape", "dtype")}
+        packed |= {"fp8": entry.impl.activations == "fp8", "truncates": entry.impl.truncates}
         with self.judging:
-            report: dict[str, Any] = self.judge.ask(
-                "judge",
-                REFERENCE_S,
-                name=f"{name} {self._judged_at(entry)}",
-                **{key: output[key] for key in ("output", "shape", "dtype")},
-                fp8=entry.impl.activations == "fp8",
-                truncates=entry.impl.truncates,
-            )
-        return report
+            return self.judge.ask("judge", REFERENCE_S, name=f"{name} {self._judged_at(entry)}", **packed)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
         """Judges an output on the named operands."""
@@ -384,10 +365,8 @@ class CaseChecks:
     def _of_set(self, which: int, copies: int) -> str:
         """The name of the reference to a set of those that calls rotate over; it is computed if it is
         missing."""
-        if not which:
-            return "first"
-        if which == copies - 1:
-            return "last"
+        if which in (0, copies - 1):
+            return "last" if which else "first"
         name = f"set {which}"
         with self.judging:
             if name not in self.digests:
@@ -417,7 +396,10 @@ class CaseChecks:
 
         def check(worker: Worker) -> None:
             for which in (copies - 1, 0) if has_copies else (0,):
-                self._load(worker, which)
+                for entry in worker.living:
+                    attempt([entry], worker.prepare, entry)
+                if worker.living:
+                    attempt(worker.living, worker.load, self.seeds["live"], which)
                 self._check_each(worker, "live", "with other live operands: ", which=which, fill=SPOILT)
             for entry in worker.living:
                 if entry.impl.plugin and not entry.interpreted:
@@ -434,17 +416,16 @@ class CaseChecks:
     def _check_each(
         self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any
     ) -> None:
-        """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands."""
+        """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands.
+
+        stage: when the call was made, in words
+        how:   the arguments of bench.Bench.output
+        """
         for entry in worker.living:
             if entry.interpreted == interpreted:
-                self._check(worker, entry, name, stage, **how)
-
-    def _load(self, worker: Worker, which: int) -> None:
-        """Loads the operands `live` on one of the sets, for all of a worker's entries."""
-        for entry in worker.living:
-            attempt([entry], worker.prepare, entry)
-        if worker.living:
-            attempt(worker.living, worker.load, self.seeds["live"], which)
+                output = self._output(worker, entry, self.digests[name], stage, **how)
+                if output is not None:
+                    self._judge(entry, name, output, stage)
 
     def _open(self, worker: Worker, name: str, beside_first: bool = False) -> None:
         """Opens the named operands. beside_first: on a second set, after `first`"""
@@ -486,12 +467,6 @@ def comparing_s(samples_s: float) -> float:
     if not samples_s:
         return FEW_COMPARING_S
     return min(max(samples_s / 4, min(samples_s / 2, FEW_COMPARING_S)), COMPARING_S)
-
-
-def _start_profiler(worker: Worker) -> None:
-    if any(not entry.interpreted for entry in worker.living):
-        with contextlib.suppress(WorkerFailure):  # taking the profile fails with the reason
-            worker.request("start_profiler")
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

@@ -58,9 +58,9 @@ def timing(**plan: Any) -> CaseMeasurer:
     )
 
 
-def answering(answer: Any) -> SimpleNamespace:
+def answering(answer: Any) -> Mock:
     """A worker or a judge that answers whatever it is asked so."""
-    return SimpleNamespace(ask=lambda *_, **__: answer, stop=lambda: None)
+    return Mock(ask=lambda *_, **__: answer)
 
 
 def entry(op: str = "mla_decode", **facts: Any) -> Entry:
@@ -334,7 +334,7 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
     """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
     row, checked = entry(op), []
-    monkeypatch.setattr(CaseChecks, "_check", lambda *_, which=0, **__: checked.append(which))
+    monkeypatch.setattr(CaseChecks, "_output", lambda *_, which=0, **__: checked.append(which))
     monkeypatch.setattr(CaseChecks, "_compare_operands", lambda *_: None)
     worker = Mock(living=[row], entries=[row])
     checking(kernels.OPS[op].case(SIZES[op]), workers=[worker])._check_again(copies)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import device as devices
-from harness.workers.child.device import empty_cache, ready_device
+from harness.workers.child.device import empty_cache
 from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, OwnedOutput, Repeats, bits
 from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
@@ -104,7 +104,7 @@ class _Ready:
         self.reads[which] = reads_of(self.prepared[which])
 
 
-class Bench:
+class Bench(devices.OnDevice):
     """The sets of operands (the first is checked; the others make calls rotate) and the prepared entries."""
 
     op: Op
@@ -128,13 +128,6 @@ class Bench:
         # The live operands that were loaded last, and the seeds of those in use.
         self.live: dict[str, torch.Tensor] = {}
         self.seeds: Mapping[str, Any] = {}
-
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Makes the device ready; returns what `ready_device` does."""
-        self.kind, self.device, self.threads = kind, device, threads
-        return ready_device(kind, device, threads, planned)
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the EngineTable of a row: what an engine reads of its tables. The engine is imported
@@ -181,9 +174,12 @@ class Bench:
         """Moves the operands to fresh buffers, in `copies` sets. Each set has its own copy of the operands
         that a serving step streams and shares the others; in `cold` mode it has its own copy of all. Every
         entry has to be prepared again."""
-        for name in self.ready:
+        for name, ready in self.ready.items():
             self._see(name)
-            self._settle(name, self.ready[name].program)
+            program = ready.program
+            # Its first calls after preparing anew may be left out from now on.
+            if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
+                self.settled_s[name] = program.device_s
         self.ready.clear()
         self.checked_only = False
         first = self.sets[0].copy()
@@ -191,11 +187,6 @@ class Bench:
         devices.give_back_heap()
         empty_cache(self.kind)
         self.sets += [first.turned(number, mode == "cold") for number in range(1, copies)]
-
-    def _settle(self, name: str, program: Program) -> None:
-        """Notes whether the first calls after preparing an entry anew may be left out from now on."""
-        if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
-            self.settled_s[name] = program.device_s
 
     def digest(self) -> int:
         """The digest of the first set as it is now."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import kernels
 from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS, kept_references
-from harness.workers.child.device import empty_cache, ready_device
+from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
@@ -67,7 +67,7 @@ class Judged:
     report: dict[str, Any]
 
 
-class Judge:
+class Judge(OnDevice):
     """Each public method is one request of the parent process."""
 
     def __init__(self) -> None:
@@ -80,10 +80,9 @@ class Judge:
     ) -> dict[str, Any]:
         import torch
 
-        self.kind, self.device = kind, device
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        ready = ready_device(kind, device, threads, planned)
+        ready = super().hello(kind, device, threads, planned)
         if kind != "cpu":
             # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
             # being given back.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from harness.workers.child.device import ready_device
+from harness.workers.child.device import OnDevice
 from harness.workers.child.timers import Program, timer_for
 from kernels.formats import FORMATS, native
 
@@ -69,33 +69,22 @@ REACH_S, REACH_TURN_S = 1.0, 0.04
 """Seconds for measuring the reach of a cache, and of one sample of it."""
 
 
-class Meter:
+class Meter(OnDevice):
     """Each public method is one request of the parent process."""
 
     left_out = "there is no memory for any product"
 
-    def open(
-        self,
-        kind: str,
-        arch: str,
-        device: str,
-        *,
-        memory: int,
-        last_level: int,
-        threads: int,
-        planned: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Readies the device. Returns how many bytes `measure` reads.
+    def open(self, arch: str, memory: int, last_level: int) -> int:
+        """Returns how many bytes `measure` reads.
 
         memory:     free bytes; 0 if unknown
         last_level: bytes of the last-level cache; 0 if unknown
         """
-        ready_device(kind, device, threads, planned)
-        self.kind, self.arch, self.device = kind, arch, device
-        self.timer = timer_for(kind, "eager")
+        self.arch = arch
+        self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
-        self.reach = self._reach(last_level) if kind == "cpu" and last_level > BELIEVED else 0
-        self.bytes = buffer_bytes(kind, self.share, last_level, self.reach)
+        self.reach = self._reach(last_level) if self.kind == "cpu" and last_level > BELIEVED else 0
+        self.bytes = buffer_bytes(self.kind, self.share, last_level, self.reach)
         return self.bytes
 
     def measure(self) -> dict[str, Any]:

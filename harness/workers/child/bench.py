@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,7 @@ class _Ready:
 
     prepared: list[Prepared]
     reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
-    outs: list[OwnedOutput | None]
-    """For each set, the output that the harness gave; None for a library that allocates its output."""
+    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
     timer: Timer
     program: Program
     implementation: Implementation
@@ -99,7 +98,6 @@ class _Ready:
         return [canonical, own]
 
     def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
-        """Puts live operands where the calls on a set read them."""
         self.prepared[which].load(live)
         self.reads[which] = reads_of(self.prepared[which])
 
@@ -114,13 +112,10 @@ class Bench(devices.OnDevice):
         """unlisted: implementations that are in no folder and no plug-in"""
         self.unlisted = unlisted
         self.ready: dict[str, _Ready] = {}
-        # Whether the operands are only checked, and not yet moved to where calls are timed.
-        self.checked_only = True
+        self.checked_only = True  # whether the operands were not yet moved to where calls are timed
         self.case: tuple[str, dict[str, Any], str] | None = None
-        # Seconds of a first call after preparing anew, by entry.
-        self.first_s: dict[str, float] = {}
-        # Entries whose first call returned a tensor.
-        self.returns: set[str] = set()
+        self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
+        self.returns: set[str] = set()  # entries whose first call returned a tensor
         # Seconds of a timed call, of the entries whose first calls may be left out.
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
@@ -174,12 +169,9 @@ class Bench(devices.OnDevice):
         """Moves the operands to fresh buffers, in `copies` sets. Each set has its own copy of the operands
         that a serving step streams and shares the others; in `cold` mode it has its own copy of all. Every
         entry has to be prepared again."""
-        for name, ready in self.ready.items():
+        for name in self.ready:  # a name for each entry here would keep the last one in memory
             self._see(name)
-            program = ready.program
-            # Its first calls after preparing anew may be left out from now on.
-            if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
-                self.settled_s[name] = program.device_s
+            self._settle(name, self.ready[name].program)
         self.ready.clear()
         self.checked_only = False
         first = self.sets[0].copy()
@@ -187,6 +179,11 @@ class Bench(devices.OnDevice):
         devices.give_back_heap()
         empty_cache(self.kind)
         self.sets += [first.turned(number, mode == "cold") for number in range(1, copies)]
+
+    def _settle(self, name: str, program: Program) -> None:
+        """Notes whether the first calls after preparing an entry anew may be left out from now on."""
+        if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
+            self.settled_s[name] = program.device_s
 
     def digest(self) -> int:
         """The digest of the first set as it is now."""
@@ -196,19 +193,17 @@ class Bench(devices.OnDevice):
         """Loads new live operands for all entries on one of the sets and keeps the stationary ones. Returns
         the set's digest."""
         self.seeds, self.live = seeds, self._make(seeds).live_tensors()
-        self._write(which)
-        for entry in self.ready:
-            self._put(entry, which)
+        self._put([], which)  # also for entries that are prepared later
+        self._put(self.ready, which)
         return self.sets[which].digest()
 
-    def _write(self, which: int) -> None:
-        """Writes the loaded operands into the canonical tensors, also for entries that are prepared later."""
+    def _put(self, entries: Iterable[str], which: int) -> None:
+        """Puts the loaded operands where the calls of these entries read them, and into the canonical
+        tensors."""
+        for entry in entries:
+            self.ready[entry].load(which, self.live)
         for name, tensor in self.live.items():
             written(getattr(self.sets[which], name), tensor)
-
-    def _put(self, entry: str, which: int) -> None:
-        self.ready[entry].load(which, self.live)
-        self._write(which)
 
     # Entries
 
@@ -504,7 +499,7 @@ class Bench(devices.OnDevice):
             if same_bits(ready.result(0), before) or not ready.result(0).any():
                 found.append(name)
         if self.live:
-            self._put(entry, 0)
+            self._put([entry], 0)
         return found
 
     # What ran

@@ -65,8 +65,7 @@ class Entry:
     status: Status | None = None  # where it ended; None while nothing is known against it
     reason: str = ""  # why it ended there
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
-    setup_s: float = 0.0
-    """Seconds of preparing it, with JIT compilers and the first call, at their longest."""
+    setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
     call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
     samples_s: float = 0.0  # seconds that its samples took
     check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
@@ -79,8 +78,7 @@ class Entry:
     synchronises: bool = False  # whether its calls wait for the device before they return
     host_s: list[float] = field(default_factory=list)
     """On a GPU, the host's seconds to launch one call, of each sample."""
-    pinned: list[int] | str = ""
-    """The CPU that each of its worker's threads is bound to, or why none is."""
+    pinned: list[int] | str = ""  # the CPU that each of its worker's threads is bound to, or why none is
 
     @property
     def alive(self) -> bool:

@@ -38,8 +38,7 @@ last-level cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 
-UNKNOWN_LEVEL = 256 << 20
-"""The assumed size of an unknown last-level cache: that of the largest GPU of today."""
+UNKNOWN_LEVEL = 256 << 20  # the assumed size of an unknown last-level cache: that of the largest GPU of today
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ class Setting:
     """Environment variables; None: the variable is not set."""
     is_rerun: bool = False
     """Whether this is the first setting a second time, in workers of its own: the difference is noise."""
-    tree: str | None = None
-    """The folder of the source tree that provides kernels/; None: this checkout."""
+    tree: str | None = None  # the folder of the source tree that provides kernels/; None: this checkout
     revision: str = ""  # the name of that tree
 
     @property

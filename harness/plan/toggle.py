@@ -23,8 +23,7 @@ MOST_SETTINGS = 32  # the most settings that one run compares
 
 Log = Callable[[str], None]
 
-Flags = dict[str, list[str | None]]
-"""Environment variables with the values that each takes; None: not set."""
+Flags = dict[str, list[str | None]]  # environment variables with the values that each takes; None: not set
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,11 @@ class CaseMeasurer:
             if entry.name in rounds.dropped:
                 entry.fail("error", rounds.dropped[entry.name])
             if rounds.stopped == "disturbed":
-                entry.fail("error", _too_disturbed(rounds))
+                share = f"{len(rounds.disturbed)} of {len(rounds.made)} rounds"
+                reason = f"{share}: {rounds.disturbed[-1].disturbed}"
+                entry.fail(
+                    "error", f"too disturbed to measure, {reason} (without --disturbed refuse they count)"
+                )
             entry.beaten = rounds.beaten.get(entry.name, "")
 
     def _remember(self, group: Group) -> None:
@@ -302,20 +306,11 @@ def opening_s(calls_s: Sequence[float], policy: Policy) -> float:
 
     calls_s: seconds of a call of each entry
     """
-    round_s = 0.0
-    for call_s in calls_s:
-        round_s += max(call_s, SAMPLE_S)
-        if call_s < LONG_S:  # an untimed call comes before
-            round_s += call_s
-    return 1.2 * policy.opening * round_s
+    sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
+    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
+    return 1.2 * policy.opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:
     """An entry's name, with all of a case that its ragged cases have in common with it."""
     return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())
-
-
-def _too_disturbed(rounds: Rounds) -> str:
-    share = f"{len(rounds.disturbed)} of {len(rounds.made)} rounds"
-    reason = rounds.disturbed[-1].disturbed
-    return f"too disturbed to measure, {share}: {reason} (without --disturbed refuse they count)"

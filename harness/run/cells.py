@@ -36,11 +36,9 @@ class Group:
     rotation: Rotation
     rounds: Rounds = field(default_factory=Rounds)
     baseline: Entry | None = None
-    rerun: Entry | None = None
-    """The baseline prepared a second time; both are None where nothing was timed."""
+    rerun: Entry | None = None  # the baseline prepared a second time; both are None where nothing was timed
     setup_s: float = 0.0  # seconds for everything but samples
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """These seconds by what they were spent on."""
+    phases: Mapping[str, float] = field(default_factory=dict)  # these seconds by what they were spent on
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -117,8 +115,7 @@ def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
 def build_cells(
     group: Group, platform: Platform, yardsticks: Yardsticks
 ) -> tuple[dict[str, Cell], list[Verdict]]:
-    """The cells of one group by the names of its entries, reruns left out, and the verdicts between those
-    that have a time."""
+    """The cells of a group by the names of its entries, without reruns, and the verdicts between them."""
     op = kernels.OPS[group.case.op]
     work = op.work(op.sizes(group.case.sizes), group.case.boundary)
     cells = {
@@ -249,7 +246,8 @@ def _verdicts(group: Group, valid: Collection[str], confidence: float, margin: f
 
 def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | None = None) -> Verdict:
     compared = judged.comparison
-    ratio, low, high = (_finite(v) for v in (compared.ratio, compared.low, compared.high))
+    numbers = (compared.ratio, compared.low, compared.high, judged.noise)
+    ratio, low, high, noise = (v if math.isfinite(v) else None for v in numbers)
     return Verdict(
         case=case,
         a=judged.a,
@@ -257,7 +255,7 @@ def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | 
         ratio=ratio,
         low=low,
         high=high,
-        noise=_finite(judged.noise),
+        noise=noise,
         margin=margin,
         verdict=compared.verdict,
         confidence=judged.confidence,
@@ -273,7 +271,3 @@ def _samples(made: Iterable[Round], name: str) -> Samples:
         round=[r.index for r in rounds],
         seconds=[r.seconds[name] for r in rounds],
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

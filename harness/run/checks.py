@@ -67,8 +67,7 @@ class CaseChecks:
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
     running_judge: WorkerProcess | None = None  # a judge that runs already; None: one is started
-    ragged: Sequence[Case] = ()
-    """Small cases of uneven sizes, at which the timed entries are checked before."""
+    ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
     seeds: dict[str, dict[str, int]] = field(init=False)
     """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
     calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of

@@ -34,8 +34,7 @@ class Request:
     boundary: str | None = None
     baseline: str | None = None
     device: str | None = None
-    cluster: str | None = None
-    """The address of a Ray cluster; `device` is then a type of its devices."""
+    cluster: str | None = None  # the address of a Ray cluster; `device` is then a type of its devices
     cache: str | None = None
     launch: str | None = None
     budget: str | None = None
@@ -79,8 +78,7 @@ class RunPlan:
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
     configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
-    make_rounds: MakeRounds = measure
-    """How entries are timed: `measure`, or `halving` in a race of many."""
+    make_rounds: MakeRounds = measure  # how entries are timed: `measure`, or `halving` in a race of many
 
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:

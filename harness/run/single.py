@@ -4,6 +4,7 @@ knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
+import ast
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -173,7 +174,13 @@ def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
     entry = entry_of(implementation, case, platform, launch, setting, config)
     if not entry.alive:
         return Checked(case, entry)
-    folder, threads = _folder(request.save), worker_threads(request.threads)
+    folder, threads = None, worker_threads(request.threads)
+    if request.save is not None:
+        folder = Path(request.save)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {folder}: {error.strerror}") from None
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
@@ -198,16 +205,6 @@ def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
     return Checked(case, entry, saved)
 
 
-def _folder(save: str | None) -> Path | None:
-    if save is None:
-        return None
-    try:
-        Path(save).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {save}: {error.strerror}") from None
-    return Path(save)
-
-
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
     """A configuration written as in the names of rows: `block_m=16 stages=2`. Raises UsageError."""
     if text is None:
@@ -218,14 +215,11 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
         (words,) = parse(text)
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
-    truths = {"True": True, "False": False, "None": None}
     config: dict[str, Any] = {}
     for name, value in words.items():
-        if value in truths:
-            config[name] = truths[value]
-        elif value.lstrip("-").isdecimal():
-            config[name] = int(value)
-        else:
+        try:
+            config[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
             config[name] = value
     return config
 

@@ -11,11 +11,9 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, interval
 from harness.statistics.paired import MARGIN, Comparison, compare, noise_of
 
-INTERIM_ERROR = 0.1
-"""The share of the allowed error of final verdicts that verdicts before the end may have."""
+INTERIM_ERROR = 0.1  # the share of the allowed error of final verdicts that verdicts before the end may have
 
-Series = Mapping[str, Sequence[float]]
-"""Seconds of each round by entry; NaN where an entry has none."""
+Series = Mapping[str, Sequence[float]]  # seconds of each round by entry; NaN where an entry has none
 
 About = Literal["baseline", "runner-up", "A/A"]
 

@@ -39,15 +39,13 @@ class Policy:
     blocks: int = 14
     """How often everything is prepared anew, at most. Measuring may end after MIN_BLOCKS blocks or more; with
     no more blocks than these there is nothing to decide."""
-    first_rounds: int = 5
-    """Rounds in each of the first MIN_BLOCKS blocks: enough to see large differences."""
+    first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
     """An interval of a ratio is tight enough at this half width; 0: measuring goes on until blocks or
     budget are spent."""
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
-    rerun: str | None = None
-    """The baseline prepared a second time: its ratio to the baseline gives the noise."""
+    rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
     margin: float = MARGIN  # a smaller difference than this counts as none (`same`)
     slow: float = math.inf

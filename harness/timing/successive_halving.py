@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.statistics.multiple import Series, log_time
-from harness.statistics.paired import Comparison, compare
+from harness.statistics.paired import compare
 from harness.timing.rounds import Policy, Rounds, Sampler, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
@@ -105,11 +105,14 @@ def _halved(
     room = 1 if against[baseline].verdict == "slower" else max(room, math.ceil(len(ranked) / 2))
     reaching = [name for name in ranked if name == best or against[name].verdict == "unclear"]
     on = [name for place, name in enumerate(ranked) if place < room and name in reaching]
-    return on, {name: _lost(against[name], best) for name in ranked if name not in on}
-
-
-def _lost(comparison: Comparison, best: str) -> str:
-    if math.isnan(comparison.ratio):
-        return f"beaten in the eliminations, without a round together with {best}"
-    times = f"{comparison.ratio:.3f}x ({comparison.low:.3f}..{comparison.high:.3f})"
-    return f"beaten in the eliminations: {times} the time of {best}"
+    lost = {}
+    for name in ranked:
+        ratio, low, high = against[name].ratio, against[name].low, against[name].high
+        if name in on:
+            continue
+        if math.isnan(ratio):
+            lost[name] = f"beaten in the eliminations, without a round together with {best}"
+        else:
+            times = f"{ratio:.3f}x ({low:.3f}..{high:.3f})"
+            lost[name] = f"beaten in the eliminations: {times} the time of {best}"
+    return on, lost

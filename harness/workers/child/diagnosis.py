@@ -24,8 +24,7 @@ MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 
 FEWEST = 16  # elements of a row that suffice to tell it from other rows
 
-EXPLAINED = 0.02
-"""A factor that leaves this share of the squared error is called `about` that factor."""
+EXPLAINED = 0.02  # a factor that leaves this share of the squared error is called `about` that factor
 
 TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
 MOST_RANGES = 4  # of more ranges than this only the number of indices is given
@@ -45,8 +44,7 @@ class Layout:
     axes: tuple[str, ...] = ()
     """What an index along each dimension counts; the last dimension is the columns. Empty: rows and
     columns."""
-    rows: Sequence[int] | None = None
-    """The indices along the first dimension that were compared; None: all."""
+    rows: Sequence[int] | None = None  # the indices along the first dimension that were compared; None: all
     groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
     """References to other operands, by what those are called; their sigma is that of the judged call."""
@@ -64,8 +62,7 @@ class Layout:
         return list(self.rows) if axis == 0 and self.rows is not None else list(range(self.shape[axis]))
 
 
-Diagnosis = tuple[str, dict[str, Any]]
-"""A sentence, and the same facts for the record."""
+Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the record
 
 
 def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:

@@ -26,8 +26,7 @@ LEVELS, REACHES = 4, 2
 measured to be read as slowly as memory, so that it comes from memory. It is no larger, because a new
 virtual machine takes 4 s to fault in a GiB."""
 
-LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
-"""The least bytes that are read."""
+LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
 
 MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
 
@@ -55,8 +54,7 @@ counts where a CPU has no bf16 instructions."""
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 
-READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8
-"""Seconds that are spent on looking for the best rate of each kind."""
+READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 
 BELIEVED = 64 * MIB
 """A cache of up to this size is believed. A virtual machine may state a larger one that is only its host's:
@@ -65,8 +63,7 @@ size."""
 
 FASTER = 1.15
 
-REACH_S, REACH_TURN_S = 1.0, 0.04
-"""Seconds for measuring the reach of a cache, and of one sample of it."""
+REACH_S, REACH_TURN_S = 1.0, 0.04  # seconds for measuring the reach of a cache, and of one sample of it
 
 
 class Meter(OnDevice):

@@ -77,8 +77,7 @@ class Program:
     """What samples launch again and again: the calls on each set of operands in rotation, or one graph that
     holds calls on every set. A sample continues the rotation where the last one stopped."""
 
-    steps: Sequence[Call]
-    """Eager: one call for each set of operands. Graph: one replay."""
+    steps: Sequence[Call]  # eager: one call for each set of operands. Graph: one replay.
     calls: int = 1  # how many calls one step makes
     synchronises: bool = False  # whether a call waits for the device before it returns
     host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
@@ -144,8 +143,7 @@ class Reading:
     """One timed series of steps."""
 
     device_s: float  # seconds between the first and the last event
-    left_s: float
-    """Seconds from the last event until the whole device was at rest, by the host's clock."""
+    left_s: float  # seconds from the last event until the whole device was at rest, by the host's clock
     host_s: Sequence[float]  # seconds that the host took to launch each step
     hidden: bool = True  # whether the device slept until the last step was launched
     in_time: int = 0  # how many steps were launched before the device was to wake

@@ -64,7 +64,7 @@ def rotation(
     fits: Callable[[int], bool] = lambda copies: True,
 ) -> Rotation:
     """How many sets of operands the calls of a case rotate over, so that what a serving step streams comes
-    from memory. It follows from the bytes that calls touch.
+    from memory.
 
     last_level: bytes; 0 if unknown
     reach:      bytes whose repeated reading was measured to be as slow as memory; 0 if that was not measured

@@ -108,8 +108,7 @@ class CaseMeasurer:
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[Group], list[Entry], Rotation]:
-        """The groups that memory holds at once, the entries that are too large for it, and the sets of
-        operands that calls rotate over."""
+        """The groups that memory holds at once, the entries that are too large, and the sets of operands."""
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
@@ -231,8 +230,7 @@ class CaseMeasurer:
 
 @dataclass
 class GroupSampler:
-    """Takes the samples of a group's rounds: workers are prepared before each block, one works at a time,
-    and the machine is watched meanwhile."""
+    """Takes the samples of a group's rounds: one worker works at a time, and the machine is watched."""
 
     checks: CaseChecks
     timed: Sequence[tuple[Worker, Entry]]

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import kernels
@@ -125,8 +125,8 @@ class CaseChecks:
             self.phases[name] += time.perf_counter() - started
 
     def before(self, rotation: Rotation) -> None:
-        """Computes the references and checks each entry that will be timed; a wrong one is out. Raises
-        WorkerFailure where the judge cannot compute or compare."""
+        """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
+        judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
         timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
@@ -176,7 +176,6 @@ class CaseChecks:
                 self._check_interpreted(interpreted)
 
     def close(self) -> None:
-        """Ends all processes."""
         for worker in self.workers:
             worker.stop()
         if "judge" in vars(self):
@@ -203,16 +202,8 @@ class CaseChecks:
         call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
         call is judged by what it was given, and not by all that rounding to FP8 might explain."""
         for boundary in {case.boundary, *(self._judged_at(entry) for _, entry in self.living)}:
-            digest = self.judge.ask(
-                "reference",
-                REFERENCE_S,
-                name=f"{name} {boundary}",
-                op=case.op,
-                sizes=dict(case.sizes),
-                boundary=boundary,
-                seeds=seeds,
-                share=share,
-            )
+            about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
+            digest = self.judge.ask("reference", REFERENCE_S, **about, seeds=seeds, share=share)
             if boundary == case.boundary:
                 self.digests[name] = digest
 
@@ -226,7 +217,6 @@ class CaseChecks:
         return digest, [(entry, self._output(worker, entry, digest)) for entry in worker.living]
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
-        """A worker that makes other operands than the judge cannot be judged."""
         if digest is not None and digest != self.digests[name]:
             for entry in worker.living:
                 entry.fail("error", "its worker made other operands than the judge from the same seed")

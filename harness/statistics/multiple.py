@@ -107,8 +107,8 @@ def stopping_reason(
     half_width: float,
     margin: float = MARGIN,
 ) -> str:
-    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: those
-    that are not tight have clear verdicts, or there is nothing to compare.
+    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: the
+    others have clear verdicts, or there is nothing to compare.
 
     Repeated looks must not raise the share of errors: before the end a verdict counts only if it is clear
     at a far higher confidence, so that the final verdicts keep theirs (Haybittle 1971, British Journal of

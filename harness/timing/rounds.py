@@ -208,9 +208,7 @@ class Order:
 
 
 def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rounds:
-    """Times entries round by round until the policy is satisfied.
-
-    Each entry takes one timed sample and returns seconds per call. An entry that raises, or that returns
+    """Times entries round by round until the policy is satisfied. An entry that raises, or that returns
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
     The first blocks are short, so that a large difference costs few rounds although each entry was prepared
@@ -261,8 +259,8 @@ def _one_round(
 
 
 def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Order]:
-    """The orders of all rounds, block by block. Each order follows from what was recorded in `rounds`
-    before it. When the generator ends, `rounds.stopped` says why."""
+    """The orders of all rounds, each by what was recorded in `rounds` before. At the end `rounds.stopped` tells
+    why there are no more."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):

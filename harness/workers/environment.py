@@ -82,8 +82,8 @@ def worker_environment(
 
 
 def home_environment() -> dict[str, str]:
-    """A home for a user whose own cannot be written: libraries keep there what they compile. Packages in
-    the user's own home are still found."""
+    """A home for what libraries compile, where the user's own cannot be written. Packages in the user's own
+    home are still found."""
     if writable(user_home()):
         return {}
     home = cache() / "home"

@@ -29,11 +29,9 @@ class Deadlines:
 
 
 class Worker:
-    """The process of the entries of one setting and runtime.
-
-    It keeps the requests that lead to the present stage (making operands, moving them to fresh buffers,
-    loading live ones) and repeats them in a process that replaces a dead one.
-    """
+    """The process of the entries of one setting and runtime. It keeps the requests that lead to the present
+    stage (making operands, moving them to fresh buffers, loading live ones) and repeats them in a process
+    that replaces a dead one."""
 
     def __init__(
         self, entries: list[Entry], platform: Platform, threads: int, deadlines: Deadlines, log: Path
@@ -96,8 +94,7 @@ class Worker:
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
         """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
         digest of the last set."""
-        sizes, boundary = dict(case.sizes), case.boundary
-        return self._stage([], "open", op=case.op, sizes=sizes, boundary=boundary, seeds=seeds, beside=beside)
+        return self._stage([], "open", case=case, seeds=seeds, beside=beside)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""

@@ -22,6 +22,7 @@ from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +54,10 @@ class _Ready:
     program: Program
     implementation: Implementation
     plugin: bool  # whether the implementation is a user's own and not the suite's
-    returns: bool
-    """Whether a call returned a tensor, which nothing reads, although there is an output to write to."""
+    returns: bool  # whether a call returned a tensor, which is not read if there is an output to write to
     filled_at: int | None = None
-    """How many steps the program had taken when all outputs were filled last; None where some are not filled
-    because calls were made outside the program's rotation."""
+    """How many steps the program had taken when all outputs were filled last; None after a call outside of
+    its rotation."""
 
     @property
     def computed(self) -> list[int]:
@@ -84,7 +84,6 @@ class _Ready:
         self.timer.synchronize()
 
     def result(self, which: int) -> torch.Tensor:
-        """The output of the last call on a set."""
         return self.prepared[which].result()
 
     def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
@@ -113,7 +112,7 @@ class Bench(devices.OnDevice):
         self.unlisted = unlisted
         self.ready: dict[str, _Ready] = {}
         self.checked_only = True  # whether the operands were not yet moved to where calls are timed
-        self.case: tuple[str, dict[str, Any], str] | None = None
+        self.case: Case | None = None
         self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
         self.returns: set[str] = set()  # entries whose first call returned a tensor
         # Seconds of a timed call, of the entries whose first calls may be left out.
@@ -125,8 +124,7 @@ class Bench(devices.OnDevice):
         self.seeds: Mapping[str, Any] = {}
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the EngineTable of a row: what an engine reads of its tables. The engine is imported
-        into this process."""
+        """The fields of a row's EngineTable. The engine is imported into this process."""
         from kernels.engine_tuning import EngineTuned
 
         (row,) = (each for each in kernels.implementations(op) if each.name == impl)
@@ -135,29 +133,21 @@ class Bench(devices.OnDevice):
 
     # Operands
 
-    def open(
-        self,
-        op: str,
-        sizes: Mapping[str, Any],
-        boundary: str,
-        seeds: Mapping[str, Any],
-        beside: Mapping[str, Any] | None = None,
-    ) -> int:
+    def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
         """Makes the canonical operands. Returns the digest of the last set, from which the parent knows
         whether they equal the judge's.
 
         beside: the seeds of a second set, which calls then rotate over too
         """
         self.close()
-        case = (op, dict(sizes), boundary)
         if case != self.case:
             self.case = case
             self.first_s.clear()
             self.settled_s.clear()
         self.checked_only = True
-        self.op = kernels.OPS[op]
-        self.sizes = self.op.sizes(sizes)
-        self.boundary = boundary
+        self.op = kernels.OPS[case.op]
+        self.sizes = self.op.sizes(case.sizes)
+        self.boundary = case.boundary
         self.seeds = seeds
         self.sets = [self._make(each) for each in (seeds, beside) if each is not None]
         return self.sets[-1].digest()
@@ -186,7 +176,6 @@ class Bench(devices.OnDevice):
             self.settled_s[name] = program.device_s
 
     def digest(self) -> int:
-        """The digest of the first set as it is now."""
         return self.sets[0].digest()
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
@@ -221,9 +210,7 @@ class Bench(devices.OnDevice):
         not timed. Returns the seconds that this took, whether a call synchronises the host, and a hash of the
         source. Raises Unsupported where the entry cannot be launched in this mode.
 
-        call:   False leaves the calls out, where nothing will be timed
-        config: the configuration that a tunable implementation has to use; None: it chooses one itself
-        plugin: whether the implementation is a user's own
+        call: False leaves the calls out, where nothing will be timed
         """
         import torch
 

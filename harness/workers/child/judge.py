@@ -19,6 +19,7 @@ from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 from kernels.platform import available_memory
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -90,25 +91,17 @@ class Judge(OnDevice):
             matrix @ matrix
         return ready
 
-    def reference(
-        self,
-        name: str,
-        op: str,
-        sizes: Mapping[str, Any],
-        boundary: str,
-        seeds: Mapping[str, Any],
-        share: float = 1.0,
-    ) -> int:
+    def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
         """Computes a reference and keeps it under a name. Returns the digest of its operands.
 
         share: the share of the work of a whole reference that this one may take, by computing a sample of
                the rows; a CHEAP reference is whole
         """
-        of = kernels.OPS[op]
-        parsed = of.sizes(sizes)
-        operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
+        of = kernels.OPS[case.op]
+        parsed = of.sizes(case.sizes)
+        operands = of.make(parsed, Seeds(**seeds), self.device, case.boundary)
         most = MAX_FLOPS[self.kind]
-        whole = min(most, of.work(parsed, boundary).flops)
+        whole = min(most, of.work(parsed, case.boundary).flops)
         if share < 1:
             most = max(CHEAP * most, share * whole)
         if self.kind != "cpu":  # on a CPU the plan of memory counts the references
@@ -117,7 +110,8 @@ class Judge(OnDevice):
         reference = _moved(of.reference(operands, most, random.SystemRandom().random()), "cpu")
         shape = tuple(of.empty_output(parsed, "meta").shape)
         layout = Layout(shape, tuple(of.axes), reference.rows, of.row_groups(operands))
-        made_by = {"op": op, "sizes": dict(sizes), "boundary": boundary, "seeds": asdict(Seeds(**seeds))}
+        made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
+        made_by["seeds"] = asdict(Seeds(**seeds))
         self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by)
         digest = operands.digest()
         del operands  # nothing is left on the device

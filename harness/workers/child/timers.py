@@ -1,9 +1,5 @@
-"""Timers, inside a worker: how one sample of a program of calls is timed.
-
-CpuTimer:   the wall clock around as many calls as fill the sample
-EventTimer: on GPUs (CUDA, and HIP through the same torch API), the time between two device events, with the
-            launches queued behind a device sleep
-GraphTimer: the same, of calls that were captured into one graph, which is replayed as engines decode
+"""Timers, inside a worker: how one sample of a program of calls is timed, on a CPU (CpuTimer) and on GPUs of
+CUDA and HIP, whose torch API is the same, call by call (EventTimer) or as a graph (GraphTimer).
 
 The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
 they are untested on AMD.
@@ -74,8 +70,7 @@ class Sample:
 
 @dataclass
 class Program:
-    """What samples launch again and again: the calls on each set of operands in rotation, or one graph that
-    holds calls on every set. A sample continues the rotation where the last one stopped."""
+    """What samples launch again and again. A sample continues the rotation where the last one stopped."""
 
     steps: Sequence[Call]  # eager: one call for each set of operands. Graph: one replay.
     calls: int = 1  # how many calls one step makes

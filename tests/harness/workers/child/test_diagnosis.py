@@ -17,6 +17,7 @@ from harness.workers.child.diagnosis import LONGEST, Layout, in_words
 from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
+from shapes.case import Case
 
 CASES: dict[str, dict[str, Any]] = {
     "block_scale_gemm": {"m": 64, "n": 512, "k": 512},
@@ -232,7 +233,7 @@ def test_the_judge_knows_the_references_it_made():
     asked = Judge()
     asked.hello("cpu", "cpu", 1)
     for name, seeds in (("first", {}), ("live", {"live": 1}), ("other", {"stationary": 1, "live": 1})):
-        asked.reference(f"{name} core", "fused_moe", CASES["fused_moe"], "core", seeds)
+        asked.reference(f"{name} core", Case("fused_moe", CASES["fused_moe"]), seeds)
 
     def reason(of: str, answer: str) -> str:
         out = asked.references[f"{answer} core"].reference.value.bfloat16()

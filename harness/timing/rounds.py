@@ -259,8 +259,8 @@ def _one_round(
 
 
 def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Order]:
-    """The orders of all rounds, each by what was recorded in `rounds` before. At the end `rounds.stopped` tells
-    why there are no more."""
+    """The orders of all rounds, each by what was recorded in `rounds` before. When the generator ends,
+    `rounds.stopped` says why."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):

@@ -24,6 +24,7 @@ from harness.plan.settings import Setting, parse_setting
 from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
+from harness.run.plan import Request
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
 from harness.workers.environment import worker_threads
@@ -135,26 +136,6 @@ class SingleEntry:
 
 
 @dataclass(frozen=True)
-class CheckRequest:
-    """The options of `check`, not yet interpreted."""
-
-    op: str
-    impl: str
-    case: str
-    boundary: str | None = None
-    device: str | None = None
-    cache: str | None = None
-    launch: str | None = None
-    set: Sequence[str] = ()
-    config: str | None = None
-    save: str | None = None  # a folder for the tensors
-    seed: int | None = None
-    threads: int | None = None
-    prepare_timeout: float = 900.0
-    call_timeout: float = 120.0
-
-
-@dataclass(frozen=True)
 class Checked:
     """The result of a check."""
 
@@ -163,20 +144,26 @@ class Checked:
     saved: Sequence[Path] = ()  # the files that were written
 
 
-def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
-    """Checks an implementation; `say` shows the name of each phase. Raises UsageError for what cannot be
-    understood, and NothingRan where another run has the device."""
+def check(request: Request, config: str | None, save: str | None, say: Callable[[str], None]) -> Checked:
+    """Checks the implementation and the case that a request names. Raises UsageError for what cannot be
+    understood, and NothingRan where another run has the device.
+
+    config: the configuration of a tunable implementation, as text
+    save:   a folder for the tensors
+    say:    shows the name of each phase
+    """
+    assert request.op is not None and request.impl is not None
     platform, op = choose_device(request.device), select.choose_op(request.op)
-    case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
+    case = select.choose_one_case(op, request.case[0], request.boundary, platform.arch, "check")
     implementation = select.choose_implementation(op.name, request.impl)
-    setting, config = parse_setting(request.set), _config(implementation, request.config)
+    setting, words = parse_setting(request.set), _config(implementation, config)
     launch = select.launches(platform, request.launch)[0]
-    entry = entry_of(implementation, case, platform, launch, setting, config)
+    entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
     folder, threads = None, worker_threads(request.threads)
-    if request.save is not None:
-        folder = Path(request.save)
+    if save is not None:
+        folder = Path(save)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

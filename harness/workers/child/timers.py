@@ -1,5 +1,5 @@
-"""Timers, inside a worker: how one sample of a program of calls is timed, on a CPU (CpuTimer) and on GPUs of
-CUDA and HIP, whose torch API is the same, call by call (EventTimer) or as a graph (GraphTimer).
+"""Timers, inside a worker: how one sample of a program of calls is timed. CpuTimer times calls on a CPU,
+EventTimer calls on GPUs (CUDA, and HIP through the same torch API), GraphTimer one graph of many calls there.
 
 The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
 they are untested on AMD.

@@ -66,7 +66,7 @@ def build_records(
     blocks = 0
     numbered: list[Group] = []
     for group in groups:
-        # a block's number names one moment of the case, so that groups share none.
+        # A block's number names one moment of the case, so that groups share none.
         group = replace(group, rounds=group.rounds.numbered(blocks))
         blocks = max(blocks, group.rounds.next_block)
         numbered.append(group)

@@ -276,7 +276,7 @@ class CaseChecks:
                 for entry in worker.living
                 if not entry.interpreted
                 and entry.impl.supports(case, worker.platform).ok
-                # a compiler that writes a program for each size would write another one here.
+                # A compiler that writes a program for each size would write another one here.
                 and (entry.impl.plugin or not entry.impl.per_size)
             ]
             digest = attempt(able, worker.open, case, self.seeds["first"]) if able else None

@@ -24,8 +24,8 @@ from shapes.case import Case
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, not yet interpreted; of `toggle`, with the settings that it compares; of
-    `compare --revisions`, with a source tree in each setting."""
+    """The command line of `run` or `check`, not yet interpreted; of `toggle`, with the settings that it
+    compares; of `compare --revisions`, with a source tree in each setting."""
 
     op: str | None = None
     impl: str | None = None
@@ -64,9 +64,6 @@ PLANNING = (
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""
 
 
-MakeRounds = Callable[[Mapping[str, Sampler], Policy], Rounds]
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """What a run measures, and how."""
@@ -78,7 +75,8 @@ class RunPlan:
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
     configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
-    make_rounds: MakeRounds = measure  # how entries are timed: `measure`, or `halving` in a race of many
+    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure
+    """How entries are timed: `measure`, or `halving` in a race of many."""
 
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:

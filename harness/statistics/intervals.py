@@ -108,7 +108,7 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
     weights = [1.0] * k
     if unit > 0:
-        # a block that is more disturbed than the others has the weight of its own scatter.
+        # A block that is more disturbed than the others has the weight of its own scatter.
         plain = [1 / max(unit / c.n, c.error**2) for c in centres]
         effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
         between = max(0.0, _spread(centres, plain) - (k - 1)) / effective

@@ -68,11 +68,6 @@ class Policy:
         """The number of blocks after which measuring may end."""
         return min(MIN_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
 
-    def rounds_in(self, block: int) -> int:
-        """How many rounds a block wants."""
-        is_short = block < self.opening < self.blocks
-        return min(self.first_rounds, self.max_rounds) if is_short else self.max_rounds
-
 
 @dataclass(frozen=True)
 class Round:
@@ -130,11 +125,6 @@ class Rounds:
     def spent_s(self) -> float:
         """Seconds spent in samples."""
         return sum(sum(r.took.values()) for r in self.made)
-
-    @property
-    def longest_s(self) -> float:
-        """The seconds that the longest round took."""
-        return max((sum(r.took.values()) for r in self.made), default=0.0)
 
     def lasting(self, entries: Iterable[str]) -> list[str]:
         """Of these entries, those that were not dropped."""
@@ -269,10 +259,11 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             return
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # a later block is worth its preparation if there is time for as many rounds as a first block had,
+        # A later block is worth its preparation if there is time for as many rounds as a first block had,
         # and for as long as the preparation takes.
         worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
-        if rounds.made and remaining_s < max(rounds.longest_s, worth_s):
+        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
+        if rounds.made and remaining_s < max(longest_s, worth_s):
             rounds.stopped = "budget"
             return
         started = policy.clock()
@@ -285,7 +276,8 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
         keep = policy.disturbed == "keep" or (
             policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
         )
-        wanted = policy.rounds_in(block)
+        is_short = is_opening and policy.opening < policy.blocks
+        wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
         for index in range(TRIES * wanted):
             if index and rounds.spent_s + round_s > end_s:
                 rounds.stopped = "budget"
@@ -297,7 +289,7 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             if not last.seconds:
                 break
             counted = keep or not last.disturbed
-            # a slow entry has had its sample if the round counts, or may count in the end.
+            # A slow entry has had its sample if the round counts, or may count in the end.
             had_sample = counted or (index > 0 and policy.disturbed == "prefer")
             lasting = _contending(last, policy) if had_sample else list(last.seconds)
             round_s = sum(last.took[name] for name in lasting)

@@ -47,7 +47,7 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 anew at each call can take most of the time of an allocating call, and cause most of its noise."""
 
 DEFAULTS = {
-    # a waiting worker must not take a core from the one that is being timed.
+    # A waiting worker must not take a core from the one that is being timed.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.

@@ -238,7 +238,7 @@ class Bench(devices.OnDevice):
                     self.returns.add(entry)
         self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
-        # a library that was just imported may have changed it.
+        # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)

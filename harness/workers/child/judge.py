@@ -231,7 +231,9 @@ def judge(
 
     wanted = shape or tuple(reference.value.shape)
     if tuple(output.shape) != wanted:
-        return _wrong(tolerance, f"output has shape {tuple(output.shape)}, not {wanted}")
+        reason = f"output has shape {tuple(output.shape)}, not {wanted}"
+        limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
+        return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}
     bad = ~torch.isfinite(output)
     sampled = output if reference.rows is None else output[reference.rows]
     got = sampled.double()
@@ -334,8 +336,3 @@ def _bias(
 def _largest(values: torch.Tensor) -> float:
     """The largest value; NaN counts as infinite."""
     return float(values.nan_to_num(nan=float("inf")).max())
-
-
-def _wrong(tolerance: Tolerance, reason: str) -> dict[str, Any]:
-    limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
-    return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}

@@ -209,15 +209,12 @@ class EventTimer:
 
     def _outlasts(self, call: Call, sleep_s: float) -> bool:
         (woken,) = self._events(1)
-        self.cuda._sleep(self._cycles(sleep_s))
+        self.cuda._sleep(math.ceil(sleep_s * self.cycles_per_s))
         woken.record()
         call()
         outlasted = woken.query()
         self.cuda.synchronize()
         return outlasted
-
-    def _cycles(self, seconds: float) -> int:
-        return math.ceil(seconds * self.cycles_per_s)
 
     def sample(self, program: Program, at_least: float) -> Sample:
         """Raises RuntimeError where the host is too slow or too busy for even one reading."""
@@ -237,7 +234,7 @@ class EventTimer:
                 most = program.most
                 reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
                 slept += sleep_s
-                # a busy host, and not the queue, may have lowered it: it is raised until a reading does not
+                # A busy host, and not the queue, may have lowered it: it is raised until a reading does not
                 # fit.
                 growing = growing and program.most >= most
                 if growing:
@@ -289,7 +286,7 @@ class EventTimer:
 
     def _take(self, program: Program, steps: int, sleep_s: float) -> Reading:
         asleep, start, end = self._events(3)
-        cycles = self._cycles(sleep_s)
+        cycles = math.ceil(sleep_s * self.cycles_per_s)
         began = self.clock()
         asleep.record()
         if cycles:
@@ -306,7 +303,7 @@ class EventTimer:
         self.cuda.synchronize()
         left_s = self.clock() - ended
         if cycles:
-            # a clock that runs faster than at its calibration makes sleeps shorter than intended.
+            # A clock that runs faster than at its calibration makes sleeps shorter than intended.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
         return Reading(
             device_s=start.elapsed_time(end) / 1e3,

@@ -114,13 +114,13 @@ def stopping_reason(
     at a far higher confidence, so that the final verdicts keep theirs (Haybittle 1971, British Journal of
     Radiology 44:793; Peto and others 1976, British Journal of Cancer 34:585).
     """
-    judge = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
-    at_the_end = judge(confidence=confidence)
+    verdicts = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
+    at_the_end = verdicts(confidence=confidence)
     loose = [j for j in at_the_end if not j.half_width <= half_width]
     if not loose:
         return "tight" if at_the_end else "clear"
     if any(j.comparison.verdict == "unclear" for j in loose):
         return ""
-    now = judge(confidence=1 - INTERIM_ERROR * (1 - confidence))
+    now = verdicts(confidence=1 - INTERIM_ERROR * (1 - confidence))
     pairs = {(j.a, j.b) for j in loose}
     return "clear" if all(j.comparison.verdict != "unclear" for j in now if (j.a, j.b) in pairs) else ""

@@ -106,21 +106,21 @@ class CpuTimer:
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
 
-    @MAIN_THREAD.in_place()
     def sample(self, program: Program, at_least: float) -> Sample:
-        is_long = LONG_S <= program.device_s < math.inf
-        if not is_long:
-            program.step()
-        while True:
-            reaches_new_sets = program.taken < len(program.steps)
-            faults = _page_faults()
-            count = 0
-            started = time.perf_counter()
-            while (elapsed := time.perf_counter() - started) < at_least or not count:
+        with MAIN_THREAD.in_place():
+            is_long = LONG_S <= program.device_s < math.inf
+            if not is_long:
                 program.step()
-                count += 1
-            if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
-                break
+            while True:
+                reaches_new_sets = program.taken < len(program.steps)
+                faults = _page_faults()
+                count = 0
+                started = time.perf_counter()
+                while (elapsed := time.perf_counter() - started) < at_least or not count:
+                    program.step()
+                    count += 1
+                if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
+                    break
         program.device_s = elapsed / count
         return Sample(elapsed / count, count)
 

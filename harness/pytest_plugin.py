@@ -68,7 +68,7 @@ def kernel_benchmark(
     """
     from harness.errors import HarnessError
     from harness.machine.device import choose_device
-    from harness.run.single import KernelBenchmarks
+    from harness.run import single
 
     clock = next(m.kwargs["timer"] for m in request.node.iter_markers("benchmark") if "timer" in m.kwargs)
     options = request.config.option
@@ -77,13 +77,14 @@ def kernel_benchmark(
     except HarnessError as error:  # pytest.fail would print this exception, too
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        benchmarks = KernelBenchmarks(device, options.kernel_cache, options.kernel_launch, Path(scratch))
+        defaults = {"cache": options.kernel_cache, "launch": options.kernel_launch}
 
         def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **case: str) -> JsonObject:
             """case: the options `case`, `boundary`, `cache` and `launch` of `run`"""
             __tracebackhide__ = True
             try:
-                measured = benchmarks.benchmark(op, kernel, **case)
+                log = Path(scratch) / "worker.log"
+                measured = single.benchmark(device, op, kernel, log, **defaults | case)
             except HarnessError as error:
                 pytest.fail(str(error), pytrace=False)
             try:

@@ -12,14 +12,18 @@ import click
 from harness.cli.options import gathered, interruptible, seconds_option, target_device
 
 if TYPE_CHECKING:
-    from harness.run.single import CheckRequest
+    from harness.run.plan import Request
+
+
+def as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
+    return (value,)
 
 
 @click.command()
-@gathered("harness.run.single:CheckRequest")
+@gathered("harness.run.plan:Request")
 @click.option("--op", required=True, help="The op.")
 @click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.")
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.", callback=as_tuple)
 @click.option("--boundary", help="What the call covers: core (default), with_quant, with_routing.")
 @target_device
 @click.option(
@@ -42,15 +46,16 @@ if TYPE_CHECKING:
     "--prepare-timeout", "900s", "The most time to prepare the implementation.", show_default=True
 )
 @seconds_option("--call-timeout", "120s", "The most time for one request to the worker.", show_default=True)
-def check(request: CheckRequest) -> None:
+def check(request: Request, config: str | None, save: str | None) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
+    from harness.run.execute import code_of
     from harness.run.single import check as checked
 
     with interruptible(""):
-        found = checked(request, partial(click.echo, err=True))
-    click.echo(f"{found.case.key}: {found.entry.name} is {found.verdict}")
+        found = checked(request, config, save, partial(click.echo, err=True))
+    click.echo(f"{found.case.key}: {found.entry.name} is {found.entry.status or 'right'}")
     if found.entry.reason:
         click.echo(found.entry.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
-    sys.exit(found.exit_code)
+    sys.exit(code_of({found.entry.status or "checked"}))

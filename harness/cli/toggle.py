@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,28 +53,20 @@ def toggle(request: Request, **options: Any) -> None:  # click passes untyped va
         sys.exit(run(request_of(choose_device(request.device)), display))
 
 
-def toggle_request(
-    request: Request,
-    flag_texts: Sequence[str],
-    design: str,
-    recipe: str | None,
-    leave_one_out: bool,
-    force: bool,
-    **_: object,
-) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform from the options of the command."""
+def toggle_request(request: Request, **options: Any) -> Callable[[Platform], Request]:
+    """Returns a function that makes the request for a platform. options: of `toggle` alone, as plan_toggle
+    takes them"""
     from harness.cli.run_display import print_note
-    from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
+    from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)
-    toggled = ToggleRequest(
-        request.op, request.launch, flag_texts, request.set, design, recipe, leave_one_out, force
-    )
 
     def request_of(platform: Platform) -> Request:
         if request.resume:
             return request
-        plan = plan_toggle(toggled, platform, print_note)
+        plan = plan_toggle(
+            platform, print_note, op=request.op, launch=request.launch, common=request.set, **options
+        )
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])
         return replace(request, settings=plan.settings, flags=plan.flags)

@@ -10,8 +10,7 @@ from harness.errors import UsageError
 from harness.timing.rounds import Policy
 from shapes.case import Case
 
-TYPICAL = 4.0
-"""A good kernel takes about this many times the least time that the device's ceilings allow."""
+TYPICAL = 4.0  # a good kernel takes about this many times the least time that the device's ceilings allow
 
 
 def well_measured_first(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from harness.plan.settings import PLAIN, Setting
 from kernels.op import Implementation
+from kernels.platform import Platform
 from shapes.case import Case, text_of
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
@@ -64,8 +65,7 @@ class Entry:
     status: Status | None = None  # where it ended; None while nothing is known against it
     reason: str = ""  # why it ended there
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
-    setup_s: float = 0.0
-    """Seconds of preparing it, with JIT compilers and the first call, at their longest."""
+    setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
     call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
     samples_s: float = 0.0  # seconds that its samples took
     check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
@@ -78,8 +78,7 @@ class Entry:
     synchronises: bool = False  # whether its calls wait for the device before they return
     host_s: list[float] = field(default_factory=list)
     """On a GPU, the host's seconds to launch one call, of each sample."""
-    pinned: list[int] | str = ""
-    """The CPU that each of its worker's threads is bound to, or why none is."""
+    pinned: list[int] | str = ""  # the CPU that each of its worker's threads is bound to, or why none is
 
     @property
     def alive(self) -> bool:
@@ -89,3 +88,24 @@ class Entry:
         """Writes down a failure, unless the entry has ended already."""
         if self.alive:
             self.status, self.reason = status, reason
+
+
+def entry_of(
+    impl: Implementation,
+    case: Case,
+    platform: Platform,
+    launch: str,
+    setting: Setting,
+    config: dict[str, Any] | None = None,
+) -> Entry:
+    """The entry of an implementation in a case; `unsupported`, with the reason, where it cannot run that.
+    What is interpreted or cannot be captured into a graph is launched eagerly."""
+    support = impl.supports(case, platform)
+    interpreted = support.ok and impl.interpreted(platform)
+    if interpreted or not impl.captures:
+        launch = "eager"
+    name = entry_name(impl.name, setting.name, launch, platform.kind, config)
+    entry = Entry(name, impl, setting, launch, interpreted, config)
+    if not support.ok:
+        entry.fail("unsupported", support.reason)
+    return entry

@@ -38,8 +38,7 @@ last-level cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
 
-UNKNOWN_LEVEL = 256 << 20
-"""The assumed size of an unknown last-level cache: that of the largest GPU of today."""
+UNKNOWN_LEVEL = 256 << 20  # the assumed size of an unknown last-level cache: that of the largest GPU of today
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def rotation(
     fits: Callable[[int], bool] = lambda copies: True,
 ) -> Rotation:
     """How many sets of operands the calls of a case rotate over, so that what a serving step streams comes
-    from memory. It follows from the bytes that calls touch.
+    from memory.
 
     last_level: bytes; 0 if unknown
     reach:      bytes whose repeated reading was measured to be as slow as memory; 0 if that was not measured
@@ -119,20 +118,19 @@ class Memory:
         self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform)
-        self.limit = float("inf")  # where no tool says what is free
+        self.usable = float("inf")  # where no tool says what is free
         if free is not None:
-            self.limit = MEMORY_SHARE[platform.kind] * free
+            self.usable = MEMORY_SHARE[platform.kind] * free
             if on_cpu:
-                self.limit *= share
-        self.blas = blas_workspace(platform)
-        self.context = 0 if on_cpu else CONTEXT
-        # `judge`: what the judge holds while entries are measured, on a CPU with its references.
-        # `computing`: what it needs beside that while it computes a reference, when workers have one set of
-        # operands.
+                self.usable *= share
+        blas, context = blas_workspace(platform), 0 if on_cpu else CONTEXT
+        self.beside = WORKER_STREAMS * blas + context  # bytes of a worker beside its entries'
+        # What the judge holds while entries are measured, on a CPU with its references, in bytes; and what it
+        # needs beside that while it computes a reference, when workers have one set of operands.
         if on_cpu:
-            self.judge, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
+            self.judge_bytes, self.computing = op.operand_bytes(sizes) + kept_references(op, sizes, "cpu"), 0
         else:
-            self.judge = CONTEXT + self.blas
+            self.judge_bytes = context + blas
             self.computing = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
     def needed(self, group: Sequence[Entry], copies: int) -> int:
@@ -143,7 +141,7 @@ class Memory:
         reruns = [entry for entry in timed if entry.impl.name == self.baseline] or timed
         twice = timed if any(entry.setting.is_rerun for entry in timed) else [*timed, *reruns[:1]]
         checked = [entry for entry in group if entry.interpreted]
-        return self.judge + max(
+        return self.judge_bytes + max(
             self._workers(twice, copies),
             self._workers(twice, 1) + self.computing,
             self._workers(checked, 1),
@@ -154,14 +152,12 @@ class Memory:
         for entry in entries:
             workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
         return sum(
-            memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary)
-            + WORKER_STREAMS * self.blas
-            + self.context
+            memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.beside
             for members in workers.values()
         )
 
     def fits(self, group: Sequence[Entry], copies: int) -> bool:
-        return self.needed(group, copies) <= self.limit
+        return self.needed(group, copies) <= self.usable
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
         """The entries that are in every group: the baseline under the first setting, if it is there, and
@@ -200,7 +196,8 @@ class Memory:
         for entry in too_large:
             need = self.needed([entry], copies)
             entry.fail(
-                "unsupported", f"needs {need / GIB:.1f} GiB of memory; {self.limit / GIB:.1f} GiB may be used"
+                "unsupported",
+                f"needs {need / GIB:.1f} GiB of memory; {self.usable / GIB:.1f} GiB may be used",
             )
         return [group for group in [*groups, *alone] if group], too_large
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from typing import Any
 
 import kernels
 from harness.errors import UsageError
@@ -32,6 +31,8 @@ def choose_cases(
             f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
         )
     boundaries = [boundary] if boundary else list(op.boundaries)
+    if suite_name not in (None, *suites()):
+        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
     try:
         if texts:
             sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
@@ -39,7 +40,7 @@ def choose_cases(
         else:
             cases = [
                 op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
-                for c in _suite(suite_name or "smoke").cases(op.name)
+                for c in suite(suite_name or "smoke").cases(op.name)
                 for b in boundaries
             ]
     except ValueError as error:
@@ -47,12 +48,6 @@ def choose_cases(
     if not cases:
         raise UsageError(f"suite {suite_name!r} has no cases for {op.name}")
     return sorted(merge(cases), key=lambda case: -case.weight)
-
-
-def _suite(name: str) -> Any:
-    if name not in suites():
-        raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
-    return suite(name)
 
 
 KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page")

@@ -4,12 +4,10 @@ kernels/ of a revision of this repository, under this checkout's harness."""
 from __future__ import annotations
 
 import io
-import itertools
-import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,77 +16,6 @@ from harness.paths import ROOT, cache
 
 PLAIN = "plain"  # the name of the setting that sets nothing
 UNSET = "unset"  # stands for a variable that is not set, where values are given as text
-MOST_SETTINGS = 32  # the most settings that one run compares
-
-
-@dataclass(frozen=True)
-class ToggledFlag:
-    """An environment variable and the values that it takes; None: not set."""
-
-    name: str
-    values: tuple[str | None, ...]
-
-
-def parse_flags(texts: Iterable[str]) -> list[ToggledFlag]:
-    """The flags of texts such as `NAME=a,b`. A comma inside a value is written `\\,`, an empty value
-    `NAME=`, and a variable that is not set `NAME=unset`. Raises UsageError."""
-    flags: dict[str, ToggledFlag] = {}
-    for text in texts:
-        name, equals, rest = text.partition("=")
-        if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
-            raise UsageError(f"cannot read --flag {text!r}; write NAME=value[,value...], or NAME=unset")
-        values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", rest)]
-        for value in values:
-            if any(not c.isprintable() for c in value):
-                raise UsageError(
-                    f"a value of --flag {name} holds {value!r}: no line breaks or other control signs"
-                )
-        if len(set(values)) < len(values):
-            raise UsageError(f"--flag {name} names a value twice: {rest}")
-        if name in flags:
-            raise UsageError(f"--flag {name} is given twice; list its values in one: {name}=a,b")
-        flags[name] = ToggledFlag(name, tuple(None if value == UNSET else value for value in values))
-    return list(flags.values())
-
-
-def factorial(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Setting]:
-    """The plain setting, then one for each combination of values; `common` is set in all of them."""
-    combinations = itertools.product(*(flag.values for flag in flags))
-    names = [flag.name for flag in flags]
-    settings = [dict(zip(names, values, strict=True)) for values in combinations]
-    return _settings(common, [{}, *settings])
-
-
-def one_at_a_time(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Setting]:
-    """The plain setting, then one for each value of each flag."""
-    return _settings(common, [{}, *({flag.name: value} for flag in flags for value in flag.values)])
-
-
-def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
-    """The whole recipe, which the others are compared with; the recipe without each one of its variables;
-    and a setting in which none of them is set."""
-    bare = dict.fromkeys(recipe)
-    return _settings(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
-
-
-def whole(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
-    """A setting in which none of the recipe's variables is set, and the whole recipe."""
-    return _settings(common, [dict.fromkeys(recipe), recipe])
-
-
-def _settings(common: dict[str, str | None], variables: Iterable[dict[str, str | None]]) -> list[Setting]:
-    """Settings of these variables, each once, and at the end the rerun of the first one, which gives the
-    noise. Raises UsageError for too many."""
-    settings = list(
-        {setting.name: setting for setting in (Setting(common | each) for each in variables)}.values()
-    )
-    for setting in settings:
-        parse_threads(setting.variables.get("OMP_NUM_THREADS"))
-    if len(settings) > MOST_SETTINGS:
-        raise UsageError(
-            f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
-        )
-    return [*settings, Setting(settings[0].variables, is_rerun=True)]
 
 
 @dataclass(frozen=True)
@@ -99,8 +26,7 @@ class Setting:
     """Environment variables; None: the variable is not set."""
     is_rerun: bool = False
     """Whether this is the first setting a second time, in workers of its own: the difference is noise."""
-    tree: str | None = None
-    """The folder of the source tree that provides kernels/; None: this checkout."""
+    tree: str | None = None  # the folder of the source tree that provides kernels/; None: this checkout
     revision: str = ""  # the name of that tree
 
     @property

@@ -3,35 +3,27 @@ implementations an engine's flag chooses between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import kernels
 from harness.catalogue import flags, recipes
 from harness.errors import NothingRan, UsageError
-from harness.plan import select, settings
-from harness.plan.settings import Setting, ToggledFlag, value_text
+from harness.plan import select
+from harness.plan.settings import UNSET, Setting, parse_setting, parse_threads, value_text
 from kernels.platform import Platform
 
 MARGIN = 0.02
 """A smaller change counts as `same`: it is not worth changing production for, and few machines resolve
 less."""
 
+MOST_SETTINGS = 32  # the most settings that one run compares
+
 Log = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class ToggleRequest:
-    """The options of `toggle` that `run` does not have, and the op and launch mode, not yet interpreted."""
-
-    op: str | None
-    launch: str | None
-    flags: Sequence[str]  # texts such as `NAME=value,value`; none with a recipe
-    common: Sequence[str]  # texts such as `NAME=value`, set in all settings
-    design: str  # `factorial` or `one-at-a-time`
-    recipe: str | None
-    leave_one_out: bool
-    force: bool  # whether flags are set too that can have no effect here, or that are unknown
+Flags = dict[str, list[str | None]]  # environment variables with the values that each takes; None: not set
 
 
 @dataclass(frozen=True)
@@ -40,66 +32,134 @@ class TogglePlan:
     flags choose between."""
 
     settings: Sequence[Setting] = ()
-    flags: dict[str, list[str | None]] = field(default_factory=dict)
+    flags: Flags = field(default_factory=dict)
     implementations: Sequence[str] = ()
 
 
-def plan_toggle(request: ToggleRequest, platform: Platform, log: Log) -> TogglePlan:
-    """The settings or implementations that a request asks for. Raises UsageError for what cannot be
-    understood, and NothingRan where no flag can have an effect."""
-    if bool(request.flags) == bool(request.recipe):
+def plan_toggle(
+    platform: Platform,
+    log: Log,
+    *,
+    op: str | None,
+    launch: str | None,
+    flag_texts: Sequence[str],
+    common: Sequence[str],
+    design: str,
+    recipe: str | None,
+    leave_one_out: bool,
+    force: bool,
+) -> TogglePlan:
+    """The settings or implementations that the options of `toggle` ask for. Raises UsageError for what
+    cannot be understood, and NothingRan where no flag can have an effect.
+
+    flag_texts: texts such as `NAME=value,value`; none with a recipe
+    common:     texts such as `NAME=value`, set in all settings
+    design:     `factorial` or `one-at-a-time`
+    force:      whether flags are set too that can have no effect here, or that are unknown
+    """
+    if bool(flag_texts) == bool(recipe):
         raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
-    if request.leave_one_out and not request.recipe:
+    if leave_one_out and not recipe:
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
-    if request.op is None:
+    if op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    named = _recipe_flags(request.recipe, log) if request.recipe else settings.parse_flags(request.flags)
-    op = select.choose_op(request.op).name
-    toggled = _effective(named, op, platform, request, log)
-    if not request.force and (stand_ins := _stand_ins(toggled, op, log)):
+    named = _recipe_flags(recipe, log) if recipe else parse_flags(flag_texts)
+    op = select.choose_op(op).name
+    launch = "eager" if platform.kind == "cpu" else launch or "graph"
+    toggled = _effective(named, op, platform, launch, recipe, force, log)
+    if not force and (stand_ins := _stand_ins(toggled, op, log)):
         return TogglePlan(implementations=stand_ins)
-    values = {flag.name: list(flag.values) for flag in toggled}
-    return TogglePlan(_settings(toggled, request), values)
+    if recipe:
+        combinations = _of_recipe({name: values[0] for name, values in toggled.items()}, leave_one_out)
+    else:
+        combinations = _of_flags(toggled, design)
+    return TogglePlan(settings_of(combinations, parse_setting(common).variables), toggled)
 
 
-def _settings(toggled: Sequence[ToggledFlag], request: ToggleRequest) -> list[Setting]:
-    common = settings.parse_setting(request.common).variables
-    if request.recipe:
-        recipe = {flag.name: flag.values[0] for flag in toggled}
-        if request.leave_one_out:
-            return settings.leave_one_out(recipe, common)
-        return settings.whole(recipe, common)
-    if request.design == "factorial":
-        return settings.factorial(toggled, common)
-    return settings.one_at_a_time(toggled, common)
+def parse_flags(texts: Iterable[str]) -> Flags:
+    """The flags of texts such as `NAME=a,b`. A comma inside a value is written `\\,`, an empty value
+    `NAME=`, and a variable that is not set `NAME=unset`. Raises UsageError."""
+    found: Flags = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
+            raise UsageError(f"cannot read --flag {text!r}; write NAME=value[,value...], or NAME=unset")
+        values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", rest)]
+        for value in values:
+            if not value.isprintable():
+                raise UsageError(
+                    f"a value of --flag {name} holds {value!r}: no line breaks or other control signs"
+                )
+        if len(set(values)) < len(values):
+            raise UsageError(f"--flag {name} names a value twice: {rest}")
+        if name in found:
+            raise UsageError(f"--flag {name} is given twice; list its values in one: {name}=a,b")
+        found[name] = [None if value == UNSET else value for value in values]
+    return found
 
 
-def _recipe_flags(name: str, log: Log) -> list[ToggledFlag]:
+def _recipe_flags(name: str, log: Log) -> Flags:
     """The variables of a recipe, each with the recipe's value and not set."""
     recipe = recipes.find(name)
     if recipe.options:
         log(f"{name} also sets options of {recipe.engine}, which no kernel sees: {', '.join(recipe.options)}")
-    return [ToggledFlag(variable, (value, None)) for variable, value in recipe.environment.items()]
+    return {variable: [value, None] for variable, value in recipe.environment.items()}
+
+
+def _of_flags(toggled: Flags, design: str) -> list[dict[str, str | None]]:
+    """No variables, then each combination of values, or each value alone."""
+    if design == "factorial":
+        combinations = itertools.product(*toggled.values())
+        return [{}, *(dict(zip(toggled, values, strict=True)) for values in combinations)]
+    return [{}, *({name: value} for name, values in toggled.items() for value in values)]
+
+
+def _of_recipe(recipe: dict[str, str | None], leave_one_out: bool) -> list[dict[str, str | None]]:
+    """None of the recipe's variables, then the whole recipe. leave_one_out: the whole recipe, the recipe
+    without each one of its variables, then none of them"""
+    bare = dict.fromkeys(recipe)
+    if leave_one_out:
+        return [recipe, *(recipe | {name: None} for name in recipe), bare]
+    return [bare, recipe]
+
+
+def settings_of(
+    combinations: Iterable[dict[str, str | None]], common: dict[str, str | None]
+) -> list[Setting]:
+    """Settings of these variables and the common ones, each once, and at the end the rerun of the first one,
+    which gives the noise. Raises UsageError for too many."""
+    named = {setting.name: setting for setting in (Setting(common | each) for each in combinations)}
+    settings = list(named.values())
+    for setting in settings:
+        parse_threads(setting.variables.get("OMP_NUM_THREADS"))
+    if len(settings) > MOST_SETTINGS:
+        raise UsageError(
+            f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
+        )
+    return [*settings, Setting(settings[0].variables, is_rerun=True)]
 
 
 def _effective(
-    named: Sequence[ToggledFlag], op: str, platform: Platform, request: ToggleRequest, log: Log
-) -> list[ToggledFlag]:
+    named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
+) -> Flags:
     """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
     choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
     was named on the command line can have no effect."""
-    recipe, force = request.recipe, request.force
-    launch = "eager" if platform.kind == "cpu" else request.launch or "graph"
-    reasons = {flag.name: _obstacle(flag, op, platform, launch, force, log) for flag in named}
+    reasons = {
+        name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
+    }
     if recipe and not force:
-        for name in (flag.name for flag in named if _chooses(flag) and not reasons[flag.name]):
-            reasons[name] = f"{name} chooses between implementations, which an engine does: toggle it alone"
+        for name in named:
+            if _chooses(name) and not reasons[name]:
+                reasons[name] = (
+                    f"{name} chooses between implementations, which an engine does: toggle it alone"
+                )
     obstacles = [reason for reason in reasons.values() if reason]
-    able = [flag for flag in named if force or not reasons[flag.name]]
     if obstacles and not (force or recipe):
         raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
     for reason in obstacles:
         log(reason if force else f"left out: {reason}")
+    able = {name: values for name, values in named.items() if force or not reasons[name]}
     if not able:
         raise NothingRan(
             f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
@@ -107,42 +167,48 @@ def _effective(
     return able
 
 
-def _chooses(flag: ToggledFlag) -> bool:
-    entry = flags.catalogue().get(flag.name)
+def _chooses(name: str) -> bool:
+    entry = flags.catalogue().get(name)
     return entry is not None and bool(entry.chooses)
 
 
-def _obstacle(flag: ToggledFlag, op: str, platform: Platform, launch: str, force: bool, log: Log) -> str:
+def _obstacle(
+    name: str,
+    values: Sequence[str | None],
+    op: str,
+    platform: Platform,
+    launch: str,
+    force: bool,
+    log: Log,
+) -> str:
     """Why a flag can have no effect here; empty if it can, or if nothing is known of it."""
-    entry = flags.catalogue().get(flag.name)
+    entry = flags.catalogue().get(name)
     if entry is None:
-        meant = flags.suggestions(flag.name)
+        meant = flags.suggestions(name)
         if meant and not force:
             instead = " or ".join(meant)
-            raise UsageError(
-                f"unknown flag {flag.name!r}; did you mean {instead}? (--force sets it as it is)"
-            )
-        log(f"{flag.name} is not in the catalogue (`list flags`): nothing is known of it")
+            raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
+        log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
         return ""
-    for value in flag.values:
+    for value in values:
         if not (meaning := entry.meaning(value)).ok:
             log(meaning.reason)
     return entry.can_touch(op, platform, launch).reason
 
 
-def _stand_ins(toggled: Sequence[ToggledFlag], op: str, log: Log) -> list[str]:
+def _stand_ins(toggled: Flags, op: str, log: Log) -> list[str]:
     """The implementations that the values of engines' flags choose; empty where no flag makes an engine
     choose. Raises UsageError where other flags are given with them."""
-    choosing = [flag for flag in toggled if _chooses(flag)]
+    choosing = [name for name in toggled if _chooses(name)]
     if choosing and len(choosing) < len(toggled):
-        raise UsageError(f"{choosing[0].name} chooses between implementations: toggle it without other flags")
+        raise UsageError(f"{choosing[0]} chooses between implementations: toggle it without other flags")
     rows: dict[str, None] = {}
-    for flag in choosing:
-        entry = flags.find(flag.name)
-        for value in flag.values:
+    for name in choosing:
+        entry = flags.find(name)
+        for value in toggled[name]:
             names = entry.stands_for(value, op)
             meaning = " or ".join(names) or "nothing that is a row here"
-            log(f"{flag.name}={value_text(value)} makes {entry.library} run {meaning} for {op}")
+            log(f"{name}={value_text(value)} makes {entry.library} run {meaning} for {op}")
             rows |= dict.fromkeys(names)
     if rows:
         log(f"no engine runs here: comparing {', '.join(rows)} instead of setting it")

@@ -14,18 +14,18 @@ from pathlib import Path
 import kernels
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
-from harness.plan.entry import ConfigSearch, Entry, entry_name, own_choice
+from harness.plan.entry import ConfigSearch, Entry, entry_of, own_choice
 from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.progress import Progress
 from harness.results.schema import Record
-from harness.run.cells import Measured, build_records
+from harness.run.cells import Group, build_records
 from harness.run.checks import PREPARING_ANEW, SAMPLE_S, CaseChecks
 from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
-from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
+from harness.workers.process import WorkerFailure, WorkerProcess
 from harness.workers.worker import Worker, attempt
 from kernels.platform import Platform
 from shapes.case import Case
@@ -33,15 +33,6 @@ from shapes.case import Case
 SLOW = 4.0
 """An entry that takes this many times as long as the fastest is no choice for production, so that its time
 need not be precise."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Entries that memory holds at once."""
-
-    entries: list[Entry]
-    baseline: str  # the implementation that the others are compared with, if it is among them
-    rotation: Rotation
 
 
 @dataclass
@@ -69,46 +60,37 @@ class CaseMeasurer:
         """The records of a case, CaseDone the last. Measures for `budget_s` seconds, or for up to `max_s`
         where one round in each block takes longer. scratch: a folder for logs"""
         able, refused, search = self._entries(case)
-        parts: list[Measured] = []
+        refusing: list[Group] = []
         groups: list[Group] = []
         for baseline, entries in self._compared(able):
             more, too_large, sets = self._groups(case, baseline, entries)
             groups += more
-            parts.append(Measured(case, [*refused, *too_large], sets))
+            refusing.append(Group(case, [*refused, *too_large], sets))
         for group in groups:
-            parts.append(
-                self._measure_group(case, group, budget_s / len(groups), max_s / len(groups), scratch)
-            )
-        records, done = build_records(case, parts, self.platform, self.plan.yardsticks(self.platform), search)
+            self._measure_group(group, budget_s / len(groups), max_s / len(groups), scratch)
+        yardsticks = self.plan.yardsticks(self.platform)
+        records, done = build_records(case, [*refusing, *groups], self.platform, yardsticks, search)
         return [*records, done]
 
     def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
         """The entries that can run the case; those that cannot, with the reason written down; and how their
         configurations were found."""
         plan = self.plan
-        able: list[Entry] = []
-        refused: list[Entry] = []
+        entries: dict[str, Entry] = {}
         search = None
         for impl in plan.implementations:
-            support = impl.supports(case, self.platform)
-            interpreted = support.ok and impl.interpreted(self.platform)
-            launches = plan.record.launches if impl.captures and not interpreted else ["eager"]
-            configs_of = plan.configs_of if support.ok else own_choice
-            configs, found = configs_of(impl, case)
+            is_supported = impl.supports(case, self.platform).ok
+            configs, found = plan.configs_of(impl, case) if is_supported else own_choice(impl, case)
             search = found or search
-            for setting, launch, config in itertools.product(plan.settings, launches, configs):
-                name = entry_name(impl.name, setting.name, launch, self.platform.kind, config)
-                entry = Entry(name, impl, setting, launch, interpreted, config)
-                if not support.ok:
-                    entry.fail("unsupported", support.reason)
-                elif interpreted and plan.record.contrast == "settings":
+            for setting, launch, config in itertools.product(plan.settings, plan.record.launches, configs):
+                entry = entry_of(impl, case, self.platform, launch, setting, config)
+                if entry.interpreted and plan.record.contrast == "settings":
                     entry.fail("unsupported", "it is interpreted here: there is no time to compare")
-                if self.ragged.get(_kind(name, case)):
-                    entry.fail("wrong", self.ragged[_kind(name, case)])
-                if entry.alive:
-                    able.append(entry)
-                elif not setting.is_rerun:
-                    refused.append(entry)
+                if reason := self.ragged.get(_kind(entry.name, case)):
+                    entry.fail("wrong", reason)
+                entries[entry.name] = entry  # one that is always eager comes once for each launch mode
+        able = [entry for entry in entries.values() if entry.alive]
+        refused = [entry for entry in entries.values() if not (entry.alive or entry.setting.is_rerun)]
         return able, refused, search
 
     def _compared(self, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
@@ -126,8 +108,7 @@ class CaseMeasurer:
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[Group], list[Entry], Rotation]:
-        """The groups that memory holds at once, the entries that are too large for it, and the sets of
-        operands that calls rotate over."""
+        """The groups that memory holds at once, the entries that are too large, and the sets of operands."""
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
@@ -141,48 +122,43 @@ class CaseMeasurer:
             lambda copies: memory.holds(entries, copies),
         )
         groups, too_large = memory.groups(entries, sets.copies)
-        return [Group(members, baseline, sets) for members in groups], too_large, sets
+        return [Group(case, members, sets) for members in groups], too_large, sets
 
-    def _measure_group(
-        self, case: Case, group: Group, budget_s: float, max_s: float, scratch: Path
-    ) -> Measured:
+    def _measure_group(self, group: Group, budget_s: float, max_s: float, scratch: Path) -> None:
         """Checks the entries of a group, times them, and checks them again."""
         started = time.perf_counter()
         checks = CaseChecks(
-            case=case,
+            case=group.case,
             workers=self._workers(group.entries, scratch),
-            start_judge=lambda: self._judge(scratch),
             say=self.progress.say,
             seed=self.plan.record.seed,
-            ragged=self._ragged(case, group),
+            running_judge=self.judge,
+            ragged=self._ragged(group),
         )
+        self.judge = None
         try:
             checks.before(group.rotation)
             self.progress.say("measuring")
-            measured = self._time(checks, group, budget_s, max_s)
+            self._time(checks, group, budget_s, max_s)
             checks.after(group.rotation)
-            self._remember(case, group)
+            self._remember(group)
         except WorkerFailure as failure:
             for entry in group.entries:
                 entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
-            measured = Measured(case, group.entries, group.rotation)
+            group.rounds, group.baseline, group.rerun = Rounds(), None, None
         finally:
             checks.close()
-        measured.setup_s = time.perf_counter() - started - measured.rounds.spent_s
-        measured.phases = checks.phases
-        return measured
+        group.setup_s = time.perf_counter() - started - group.rounds.spent_s
+        group.phases = checks.phases
 
-    def _time(self, checks: CaseChecks, group: Group, budget_s: float, max_s: float) -> Measured:
+    def _time(self, checks: CaseChecks, group: Group, budget_s: float, max_s: float) -> None:
         """Times the entries that are right in interleaved rounds, the baseline twice."""
-        measured = Measured(
-            checks.case, [entry for entry in group.entries if not entry.setting.is_rerun], group.rotation
-        )
         timed = checks.timed
         if not timed:
-            return measured
-        worker, baseline = next(
-            ((worker, entry) for worker, entry in timed if entry.impl.name == group.baseline), timed[0]
-        )
+            return
+        # Where settings are compared, all entries of a group are of one implementation.
+        baselines = [pair for pair in timed if pair[1].impl.name == self.plan.record.baseline]
+        worker, baseline = (baselines or timed)[0]
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
@@ -197,7 +173,7 @@ class CaseMeasurer:
         )
         budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed], policy)))
         self.device.monitor.conditions()  # forgets what was seen before this case
-        samples = Samples(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
+        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         rounds = self.plan.make_rounds(
             {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed},
             replace(
@@ -208,20 +184,23 @@ class CaseMeasurer:
                 end_round=self.device.monitor.end,
             ),
         )
-        measured.rounds, measured.baseline, measured.rerun = rounds, baseline, rerun
-        measured.conditions = self.device.monitor.conditions()
+        group.rounds, group.baseline, group.rerun = rounds, baseline, rerun
+        group.conditions = self.device.monitor.conditions()
         for _, entry in timed:
             if entry.name in rounds.dropped:
                 entry.fail("error", rounds.dropped[entry.name])
             if rounds.stopped == "disturbed":
-                entry.fail("error", _too_disturbed(rounds))
+                share = f"{len(rounds.disturbed)} of {len(rounds.made)} rounds"
+                reason = f"{share}: {rounds.disturbed[-1].disturbed}"
+                entry.fail(
+                    "error", f"too disturbed to measure, {reason} (without --disturbed refuse they count)"
+                )
             entry.beaten = rounds.beaten.get(entry.name, "")
-        return measured
 
-    def _remember(self, case: Case, group: Group) -> None:
+    def _remember(self, group: Group) -> None:
         """Notes what was found at ragged sizes and with far addresses, for the run's later cases."""
         for entry in group.entries:
-            kind = _kind(entry.name, case)
+            kind = _kind(entry.name, group.case)
             is_wrong = entry.status == "wrong" and entry.reason.startswith("at ")
             self.ragged[kind] = entry.reason if is_wrong else ""
             if "far" in entry.check:
@@ -229,13 +208,13 @@ class CaseMeasurer:
             elif entry.check and kind in self.far:
                 entry.check["far"] = self.far[kind]
 
-    def _ragged(self, case: Case, group: Group) -> list[Case]:
+    def _ragged(self, group: Group) -> list[Case]:
         """The small cases of uneven sizes, if an entry was not checked at them yet. A race compares
         configurations, each of which is checked at its own case only."""
-        asked = {_kind(entry.name, case) for entry in group.entries if not entry.interpreted}
+        asked = {_kind(entry.name, group.case) for entry in group.entries if not entry.interpreted}
         if asked <= self.ragged.keys() or self.plan.record.race is not None:
             return []
-        return ragged_cases(self.plan.op, case, self.platform.arch)
+        return ragged_cases(self.plan.op, group.case, self.platform.arch)
 
     def _workers(self, entries: Sequence[Entry], scratch: Path) -> list[Worker]:
         """One worker for each setting and runtime."""
@@ -248,18 +227,10 @@ class CaseMeasurer:
             workers[key].entries.append(entry)
         return list(workers.values())
 
-    def _judge(self, scratch: Path) -> WorkerProcess:
-        judge, self.judge = self.judge, None
-        if judge is not None and judge.alive:
-            return judge
-        log = scratch / "judge.log"
-        return start_judge(self.platform, self.plan.threads, self.plan.deadlines.prepare, log)
-
 
 @dataclass
-class Samples:
-    """Takes the samples of a group's rounds: workers are prepared before each block, one works at a time,
-    and the machine is watched meanwhile."""
+class GroupSampler:
+    """Takes the samples of a group's rounds: one worker works at a time, and the machine is watched."""
 
     checks: CaseChecks
     timed: Sequence[tuple[Worker, Entry]]
@@ -333,20 +304,11 @@ def opening_s(calls_s: Sequence[float], policy: Policy) -> float:
 
     calls_s: seconds of a call of each entry
     """
-    round_s = 0.0
-    for call_s in calls_s:
-        round_s += max(call_s, SAMPLE_S)
-        if call_s < LONG_S:  # an untimed call comes before
-            round_s += call_s
-    return 1.2 * policy.opening * round_s
+    sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
+    untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
+    return 1.2 * policy.opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:
     """An entry's name, with all of a case that its ragged cases have in common with it."""
     return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())
-
-
-def _too_disturbed(rounds: Rounds) -> str:
-    share = f"{len(rounds.disturbed)} of {rounds.made} rounds"
-    reason = rounds.disturbed[-1].disturbed
-    return f"too disturbed to measure, {share}: {reason} (without --disturbed refuse they count)"

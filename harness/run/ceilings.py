@@ -38,7 +38,7 @@ def ceilings(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
 
 
 def stored(platform: Platform, threads: int) -> Ceilings | None:
-    return _read(_store()).get(_key(platform, threads))
+    return _read().get(_key(platform, threads))
 
 
 def measured(platform: Platform, threads: int, monitor: Monitor) -> Ceilings:
@@ -60,22 +60,23 @@ def impossible(found: Ceilings, peak: Ceilings | None) -> str:
     """What was measured beyond the datasheet, in words; empty if nothing was."""
     if peak is None:
         return ""
-    measured = {f"{dtype} products": (rate, peak.rates[dtype]) for dtype, rate in found.rates.items()}
-    measured |= {"reads": (found.read, peak.read), "copies": (found.copy, peak.read)}
+    rates = {f"{dtype} products": (rate, peak.rates[dtype]) for dtype, rate in found.rates.items()}
+    rates |= {"reads": (found.read, peak.read), "copies": (found.copy, peak.read)}
     beyond = [
         f"{what} at {rate / 1e12:.4g} T/s where the data sheet has {most / 1e12:.4g}"
-        for what, (rate, most) in measured.items()
+        for what, (rate, most) in rates.items()
         if rate > OVER_DATASHEET * most
     ]
     return f"impossible: {', '.join(beyond)}: this device's events or its sleep are broken" if beyond else ""
 
 
 def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
-    """Stores and returns the higher rates of these and of the stored ones."""
-    store, key = _store(), _key(platform, threads)
-    known = _read(store)
+    """Stores and returns the higher rates of these and of the stored ones. Where they cannot be stored, they
+    will be measured again."""
+    key, known = _key(platform, threads), _read()
     known[key] = new.or_better(known.get(key))
-    _write(store, known)
+    with contextlib.suppress(OSError):
+        files.replace(_store(), json.dumps({key: asdict(each) for key, each in known.items()}, indent=1))
     return known[key]
 
 
@@ -86,26 +87,17 @@ def meters(
     """So many workers that are ready to measure this device (see child/meter.py); they end with the
     context. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
+    level = last_level(platform, stored(platform, threads))
     workers: list[WorkerProcess] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            for index in range(count):
-                workers.append(WorkerProcess(METER, environment, Path(folder) / f"{index}.log"))
-                workers[-1].ask(
-                    "open",
-                    120,
-                    kind=platform.kind,
-                    arch=platform.arch,
-                    device=platform.device,
-                    memory=platform.memory,
-                    last_level=last_level(platform, stored(platform, threads)),
-                    threads=threads,
-                    planned=platform.identity,
-                )
-            yield workers
-        finally:
-            for worker in workers:
-                worker.kill()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for index in range(count):
+            worker = WorkerProcess(METER, environment, folder / f"{index}.log")
+            stack.callback(worker.kill)
+            worker.hello(platform, threads, 120)
+            worker.ask("open", 120, arch=platform.arch, memory=platform.memory, last_level=level)
+            workers.append(worker)
+        yield workers
 
 
 def _store() -> Path:
@@ -120,18 +112,12 @@ def _key(platform: Platform, threads: int) -> str:
     return json.dumps([*device, *memory, threads, version("torch")])
 
 
-def _read(store: Path) -> dict[str, Ceilings]:
+def _read() -> dict[str, Ceilings]:
     """The stored ceilings by key, without those that cannot be read or that have another version's form."""
     names = {field.name for field in fields(Ceilings)}
     try:
-        entries = json.loads(store.read_text()).items()
+        entries = json.loads(_store().read_text()).items()
         whole = {key: Ceilings(**facts) for key, facts in entries if set(facts) == names}
         return {key: each for key, each in whole.items() if each.rates and {*each.rates} <= {*DTYPES}}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-
-
-def _write(store: Path, known: Mapping[str, Ceilings]) -> None:
-    """Stores ceilings. Where they cannot be stored, they will be measured again."""
-    with contextlib.suppress(OSError):
-        files.replace(store, json.dumps({key: asdict(each) for key, each in known.items()}, indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,19 +27,18 @@ from shapes.case import Case
 
 
 @dataclass
-class Measured:
-    """What one case gave for entries that were timed in the same rounds."""
+class Group:
+    """Entries of a case that memory holds at once and that are timed in the same rounds, and what was
+    measured of them."""
 
     case: Case
     entries: list[Entry]
     rotation: Rotation
     rounds: Rounds = field(default_factory=Rounds)
     baseline: Entry | None = None
-    rerun: Entry | None = None
-    """The baseline prepared a second time; both are None where nothing was timed."""
+    rerun: Entry | None = None  # the baseline prepared a second time; both are None where nothing was timed
     setup_s: float = 0.0  # seconds for everything but samples
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """These seconds by what they were spent on."""
+    phases: Mapping[str, float] = field(default_factory=dict)  # these seconds by what they were spent on
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,44 +54,44 @@ class Yardsticks:
 
 def build_records(
     case: Case,
-    parts: Sequence[Measured],
+    groups: Sequence[Group],
     platform: Platform,
     yardsticks: Yardsticks,
     search: ConfigSearch | None = None,
 ) -> tuple[list[Record], CaseDone]:
-    """The cells and verdicts of a case that was measured in parts, and the record that it is finished."""
+    """The cells and verdicts of a case that was measured in groups, and the record that it is finished."""
     cells: dict[str, Cell] = {}
     verdicts: list[Record] = []
-    made: list[Rounds] = []
+    phases: dict[str, float] = defaultdict(float)
     blocks = 0
-    for part in parts:
-        # a block's number names one moment of the case, so that parts share none.
-        part = replace(part, rounds=part.rounds.numbered(blocks))
-        blocks = max(blocks, part.rounds.next_block)
-        made.append(part.rounds)
-        more, compared = build_cells(part, platform, yardsticks)
-        # The baseline is in every part. Its cell is that of the first part, with the samples of all.
-        for entry, cell in zip(part.entries, more, strict=True):
-            first = cells.setdefault(entry.name, cell)
+    numbered: list[Group] = []
+    for group in groups:
+        # A block's number names one moment of the case, so that groups share none.
+        group = replace(group, rounds=group.rounds.numbered(blocks))
+        blocks = max(blocks, group.rounds.next_block)
+        numbered.append(group)
+        more, compared = build_cells(group, platform, yardsticks)
+        # The baseline is in every group. Its cell is that of the first group, with the samples of all.
+        for name, cell in more.items():
+            first = cells.setdefault(name, cell)
             if first is not cell:
                 first.samples.add(cell.samples)
                 first.eliminations.add(cell.eliminations)
         verdicts += compared
-    timed = [rounds for rounds, part in zip(made, parts, strict=True) if part.baseline is not None]
-    phases: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.phases.items():
-            phases[name] = phases.get(name, 0.0) + seconds
+        for name, seconds in group.phases.items():
+            phases[name] += seconds
+    made = [group.rounds for group in numbered]
+    timed = [group for group in numbered if group.baseline is not None]
     done = CaseDone(
         case=case.key,
         measured_s=sum(rounds.spent_s for rounds in made),
-        setup_s=sum(part.setup_s for part in parts),
+        setup_s=sum(group.setup_s for group in groups),
         rounds=sum(len(rounds.rounds) for rounds in made),
-        blocks=min((len(set(rounds.blocks)) for rounds in timed), default=0),
+        blocks=min((len(set(group.rounds.blocks)) for group in timed), default=0),
         eliminations=sum(len(rounds.eliminations) for rounds in made),
-        stopped=", ".join(dict.fromkeys(rounds.stopped for rounds in timed)),
-        disturbed=[record for rounds in timed for record in _disturbed(rounds)],
-        conditions=[part.conditions for part in parts if part.baseline is not None],
+        stopped=", ".join(dict.fromkeys(group.rounds.stopped for group in timed)),
+        disturbed=[record for group in timed for record in _disturbed(group.rounds)],
+        conditions=[group.conditions for group in timed],
         phases=phases,
         entries=search,
     )
@@ -99,37 +99,36 @@ def build_records(
 
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
-    left_out = [(r, False) for r in rounds.disturbed]
-    kept = [(r, True) for r in (*rounds.eliminations, *rounds.rounds) if r.disturbed]
     return [
         DisturbedRound(
             block=r.block,
             round=r.index,
             reason=r.disturbed,
-            counted=counted,
-            seconds={} if counted else dict(r.seconds),
+            counted=r.use != "left out",
+            seconds=dict(r.seconds) if r.use == "left out" else {},
         )
-        for r, counted in sorted([*left_out, *kept], key=lambda pair: (pair[0].block, pair[0].index))
+        for r in rounds.made
+        if r.disturbed
     ]
 
 
 def build_cells(
-    measured: Measured, platform: Platform, yardsticks: Yardsticks
-) -> tuple[list[Cell], list[Verdict]]:
-    """The cells of one part, and the verdicts between those that have a time."""
-    op = kernels.OPS[measured.case.op]
-    work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
-    cells = [_cell(entry, measured, platform, work, yardsticks) for entry in measured.entries]
-    valid = [
-        entry.name
-        for entry, cell in zip(measured.entries, cells, strict=True)
-        if cell.status == "ok" and cell.samples.seconds
-    ]
-    return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
+    group: Group, platform: Platform, yardsticks: Yardsticks
+) -> tuple[dict[str, Cell], list[Verdict]]:
+    """The cells of a group by the names of its entries, without reruns, and the verdicts between them."""
+    op = kernels.OPS[group.case.op]
+    work = op.work(op.sizes(group.case.sizes), group.case.boundary)
+    cells = {
+        entry.name: _cell(entry, group, platform, work, yardsticks)
+        for entry in group.entries
+        if not entry.setting.is_rerun
+    }
+    valid = [name for name, cell in cells.items() if cell.status == "ok" and cell.samples.seconds]
+    return cells, _verdicts(group, valid, yardsticks.confidence, yardsticks.margin)
 
 
-def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yardsticks: Yardsticks) -> Cell:
-    case, rotation = measured.case, measured.rotation
+def _cell(entry: Entry, group: Group, platform: Platform, work: Work, yardsticks: Yardsticks) -> Cell:
+    case, rotation = group.case, group.rotation
     cell = Cell(
         op=case.op,
         case=case.key,
@@ -141,7 +140,7 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
         launch=entry.launch,
         cache=rotation.mode,
         status=entry.status or ("checked" if entry.interpreted else "ok"),
-        reason=_blamed(entry, measured, platform) or entry.beaten or _note(entry, measured),
+        reason=_blamed(entry, group, platform) or entry.beaten or _note(entry, group),
         check=entry.check,
         kernels=[kernel["name"] for kernel in entry.kernels],
         kernel_us=[kernel["us"] for kernel in entry.kernels],
@@ -158,8 +157,8 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
         source=entry.source,
         rotation=asdict(rotation),
     )
-    cell.eliminations = _samples(measured.rounds.eliminations, entry.name)
-    samples = _samples(measured.rounds.rounds, entry.name)
+    cell.eliminations = _samples(group.rounds.eliminations, entry.name)
+    samples = _samples(group.rounds.rounds, entry.name)
     if entry.beaten:  # its only samples are those of the eliminations
         samples = cell.eliminations
     if cell.status != "ok":
@@ -172,7 +171,7 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
-    bound = replace(work, bytes=_from_memory(measured, work))
+    bound = replace(work, bytes=_from_memory(group, work))
     min_s = yardsticks.peaks.min_time(bound) if yardsticks.peaks else 0.0
     if time < min_s:
         cell.status = "impossible"
@@ -188,27 +187,27 @@ def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yard
     return cell
 
 
-def _from_memory(measured: Measured, work: Work) -> float:
+def _from_memory(group: Group, work: Work) -> float:
     """The bytes that a call has to read from memory: `serving` keeps what is not streamed in the cache."""
-    op, rotation = kernels.OPS[measured.case.op], measured.rotation
+    op, rotation = kernels.OPS[group.case.op], group.rotation
     if not rotation.enough or rotation.mode == "warm":
         return 0.0
-    return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
+    return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(group.case.sizes))
 
 
-def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
+def _blamed(entry: Entry, group: Group, platform: Platform) -> str:
     """Why an entry failed, with the known defects of its library that may be the cause."""
     if entry.status not in ("wrong", "crashed", "timeout"):
         return entry.reason
-    sizes = kernels.OPS[measured.case.op].sizes(measured.case.sizes)
+    sizes = kernels.OPS[group.case.op].sizes(group.case.sizes)
     known = known_defects(entry.impl, sizes, platform.arch)
     return "; ".join([entry.reason, *map(str, known)])
 
 
-def _note(entry: Entry, measured: Measured) -> str:
+def _note(entry: Entry, group: Group) -> str:
     """Remarks on an entry that is right."""
-    notes = [entry.impl.composition(measured.case.boundary)]
-    if any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds):
+    notes = [entry.impl.composition(group.case.boundary)]
+    if any(r.disturbed and entry.name in r.seconds for r in group.rounds.rounds):
         notes.append("disturbed")
     notes.append(entry.picked)
     if entry.interpreted:
@@ -223,11 +222,11 @@ def _note(entry: Entry, measured: Measured) -> str:
     return "; ".join(filter(None, notes))
 
 
-def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
+def _verdicts(group: Group, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The verdicts on the A/A pair, on each entry against the baseline, and on the winner against the
     runner-up. A baseline without a time has no A/A verdict, because it could not be computed again from the
     record."""
-    baseline, rerun, rounds = measured.baseline, measured.rerun, measured.rounds
+    baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []
     verdicts = []
@@ -236,18 +235,19 @@ def _verdicts(measured: Measured, valid: Collection[str], confidence: float, mar
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
         judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same)
         # The rerun has no cell, so that its samples are kept here.
-        verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]
+        verdicts = [_verdict(group.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]
     lasted = {*valid, baseline.name, rerun.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
     joint = joint_verdicts(
         series, rounds.blocks, valid, baseline.name, rerun=rerun.name, confidence=confidence, margin=margin
     )
-    return verdicts + [_verdict(measured.case.key, verdict, margin) for verdict in joint]
+    return verdicts + [_verdict(group.case.key, verdict, margin) for verdict in joint]
 
 
 def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | None = None) -> Verdict:
     compared = judged.comparison
-    ratio, low, high = (_finite(v) for v in (compared.ratio, compared.low, compared.high))
+    numbers = (compared.ratio, compared.low, compared.high, judged.noise)
+    ratio, low, high, noise = (v if math.isfinite(v) else None for v in numbers)
     return Verdict(
         case=case,
         a=judged.a,
@@ -255,7 +255,7 @@ def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | 
         ratio=ratio,
         low=low,
         high=high,
-        noise=_finite(judged.noise),
+        noise=noise,
         margin=margin,
         verdict=compared.verdict,
         confidence=judged.confidence,
@@ -271,7 +271,3 @@ def _samples(made: Iterable[Round], name: str) -> Samples:
         round=[r.index for r in rounds],
         seconds=[r.seconds[name] for r in rounds],
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -15,14 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import kernels
 from harness.plan.entry import Entry
 from harness.plan.memory import Rotation
 from harness.workers.child.outputs import SPOILT
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from harness.workers.worker import Worker, attempt
 from kernels.operands import Seeds
 from kernels.vendor import Vendor
@@ -64,11 +64,10 @@ class CaseChecks:
 
     case: Case
     workers: Sequence[Worker]
-    start_judge: Callable[[], WorkerProcess]  # starts the judge, or gives one that runs already
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
-    ragged: Sequence[Case] = ()
-    """Small cases of uneven sizes, at which the timed entries are checked before."""
+    running_judge: WorkerProcess | None = None  # a judge that runs already; None: one is started
+    ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
     seeds: dict[str, dict[str, int]] = field(init=False)
     """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
     calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
@@ -99,7 +98,11 @@ class CaseChecks:
 
     @functools.cached_property
     def judge(self) -> WorkerProcess:
-        return self.start_judge()
+        if self.running_judge is not None and self.running_judge.alive:
+            return self.running_judge
+        worker = self.workers[0]
+        log = worker.log.with_name("judge.log")
+        return start_judge(worker.platform, worker.threads, worker.deadlines.prepare, log)
 
     @property
     def living(self) -> list[tuple[Worker, Entry]]:
@@ -122,8 +125,8 @@ class CaseChecks:
             self.phases[name] += time.perf_counter() - started
 
     def before(self, rotation: Rotation) -> None:
-        """Computes the references and checks each entry that will be timed; a wrong one is out. Raises
-        WorkerFailure where the judge cannot compute or compare."""
+        """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
+        judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
         timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
@@ -145,7 +148,8 @@ class CaseChecks:
             for worker, (digest, outputs) in zip(timed, taken, strict=True):
                 self._compare_operands(worker, digest, "first")
                 for entry, output in outputs:
-                    self._judge(entry, "first", output)
+                    if output is not None:
+                        self._judge(entry, "first", output)
         self.judge.pause()
 
     def after(self, rotation: Rotation) -> None:
@@ -154,16 +158,14 @@ class CaseChecks:
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
         with self.phase("profiling"):
-            # Starting the profiler takes 5 s in each process; profiles are taken one at a time.
-            on_gpu = [worker for worker in self.workers if worker.platform.kind != "cpu"]
-            self.side_by_side(on_gpu, _start_profiler)
+            # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
+            # not start, taking a profile fails with the reason.
+            on_gpu = [(worker, entry) for worker, entry in self.timed if worker.platform.kind != "cpu"]
+            workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
+            self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
             for worker, entry in self.timed:
                 self._profile(worker, entry)
-            unseen = [
-                entry.name
-                for worker, entry in self.timed
-                if worker.platform.kind != "cpu" and not entry.kernels
-            ]
+            unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
             if unseen:
                 self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
         with self.phase("checking again"):
@@ -174,7 +176,6 @@ class CaseChecks:
                 self._check_interpreted(interpreted)
 
     def close(self) -> None:
-        """Ends all processes."""
         for worker in self.workers:
             worker.stop()
         if "judge" in vars(self):
@@ -201,45 +202,24 @@ class CaseChecks:
         call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
         call is judged by what it was given, and not by all that rounding to FP8 might explain."""
         for boundary in {case.boundary, *(self._judged_at(entry) for _, entry in self.living)}:
-            digest = self.judge.ask(
-                "reference",
-                REFERENCE_S,
-                name=f"{name} {boundary}",
-                op=case.op,
-                sizes=dict(case.sizes),
-                boundary=boundary,
-                seeds=seeds,
-                share=share,
-            )
+            about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
+            digest = self.judge.ask("reference", REFERENCE_S, **about, seeds=seeds, share=share)
             if boundary == case.boundary:
                 self.digests[name] = digest
 
     def _judged_at(self, entry: Entry) -> str:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
-    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output]]]:
+    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output | None]]]:
         """The digest of a worker's operands `first`, and the outputs of its entries, which are prepared one
         after the other."""
         digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
-        outputs = []
-        for entry in worker.living:
-            output = self._output(worker, entry, digest)
-            if output is not None:
-                outputs.append((entry, output))
-        return digest, outputs
+        return digest, [(entry, self._output(worker, entry, digest)) for entry in worker.living]
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
-        """A worker that makes other operands than the judge cannot be judged."""
         if digest is not None and digest != self.digests[name]:
             for entry in worker.living:
                 entry.fail("error", "its worker made other operands than the judge from the same seed")
-
-    def _check(self, worker: Worker, entry: Entry, name: str, stage: str, **how: Any) -> None:
-        """Judges the output of a new call on the named operands. stage: when it was made, in words; how: the
-        arguments of bench.Bench.output"""
-        output = self._output(worker, entry, self.digests[name], stage, **how)
-        if output is not None:
-            self._judge(entry, name, output, stage)
 
     def _output(
         self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
@@ -261,18 +241,12 @@ class CaseChecks:
             entry.fail("wrong", f"{stage}it wrote beside its output")
         return output
 
-    def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
-        """The judge's report of an output on the named operands."""
+    def _report(self, entry: Entry, name: str, output: Output) -> Any:
+        """The judge's report, a dictionary, of an output on the named operands."""
+        packed = {key: output[key] for key in ("output", "shape", "dtype")}
+        packed |= {"fp8": entry.impl.activations == "fp8", "truncates": entry.impl.truncates}
         with self.judging:
-            report: dict[str, Any] = self.judge.ask(
-                "judge",
-                REFERENCE_S,
-                name=f"{name} {self._judged_at(entry)}",
-                **{key: output[key] for key in ("output", "shape", "dtype")},
-                fp8=entry.impl.activations == "fp8",
-                truncates=entry.impl.truncates,
-            )
-        return report
+            return self.judge.ask("judge", REFERENCE_S, name=f"{name} {self._judged_at(entry)}", **packed)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
         """Judges an output on the named operands."""
@@ -302,7 +276,7 @@ class CaseChecks:
                 for entry in worker.living
                 if not entry.interpreted
                 and entry.impl.supports(case, worker.platform).ok
-                # a compiler that writes a program for each size would write another one here.
+                # A compiler that writes a program for each size would write another one here.
                 and (entry.impl.plugin or not entry.impl.per_size)
             ]
             digest = attempt(able, worker.open, case, self.seeds["first"]) if able else None
@@ -347,7 +321,7 @@ class CaseChecks:
         """Compares the outputs that a worker's timed calls left, and those of further calls, with each
         other. Of those that differ the judge sees the farthest."""
         timed = [entry for entry in worker.living if not entry.interpreted]
-        if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
+        if timed and attempt(timed, worker.request, "digest") not in (None, self.digests["first"]):
             self._find_writer(worker, timed)
         for entry in timed:
             seconds = comparing_s(entry.samples_s)
@@ -370,7 +344,7 @@ class CaseChecks:
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
             attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
-            if entry.alive and attempt([entry], worker.digest) != self.digests["first"]:
+            if entry.alive and attempt([entry], worker.request, "digest") != self.digests["first"]:
                 entry.fail("wrong", "after timing: it changed its operands")
                 names.append(entry.name)
         by = " and ".join(names) or "another of its worker's entries"
@@ -380,10 +354,8 @@ class CaseChecks:
     def _of_set(self, which: int, copies: int) -> str:
         """The name of the reference to a set of those that calls rotate over; it is computed if it is
         missing."""
-        if not which:
-            return "first"
-        if which == copies - 1:
-            return "last"
+        if which in (0, copies - 1):
+            return "last" if which else "first"
         name = f"set {which}"
         with self.judging:
             if name not in self.digests:
@@ -413,7 +385,10 @@ class CaseChecks:
 
         def check(worker: Worker) -> None:
             for which in (copies - 1, 0) if has_copies else (0,):
-                self._load(worker, which)
+                for entry in worker.living:
+                    attempt([entry], worker.prepare, entry)
+                if worker.living:
+                    attempt(worker.living, worker.load, self.seeds["live"], which)
                 self._check_each(worker, "live", "with other live operands: ", which=which, fill=SPOILT)
             for entry in worker.living:
                 if entry.impl.plugin and not entry.interpreted:
@@ -430,17 +405,16 @@ class CaseChecks:
     def _check_each(
         self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any
     ) -> None:
-        """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands."""
+        """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands.
+
+        stage: when the call was made, in words
+        how:   the arguments of bench.Bench.output
+        """
         for entry in worker.living:
             if entry.interpreted == interpreted:
-                self._check(worker, entry, name, stage, **how)
-
-    def _load(self, worker: Worker, which: int) -> None:
-        """Loads the operands `live` on one of the sets, for all of a worker's entries."""
-        for entry in worker.living:
-            attempt([entry], worker.prepare, entry)
-        if worker.living:
-            attempt(worker.living, worker.load, self.seeds["live"], which)
+                output = self._output(worker, entry, self.digests[name], stage, **how)
+                if output is not None:
+                    self._judge(entry, name, output, stage)
 
     def _open(self, worker: Worker, name: str, beside_first: bool = False) -> None:
         """Opens the named operands. beside_first: on a second set, after `first`"""
@@ -482,12 +456,6 @@ def comparing_s(samples_s: float) -> float:
     if not samples_s:
         return FEW_COMPARING_S
     return min(max(samples_s / 4, min(samples_s / 2, FEW_COMPARING_S)), COMPARING_S)
-
-
-def _start_profiler(worker: Worker) -> None:
-    if any(not entry.interpreted for entry in worker.living):
-        with contextlib.suppress(WorkerFailure):  # taking the profile fails with the reason
-            worker.start_profiler()
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

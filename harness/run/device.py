@@ -117,8 +117,8 @@ def _locked(name: str, device: str) -> Iterator[None]:
 
 
 def _open(path: Path) -> int:
-    """Opens a lock file, whichever user it belongs to. In a folder with a sticky bit Linux refuses to open
-    another user's file with O_CREAT (fs.protected_regular)."""
+    """Opens a lock file of any user. In a folder with a sticky bit Linux refuses to open another user's file
+    with O_CREAT (fs.protected_regular)."""
     try:
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -45,22 +45,18 @@ ENOUGH = 0.9
 """A case is begun if this share of the least that it is worth is left: other cases took a little more than
 their share."""
 
-OnCase = Callable[[Case, list[Record]], None]
-
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of a run."""
 
-    records: list[Record]
-    """The records of all its cases, first of those that were finished before it was resumed."""
+    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
     cases: int
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case
     budget_s: float
     folder: Path
-    calibrations: Sequence[Calibration] = ()
-    """The calibrations of its devices, where several measured it."""
+    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
 
 
 class Display(Protocol):
@@ -113,7 +109,7 @@ def measure(
     device: OwnDevice,
     journal: Journal,
     progress: Progress,
-    on_case: OnCase,
+    on_case: Callable[[Case, list[Record]], None],
     *,
     finished: Mapping[str, list[Record]],
     judge: WorkerProcess | None = None,
@@ -127,7 +123,7 @@ def measure(
     judge:    a judge that runs already
     began:    when the command began, by time.perf_counter; None: now
     """
-    now = time.perf_counter()
+    before_s = 0.0 if began is None else time.perf_counter() - began
     records = dict(finished)
     spent_s = sum(measured_s(of) for of in records.values())
     measurer = CaseMeasurer(plan, device, progress, judge)
@@ -151,7 +147,7 @@ def measure(
         records=[record for of_case in records.values() for record in of_case],
         cases=len(records),
         left_out=queue,
-        before_s=0.0 if began is None else now - began,
+        before_s=before_s,
         budget_s=plan.budget_s,
         folder=journal.folder,
     )
@@ -175,7 +171,11 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 def exit_code(records: Iterable[Record]) -> int:
     """0: all that could run is right; 1: something was wrong or broke; 3: nothing could run."""
-    statuses = {record.status for record in records if isinstance(record, Cell)}
+    return code_of({record.status for record in records if isinstance(record, Cell)})
+
+
+def code_of(statuses: set[str]) -> int:
+    """The same, from the statuses of cells."""
     if statuses & BROKEN:
         return FAILED
     return OK if statuses & {"ok", "checked"} else NOTHING_RAN

@@ -74,10 +74,12 @@ def begin(
               configurations
     """
     suite, op = selection.suite, selection.cases[0].op
-    settings = list(request.settings) or [parse_setting(request.set)]
+    settings = [setting for setting in request.settings if not setting.is_rerun]
+    settings = settings or [parse_setting(request.set)]
     launches = select.launches(platform, request.launch)
+    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
     for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
-        if own and not _has_choices(own_folder(own)):
+        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
             log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
     per_case_s = worth_s(request, suite)
     if request.budget:
@@ -100,13 +102,9 @@ def begin(
         cases=[planned_case(case) for case in cases],
         implementations=list(selection.implementations),
         baseline=selection.baseline,
-        settings={setting.name: setting.variables for setting in settings if not setting.is_rerun},
+        settings={setting.name: setting.variables for setting in settings},
         flags=request.flags,
-        trees={
-            setting.name: Path(setting.tree).name
-            for setting in settings
-            if setting.tree and not setting.is_rerun
-        },
+        trees={setting.name: Path(setting.tree).name for setting in settings if setting.tree},
         launches=launches,
         cache=request.cache or "serving",
         budget_s=budget_s,
@@ -121,11 +119,6 @@ def begin(
         provenance=facts.provenance,
     )
     return Journal.create(folder, record), RunPlan.of(record, request)
-
-
-def _has_choices(folder: Path) -> bool:
-    stored = {path.stem for path in folder.glob("*/*.json")}
-    return any(impl.name in stored for op in kernels.OPS for impl in kernels.implementations(op))
 
 
 def worth_s(request: Request, suite: str) -> float:
@@ -153,10 +146,12 @@ def _well_measured_first(
         and not implementation.interpreted(platform)
     ]
 
-    def least_s(case: Case) -> float:
-        return known.min_time(op.work(op.sizes(case.sizes), case.boundary))
-
-    return budget.well_measured_first(selection.cases, least_s, len(timed) + 1, case_s)
+    return budget.well_measured_first(
+        selection.cases,
+        lambda case: known.min_time(op.work(op.sizes(case.sizes), case.boundary)),
+        len(timed) + 1,
+        case_s,
+    )
 
 
 def planned_case(case: Case) -> PlannedCase:

@@ -15,7 +15,7 @@ from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
 from harness.run.cells import Yardsticks
 from harness.statistics.paired import MARGIN
-from harness.timing.rounds import Disturbed, Policy, Rounds, Sample, measure
+from harness.timing.rounds import Disturbed, Policy, Rounds, Sampler, measure
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
@@ -24,8 +24,8 @@ from shapes.case import Case
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, not yet interpreted; of `toggle`, with the settings that it compares; of
-    `compare --revisions`, with a source tree in each setting."""
+    """The command line of `run` or `check`, not yet interpreted; of `toggle`, with the settings that it
+    compares; of `compare --revisions`, with a source tree in each setting."""
 
     op: str | None = None
     impl: str | None = None
@@ -34,8 +34,7 @@ class Request:
     boundary: str | None = None
     baseline: str | None = None
     device: str | None = None
-    cluster: str | None = None
-    """The address of a Ray cluster; `device` is then a type of its devices."""
+    cluster: str | None = None  # the address of a Ray cluster; `device` is then a type of its devices
     cache: str | None = None
     launch: str | None = None
     budget: str | None = None
@@ -65,9 +64,6 @@ PLANNING = (
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""
 
 
-MakeRounds = Callable[[Mapping[str, Sample], Policy], Rounds]
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """What a run measures, and how."""
@@ -79,7 +75,7 @@ class RunPlan:
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
     configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
-    make_rounds: MakeRounds = measure
+    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure
     """How entries are timed: `measure`, or `halving` in a race of many."""
 
     @staticmethod

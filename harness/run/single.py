@@ -4,6 +4,7 @@ knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
+import ast
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,23 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from harness.errors import FAILED, NOTHING_RAN, OK, UsageError, one_line
+from harness.errors import UsageError, one_line
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.plan import select
-from harness.plan.entry import Entry, entry_name
+from harness.plan.entry import Entry, entry_of
 from harness.plan.settings import Setting, parse_setting
 from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
+from harness.run.plan import Request
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
 from harness.workers.environment import worker_threads
-from harness.workers.process import WorkerFailure, start_judge, worker_pids
+from harness.workers.process import WorkerFailure, WorkerProcess, worker_pids
 from harness.workers.worker import Deadlines, Worker, attempt
-from kernels.op import Implementation, Prepared, Support, Unsupported
+from kernels.op import Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case, parse
@@ -59,16 +61,7 @@ class SingleEntry:
         self.disturbed: list[str] = []
         # The number of samples, with the disturbed ones.
         self.made = 0
-        judge_log = worker.log.with_name("judge.log")
-        self.checks = CaseChecks(
-            case=case,
-            workers=[worker],
-            start_judge=lambda: start_judge(
-                worker.platform, worker.threads, worker.deadlines.prepare, judge_log
-            ),
-            say=say,
-            seed=seed,
-        )
+        self.checks = CaseChecks(case=case, workers=[worker], say=say, seed=seed)
 
     def begin(self) -> None:
         """Checks the entry, and prepares it for samples. Does nothing where it is not supported."""
@@ -142,79 +135,39 @@ class SingleEntry:
         self.checks.close()
 
 
-def entry_of(
-    implementation: Implementation,
-    case: Case,
-    platform: Platform,
-    launch: str | None,
-    setting: Setting | None = None,
-    config: dict[str, Any] | None = None,
-) -> Entry:
-    """The entry of an implementation in one launch mode, unsupported where it cannot run the case. launch:
-    graph or eager; None: the default of the device"""
-    mode, setting = select.launches(platform, launch)[0], setting or Setting()
-    support = implementation.supports(case, platform)
-    interpreted = support.ok and implementation.interpreted(platform)
-    if interpreted or not implementation.captures:
-        mode = "eager"
-    name = entry_name(implementation.name, setting.name, mode, platform.kind, config)
-    entry = Entry(name, implementation, setting, mode, interpreted, config)
-    if not support.ok:
-        entry.fail("unsupported", support.reason)
-    return entry
-
-
-@dataclass(frozen=True)
-class CheckRequest:
-    """The options of `check`, not yet interpreted."""
-
-    op: str
-    impl: str
-    case: str
-    boundary: str | None = None
-    device: str | None = None
-    cache: str | None = None
-    launch: str | None = None
-    set: Sequence[str] = ()
-    config: str | None = None
-    save: str | None = None  # a folder for the tensors
-    seed: int | None = None
-    threads: int | None = None
-    prepare_timeout: float = 900.0
-    call_timeout: float = 120.0
-
-
 @dataclass(frozen=True)
 class Checked:
     """The result of a check."""
 
     case: Case
-    entry: Entry
+    entry: Entry  # its status is None where it is right
     saved: Sequence[Path] = ()  # the files that were written
 
-    @property
-    def verdict(self) -> str:
-        """`right`, or the status of a cell."""
-        return self.entry.status or "right"
 
-    @property
-    def exit_code(self) -> int:
-        if self.entry.status is None:
-            return OK
-        return NOTHING_RAN if self.entry.status == "unsupported" else FAILED
+def check(request: Request, config: str | None, save: str | None, say: Callable[[str], None]) -> Checked:
+    """Checks the implementation and the case that a request names. Raises UsageError for what cannot be
+    understood, and NothingRan where another run has the device.
 
-
-def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
-    """Checks an implementation; `say` shows the name of each phase. Raises UsageError for what cannot be
-    understood, and NothingRan where another run has the device."""
+    config: the configuration of a tunable implementation, as text
+    save:   a folder for the tensors
+    say:    shows the name of each phase
+    """
+    assert request.op is not None and request.impl is not None
     platform, op = choose_device(request.device), select.choose_op(request.op)
-    case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
+    case = select.choose_one_case(op, request.case[0], request.boundary, platform.arch, "check")
     implementation = select.choose_implementation(op.name, request.impl)
-    setting, config = parse_setting(request.set), _config(implementation, request.config)
-    entry = entry_of(implementation, case, platform, request.launch, setting, config)
+    setting, words = parse_setting(request.set), _config(implementation, config)
+    launch = select.launches(platform, request.launch)[0]
+    entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
-    folder, threads = _folder(request.save), worker_threads(request.threads)
+    folder, threads = None, worker_threads(request.threads)
+    if save is not None:
+        folder = Path(save)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {folder}: {error.strerror}") from None
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
@@ -239,16 +192,6 @@ def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
     return Checked(case, entry, saved)
 
 
-def _folder(save: str | None) -> Path | None:
-    if save is None:
-        return None
-    try:
-        Path(save).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {save}: {error.strerror}") from None
-    return Path(save)
-
-
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
     """A configuration written as in the names of rows: `block_m=16 stages=2`. Raises UsageError."""
     if text is None:
@@ -259,79 +202,82 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
         (words,) = parse(text)
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
-    truths = {"True": True, "False": False, "None": None}
     config: dict[str, Any] = {}
     for name, value in words.items():
-        if value in truths:
-            config[name] = truths[value]
-        elif value.lstrip("-").isdecimal():
-            config[name] = int(value)
-        else:
+        try:
+            config[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
             config[name] = value
     return config
 
 
-@dataclass(frozen=True)
-class KernelBenchmarks:
-    """Makes benchmarks on one device."""
+def benchmark(
+    platform: Platform,
+    op: str,
+    kernel: object,
+    log: Path,
+    *,
+    case: str,
+    boundary: str | None = None,
+    cache: str,
+    launch: str | None,
+) -> SingleEntry:
+    """A benchmark of a kernel. Raises UsageError for what cannot be understood.
 
-    platform: Platform
-    cache: str  # the cache mode of a benchmark that names none
-    launch: str | None  # the launch mode of a benchmark that names none; None: the device's default
-    scratch: Path  # a folder for logs
+    kernel: an implementation's name, a function of (operands, out) that fills `out` or returns the output, or
+            an Implementation
+    log:    a file for what the worker prints
+    launch: graph or eager; None: the default of the device
+    """
+    chosen = select.choose_one_case(select.choose_op(op), case, boundary, platform.arch, "benchmark")
+    worker_class: type[Worker] = _WorkerHere
+    if isinstance(kernel, str):
+        impl, worker_class = select.choose_implementation(op, kernel), Worker
+    elif isinstance(kernel, Implementation):
+        impl = kernel
+    elif callable(kernel):
+        impl = _implementation_of(kernel, chosen.boundary)
+    else:
+        raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out), or a name")
+    impl.op = op
+    entry = entry_of(impl, chosen, platform, select.launches(platform, launch)[0], Setting())
+    if entry.interpreted:
+        entry.fail("unsupported", "it is interpreted here: checked by `run`, never timed")
+    worker = worker_class([entry], platform, default_threads(), Deadlines(), log)
+    return SingleEntry(chosen, worker, cache, monitor_for(platform, worker_pids))
 
-    def benchmark(
-        self,
-        op: str,
-        kernel: object,
-        *,
-        case: str,
-        boundary: str | None = None,
-        cache: str | None = None,
-        launch: str | None = None,
-    ) -> SingleEntry:
-        """A benchmark of a kernel. Raises UsageError for what cannot be understood.
 
-        kernel: an implementation's name, a function of (operands, out), or an Implementation
-        """
-        chosen = select.choose_one_case(select.choose_op(op), case, boundary, self.platform.arch, "benchmark")
-        worker_class: type[Worker] = _WorkerHere
-        if isinstance(kernel, str):
-            implementation, worker_class = select.choose_implementation(op, kernel), Worker
-        elif isinstance(kernel, Implementation):
-            implementation = kernel
-        elif callable(kernel):
-            implementation = _Function(kernel, chosen.boundary)
-        else:
-            raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out), or a name")
-        implementation.op = op
-        entry = entry_of(implementation, chosen, self.platform, launch or self.launch)
-        if entry.interpreted:
-            entry.fail("unsupported", "it is interpreted here: checked by `run`, never timed")
-        log = self.scratch / "worker.log"
-        worker = worker_class([entry], self.platform, default_threads(), Deadlines(), log)
-        monitor = monitor_for(self.platform, worker_pids)
-        return SingleEntry(chosen, worker, cache or self.cache, monitor)
+def _implementation_of(function: Callable[..., torch.Tensor | None], boundary: str) -> Implementation:
+    """An implementation made of a user's function of (operands, out)."""
+
+    def prepare(operands: Any, out: torch.Tensor | None) -> Prepared:
+        returned: list[torch.Tensor | None] = [None]
+
+        def call() -> None:
+            returned[0] = function(operands, out)
+
+        def result(_: object) -> Any:
+            return out if returned[0] is None else returned[0]
+
+        return Prepared(operands, out, call, result=result)
+
+    name = f"yours.{getattr(function, '__name__', 'kernel')}"
+    return implementation(name, requires="nothing", boundaries=(boundary,))(prepare)()
 
 
 class _WorkerHere(Worker):
     """A worker without a process of its own, for a kernel that only this process knows."""
 
-    def start(self) -> None:
+    def new_process(self) -> tuple[WorkerProcess, int]:
         import torch
 
-        self.process = _Local(Bench(*(entry.impl for entry in self.entries)))
-        self.prepared.clear()
-        kind, device = self.platform.kind, self.platform.device
-        hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())
-        for entry in self.entries:
-            entry.pinned = hello["pinned"]
+        return _ThisProcess(Bench(*(entry.impl for entry in self.entries))), torch.get_num_threads()
 
 
-class _Local:
+class _ThisProcess(WorkerProcess):
     """Answers requests in this process."""
 
-    alive: bool = True
+    alive = True
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -349,33 +295,3 @@ class _Local:
 
     def kill(self) -> None:
         self.bench.close()
-
-
-class _Function(Implementation):
-    """An implementation made of a function of (operands, out) that fills `out` or returns the output."""
-
-    name = "yours"
-    requires = "nothing"
-
-    def __init__(self, function: Callable[..., torch.Tensor | None], boundary: str) -> None:
-        self.function = function
-        self.name = f"yours.{getattr(function, '__name__', 'kernel')}"  # type: ignore[misc]
-        self.boundaries = (boundary,)  # type: ignore[misc]
-
-    def available(self, platform: Platform) -> Support:
-        return Support(True)
-
-    def prepare(self, operands: Any, out: torch.Tensor | None) -> Prepared:
-        return _Called(operands, out, self.function)
-
-
-class _Called(Prepared):
-    def __init__(self, operands: Any, out: torch.Tensor | None, function: Callable[..., Any]) -> None:
-        super().__init__(operands, out)
-        self.function, self.returned = function, None
-
-    def call(self) -> None:
-        self.returned = self.function(self.operands, self.out)
-
-    def result(self) -> torch.Tensor:
-        return super().result() if self.returned is None else self.returned

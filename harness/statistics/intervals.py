@@ -108,27 +108,23 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
     weights = [1.0] * k
     if unit > 0:
-        # a block that is more disturbed than the others has the weight of its own scatter.
+        # A block that is more disturbed than the others has the weight of its own scatter.
         plain = [1 / max(unit / c.n, c.error**2) for c in centres]
         effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
         between = max(0.0, _spread(centres, plain) - (k - 1)) / effective
         weights = [1 / (between + 1 / w) for w in plain]
     explained = 1 / math.sqrt(sum(weights)) if unit > 0 else 0.0
     apart = math.sqrt(_spread(centres, weights) / (k - 1) / sum(weights))
-    return _mean(centres, weights), explained, apart
+    return weighted_mean([c.value for c in centres], weights), explained, apart
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
-def _mean(centres: Sequence[Centre], weights: Sequence[float]) -> float:
-    return weighted_mean([c.value for c in centres], weights)
-
-
 def _spread(centres: Sequence[Centre], weights: Sequence[float]) -> float:
     """Cochran's Q: the weighted sum of squares about the weighted mean."""
-    mean = _mean(centres, weights)
+    mean = weighted_mean([c.value for c in centres], weights)
     return sum(w * (c.value - mean) ** 2 for w, c in zip(weights, centres, strict=True))
 
 

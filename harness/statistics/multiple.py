@@ -11,11 +11,9 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, interval
 from harness.statistics.paired import MARGIN, Comparison, compare, noise_of
 
-INTERIM_ERROR = 0.1
-"""The share of the allowed error of final verdicts that verdicts before the end may have."""
+INTERIM_ERROR = 0.1  # the share of the allowed error of final verdicts that verdicts before the end may have
 
-Series = Mapping[str, Sequence[float]]
-"""Seconds of each round by entry; NaN where an entry has none."""
+Series = Mapping[str, Sequence[float]]  # seconds of each round by entry; NaN where an entry has none
 
 About = Literal["baseline", "runner-up", "A/A"]
 
@@ -109,20 +107,20 @@ def stopping_reason(
     half_width: float,
     margin: float = MARGIN,
 ) -> str:
-    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: those
-    that are not tight have clear verdicts, or there is nothing to compare.
+    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: the
+    others have clear verdicts, or there is nothing to compare.
 
     Repeated looks must not raise the share of errors: before the end a verdict counts only if it is clear
     at a far higher confidence, so that the final verdicts keep theirs (Haybittle 1971, British Journal of
     Radiology 44:793; Peto and others 1976, British Journal of Cancer 34:585).
     """
-    judge = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
-    at_the_end = judge(confidence=confidence)
+    verdicts = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
+    at_the_end = verdicts(confidence=confidence)
     loose = [j for j in at_the_end if not j.half_width <= half_width]
     if not loose:
         return "tight" if at_the_end else "clear"
     if any(j.comparison.verdict == "unclear" for j in loose):
         return ""
-    now = judge(confidence=1 - INTERIM_ERROR * (1 - confidence))
+    now = verdicts(confidence=1 - INTERIM_ERROR * (1 - confidence))
     pairs = {(j.a, j.b) for j in loose}
     return "clear" if all(j.comparison.verdict != "unclear" for j in now if (j.a, j.b) in pairs) else ""

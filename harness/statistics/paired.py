@@ -61,7 +61,8 @@ def compare(
     if not logs:
         return Comparison(math.nan, 0.0, math.inf, "unclear")
     over_blocks = interval(logs, confidence)
-    ratio, low, high = (_exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
+    logs_of = (over_blocks.mean, over_blocks.low, over_blocks.high)
+    ratio, low, high = (math.exp(log) if log < 700 else math.inf for log in logs_of)
     return Comparison(ratio, low, high, verdict(low, high, noise=floor, margin=margin))
 
 
@@ -89,10 +90,6 @@ def noise_of(same_thing_twice: Comparison) -> float:
     if max(1 - low, high - 1) > MAX_NOISE:
         return max(high, 1 / low) - 1
     return max(0.0, low - 1, 1 - high)
-
-
-def _exp(log: float) -> float:
-    return math.exp(log) if log < 700 else math.inf
 
 
 def _is_time(seconds: float | None) -> bool:

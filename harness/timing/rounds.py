@@ -15,7 +15,7 @@ from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.multiple import stopping_reason
 from harness.statistics.paired import MARGIN
 
-Sample = Callable[[], float]  # takes one timed sample of an entry and returns seconds per call
+Sampler = Callable[[], float]  # takes one timed sample of an entry and returns seconds per call
 
 Disturbed = Literal["prefer", "keep", "refuse"]
 """How rounds count that other work on the machine disturbed. prefer: quiet rounds alone count where enough
@@ -39,15 +39,13 @@ class Policy:
     blocks: int = 14
     """How often everything is prepared anew, at most. Measuring may end after MIN_BLOCKS blocks or more; with
     no more blocks than these there is nothing to decide."""
-    first_rounds: int = 5
-    """Rounds in each of the first MIN_BLOCKS blocks: enough to see large differences."""
+    first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
     """An interval of a ratio is tight enough at this half width; 0: measuring goes on until blocks or
     budget are spent."""
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
-    rerun: str | None = None
-    """The baseline prepared a second time: its ratio to the baseline gives the noise."""
+    rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
     margin: float = MARGIN  # a smaller difference than this counts as none (`same`)
     slow: float = math.inf
@@ -70,11 +68,6 @@ class Policy:
         """The number of blocks after which measuring may end."""
         return min(MIN_BLOCKS, self.blocks) if self.half_width > 0 else self.blocks
 
-    def rounds_in(self, block: int) -> int:
-        """How many rounds a block wants."""
-        is_short = block < self.opening < self.blocks
-        return min(self.first_rounds, self.max_rounds) if is_short else self.max_rounds
-
 
 @dataclass(frozen=True)
 class Round:
@@ -86,124 +79,103 @@ class Round:
     disturbed: str = ""  # what disturbed the round; empty if nothing did
     took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
     """The seconds that each of these samples took."""
+    use: Literal["counts", "left out", "elimination"] = "counts"
+    """`left out` of the result because it was disturbed, or an `elimination` round of a race, which chooses
+    the entries of later rounds and counts for nothing else (see successive_halving.py)."""
 
 
 @dataclass
 class Rounds:
     """All that was measured."""
 
-    rounds: list[Round] = field(default_factory=list)  # the rounds that count
-    disturbed: list[Round] = field(default_factory=list)
-    """The rounds that do not count because they were disturbed. Their time was spent all the same."""
-    eliminations: list[Round] = field(default_factory=list)
-    """The elimination rounds of a race. They choose the entries of `rounds` and count for nothing else (see
-    successive_halving.py)."""
+    made: list[Round] = field(default_factory=list)  # all rounds, in the order in which they were made
     dropped: dict[str, str] = field(default_factory=dict)
-    """Entries that were taken out, each with the reason. Their earlier times stay in `rounds`."""
+    """Entries that were taken out, each with the reason. Their earlier times stay in `made`."""
     beaten: dict[str, str] = field(default_factory=dict)
     """Entries that lost in the eliminations, each with the words for it."""
     stopped: str = "complete"
     """Why measuring ended: `tight` (the wanted ratios' intervals are), `clear` (those intervals are tight
     or their verdicts clear), `budget`, `complete` (all blocks and rounds were made), `disturbed` (most
     rounds were, and are refused), or `no entries`."""
-    spent_s: float = 0.0  # seconds spent in samples
-    last: Round | None = field(default=None, compare=False, repr=False)
-    """The round that was made last."""
 
-    def add(self, made: Round, counts: bool) -> None:
-        """Records a round that was just made."""
-        self.last = made
-        self.spent_s += sum(made.took.values())
-        if counts:
-            self.rounds.append(made)
-        else:
-            self.disturbed.append(made)
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds that count."""
+        return [r for r in self.made if r.use == "counts"]
 
-    def lasting(self, entries: Iterable[str]) -> list[str]:
-        """Of these entries, those that were not dropped."""
-        return [name for name in entries if name not in self.dropped]
+    @property
+    def disturbed(self) -> list[Round]:
+        """The rounds that are left out. Their time was spent all the same."""
+        return [r for r in self.made if r.use == "left out"]
 
-    def series(self, entry: str) -> list[float]:
-        """The entry's seconds in each round that counts; NaN where it gave no time."""
-        return [r.seconds.get(entry, math.nan) for r in self.rounds]
+    @property
+    def eliminations(self) -> list[Round]:
+        return [r for r in self.made if r.use == "elimination"]
 
     @property
     def blocks(self) -> list[int]:
         """The block of each round that counts."""
         return [r.block for r in self.rounds]
 
-    def numbered(self, first: int) -> Rounds:
-        """The same rounds, with the first block's number raised by `first` and the others' with it."""
-        moved = {
-            kind: [replace(r, block=first + r.block) for r in getattr(self, kind)]
-            for kind in ("rounds", "disturbed", "eliminations")
-        }
-        return replace(self, **moved)  # type: ignore[arg-type]
-
-    def then(self, after: Rounds) -> Rounds:
-        """These rounds and those that were measured after them, as one."""
-        after = after.numbered(self.next_block)
-        return Rounds(
-            self.rounds + after.rounds,
-            self.disturbed + after.disturbed,
-            self.eliminations + after.eliminations,
-            self.dropped | after.dropped,
-            self.beaten | after.beaten,
-            after.stopped,
-            self.spent_s + after.spent_s,
-        )
+    def series(self, entry: str) -> list[float]:
+        """The entry's seconds in each round that counts; NaN where it gave no time."""
+        return [r.seconds.get(entry, math.nan) for r in self.rounds]
 
     @property
-    def all(self) -> list[Round]:
-        return [*self.eliminations, *self.rounds, *self.disturbed]
+    def spent_s(self) -> float:
+        """Seconds spent in samples."""
+        return sum(sum(r.took.values()) for r in self.made)
+
+    def lasting(self, entries: Iterable[str]) -> list[str]:
+        """Of these entries, those that were not dropped."""
+        return [name for name in entries if name not in self.dropped]
 
     @property
     def next_block(self) -> int:
-        return max((r.block for r in self.all), default=-1) + 1
+        return max((r.block for r in self.made), default=-1) + 1
 
-    @property
-    def made(self) -> int:
-        """The number of all rounds, including disturbed ones."""
-        return len(self.all)
+    def numbered(self, first: int) -> Rounds:
+        """The same rounds, with the numbers of their blocks raised by `first`."""
+        return replace(self, made=[replace(r, block=first + r.block) for r in self.made])
 
-    @property
-    def longest_s(self) -> float:
-        """The seconds that the longest round took."""
-        return max((sum(r.took.values()) for r in self.all), default=0.0)
+    def then(self, after: Rounds) -> Rounds:
+        """These rounds and those that were measured after them, as one."""
+        return Rounds(
+            self.made + after.numbered(self.next_block).made,
+            self.dropped | after.dropped,
+            self.beaten | after.beaten,
+            after.stopped,
+        )
 
     @property
     def mostly_disturbed(self) -> bool:
-        """Whether most rounds do not count."""
-        return len(self.disturbed) > MAX_DISTURBED * self.made
+        """Whether most rounds are left out."""
+        return len(self.disturbed) > MAX_DISTURBED * len(self.made)
 
     @property
     def never_quiet(self) -> bool:
         """Whether most rounds were disturbed, whether they count or not."""
-        return sum(bool(r.disturbed) for r in self.all) > MAX_DISTURBED * self.made
+        return sum(bool(r.disturbed) for r in self.made) > MAX_DISTURBED * len(self.made)
 
     @property
     def useless(self) -> bool:
         """Whether so many rounds were disturbed that further ones are not worth their time."""
-        return mostly_disturbed(len(self.disturbed), self.made)
+        return mostly_disturbed(len(self.disturbed), len(self.made))
 
     def choose(self, blocks: int) -> bool:
         """Decides which rounds count. Quiet rounds alone count where they are at least half of all, lie in
         `blocks` blocks or in all that there are, and leave no entry without a time; otherwise all rounds
         count. The times themselves play no part: leaving rounds out by their outcome would bias the rest.
         Returns whether another block may make the quiet rounds enough."""
-        made = sorted([*self.rounds, *self.disturbed], key=lambda r: (r.block, r.index))
-        quiet = [r for r in made if not r.disturbed]
-        mostly_quiet = len(made) - len(quiet) <= MAX_DISTURBED * len(made)
-        enough = min(blocks, len({r.block for r in made}))
-        if (
-            mostly_quiet
-            and len({r.block for r in quiet}) >= enough
-            and _timed(quiet) >= _timed(made) - self.dropped.keys()
-        ):
-            self.rounds, self.disturbed = quiet, [r for r in made if r.disturbed]
-            return False
-        self.rounds, self.disturbed = made, []
-        return mostly_quiet
+        quiet = [r for r in self.made if not r.disturbed]
+        wanted = min(blocks, len({r.block for r in self.made}))
+        alone = (
+            not self.never_quiet
+            and len({r.block for r in quiet}) >= wanted
+            and _timed(quiet) >= _timed(self.made) - self.dropped.keys()
+        )
+        self.made = [replace(r, use="left out" if alone and r.disturbed else "counts") for r in self.made]
+        return not alone and not self.never_quiet
 
 
 def _timed(rounds: Iterable[Round]) -> set[str]:
@@ -225,10 +197,8 @@ class Order:
     keep: bool  # whether the round counts if something disturbs it
 
 
-def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Rounds:
-    """Times entries round by round until the policy is satisfied.
-
-    Each entry takes one timed sample and returns seconds per call. An entry that raises, or that returns
+def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rounds:
+    """Times entries round by round until the policy is satisfied. An entry that raises, or that returns
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
     The first blocks are short, so that a large difference costs few rounds although each entry was prepared
@@ -245,7 +215,8 @@ def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Roun
         policy.begin_round()
         seconds, took = _one_round(order.names, entries, rounds.dropped, policy.clock)
         disturbed = policy.end_round()
-        rounds.add(Round(order.block, order.round, seconds, disturbed, took), order.keep or not disturbed)
+        use: Literal["counts", "left out"] = "left out" if disturbed and not order.keep else "counts"
+        rounds.made.append(Round(order.block, order.round, seconds, disturbed, took, use))
     if not rounds.lasting(entries):
         rounds.stopped = "no entries"
     elif rounds.mostly_disturbed:
@@ -255,7 +226,7 @@ def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Roun
 
 def _one_round(
     names: Sequence[str],
-    entries: Mapping[str, Sample],
+    entries: Mapping[str, Sampler],
     dropped: dict[str, str],
     clock: Callable[[], float],
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -278,8 +249,8 @@ def _one_round(
 
 
 def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Order]:
-    """The orders of all rounds, block by block. Each order follows from what was recorded in `rounds`
-    before it. When the generator ends, `rounds.stopped` says why."""
+    """The orders of all rounds, each by what was recorded in `rounds` before. When the generator ends,
+    `rounds.stopped` says why."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):
@@ -288,10 +259,11 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             return
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # a later block is worth its preparation if there is time for as many rounds as a first block had,
+        # A later block is worth its preparation if there is time for as many rounds as a first block had,
         # and for as long as the preparation takes.
         worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
-        if rounds.made and remaining_s < max(rounds.longest_s, worth_s):
+        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
+        if rounds.made and remaining_s < max(longest_s, worth_s):
             rounds.stopped = "budget"
             return
         started = policy.clock()
@@ -304,7 +276,8 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
         keep = policy.disturbed == "keep" or (
             policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
         )
-        wanted = policy.rounds_in(block)
+        is_short = is_opening and policy.opening < policy.blocks
+        wanted = min(policy.first_rounds, policy.max_rounds) if is_short else policy.max_rounds
         for index in range(TRIES * wanted):
             if index and rounds.spent_s + round_s > end_s:
                 rounds.stopped = "budget"
@@ -312,11 +285,11 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             shuffled = list(lasting)
             shuffle(shuffled)
             yield Order(block, index, shuffled, keep)
-            last = rounds.last
-            if last is None or not last.seconds:
+            last = rounds.made[-1]
+            if not last.seconds:
                 break
             counted = keep or not last.disturbed
-            # a slow entry has had its sample if the round counts, or may count in the end.
+            # A slow entry has had its sample if the round counts, or may count in the end.
             had_sample = counted or (index > 0 and policy.disturbed == "prefer")
             lasting = _contending(last, policy) if had_sample else list(last.seconds)
             round_s = sum(last.took[name] for name in lasting)

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.statistics.multiple import Series, log_time
-from harness.statistics.paired import Comparison, compare
-from harness.timing.rounds import Policy, Rounds, Sample, measure
+from harness.statistics.paired import compare
+from harness.timing.rounds import Policy, Rounds, Sampler, measure
 
 SELECTING = 0.6  # the largest share of the budget that eliminations take
 BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
 FIRST_ROUNDS = 2  # rounds in each block of the first elimination; each later one has twice as many
 
 
-def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
+def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
     """Like `harness.timing.measure`, for the single question whether any entry is faster than the baseline.
 
     The eliminations share SELECTING of the budget. After each, those rivals of the baseline stay that the
@@ -51,11 +51,12 @@ def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
             seed=policy.seed + measured.next_block,
         )
         made = measure({name: samples[name] for name in (baseline, *rivals)}, elimination)
-        measured = measured.then(replace(made, eliminations=made.rounds, rounds=[]))
+        chosen = [replace(r, use="elimination") if r.use == "counts" else r for r in made.made]
+        measured = measured.then(replace(made, made=chosen))
         if baseline in measured.dropped or measured.useless:
             return replace(measured, beaten=beaten, stopped="disturbed" if measured.useless else "no entries")
         rounds = min(2 * rounds, policy.max_rounds)
-        sample_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.all))
+        sample_s = made.spent_s / max(1, sum(len(r.seconds) for r in made.made))
         room = 0.0
         if rounds > elimination.max_rounds:
             share_s = _share(policy, measured, rivals)
@@ -104,11 +105,14 @@ def _halved(
     room = 1 if against[baseline].verdict == "slower" else max(room, math.ceil(len(ranked) / 2))
     reaching = [name for name in ranked if name == best or against[name].verdict == "unclear"]
     on = [name for place, name in enumerate(ranked) if place < room and name in reaching]
-    return on, {name: _lost(against[name], best) for name in ranked if name not in on}
-
-
-def _lost(comparison: Comparison, best: str) -> str:
-    if math.isnan(comparison.ratio):
-        return f"beaten in the eliminations, without a round together with {best}"
-    times = f"{comparison.ratio:.3f}x ({comparison.low:.3f}..{comparison.high:.3f})"
-    return f"beaten in the eliminations: {times} the time of {best}"
+    lost = {}
+    for name in ranked:
+        ratio, low, high = against[name].ratio, against[name].low, against[name].high
+        if name in on:
+            continue
+        if math.isnan(ratio):
+            lost[name] = f"beaten in the eliminations, without a round together with {best}"
+        else:
+            times = f"{ratio:.3f}x ({low:.3f}..{high:.3f})"
+            lost[name] = f"beaten in the eliminations: {times} the time of {best}"
+    return on, lost

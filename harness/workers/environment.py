@@ -47,7 +47,7 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 anew at each call can take most of the time of an allocating call, and cause most of its noise."""
 
 DEFAULTS = {
-    # a waiting worker must not take a core from the one that is being timed.
+    # A waiting worker must not take a core from the one that is being timed.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.
@@ -82,8 +82,8 @@ def worker_environment(
 
 
 def home_environment() -> dict[str, str]:
-    """A home for a user whose own cannot be written: libraries keep there what they compile. Packages in
-    the user's own home are still found."""
+    """A home for what libraries compile, where the user's own cannot be written. Packages in the user's own
+    home are still found."""
     if writable(user_home()):
         return {}
     home = cache() / "home"

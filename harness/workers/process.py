@@ -54,13 +54,11 @@ class WorkerProcess:
         tree: str | None = None,
         plugins: Collection[str] = (),
     ) -> None:
-        """serves:  `module:Class` of the object that answers; its public methods are the requests
-        tree:    the folder of the source tree that it runs; None: this one
-        plugins: the files of plug-ins that it imports
+        """serves: `module:Class` of the object that answers; its public methods are the requests
+        tree, plugins: see `worker_environment`
         """
         self.log = log
-        # What `hello` returned (see ready_device in child/device.py).
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}  # what `hello` returned (see ready_device in child/device.py)
         self.paused = False
         self.log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
@@ -80,10 +78,6 @@ class WorkerProcess:
         _living.add(self.process.pid)
         self.connection = Connection(ours.detach())
         self._answer(deadline=120, doing="starting")
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def alive(self) -> bool:
@@ -168,11 +162,8 @@ class WorkerProcess:
 
 
 def start_judge(platform: Platform, threads: int, deadline: float, log: Path) -> WorkerProcess:
-    """A process that computes references and compares outputs with them (see child/judge.py). Raises
-    WorkerFailure.
-
-    deadline: seconds to import torch and make the device ready
-    """
+    """A process that computes references and compares outputs with them (see child/judge.py), with its device
+    ready within `deadline` seconds. Raises WorkerFailure."""
     # It is not timed, and it computes while other workers prepare: its threads are not bound and do not spin.
     environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     judge = WorkerProcess(JUDGE, environment if platform.kind == "cpu" else {}, log)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from harness.plan.entry import Entry
 from harness.plan.memory import Rotation
@@ -28,25 +28,10 @@ class Deadlines:
     call: float = 120.0
 
 
-class Answers(Protocol):
-    """What answers a worker's requests: a `WorkerProcess`, or its substitute in this process."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...
-
-    def pause(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Worker:
-    """The process of the entries of one setting and runtime.
-
-    It keeps the requests that lead to the present stage (making operands, moving them to fresh buffers,
-    loading live ones) and repeats them in a process that replaces a dead one.
-    """
+    """The process of the entries of one setting and runtime. It keeps the requests that lead to the present
+    stage (making operands, moving them to fresh buffers, loading live ones) and repeats them in a process
+    that replaces a dead one."""
 
     def __init__(
         self, entries: list[Entry], platform: Platform, threads: int, deadlines: Deadlines, log: Path
@@ -56,7 +41,7 @@ class Worker:
         self.threads = threads
         self.deadlines = deadlines
         self.log = log
-        self.process: Answers | None = None
+        self.process: WorkerProcess | None = None
         self.restore: list[tuple[str, dict[str, Any]]] = []
         self.prepared: set[str] = set()
 
@@ -64,8 +49,8 @@ class Worker:
     def living(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.alive]
 
-    def start(self) -> None:
-        """Starts a process in the setting's environment. Raises WorkerFailure."""
+    def new_process(self) -> tuple[WorkerProcess, int]:
+        """A process in the setting's environment, and its number of threads. Raises WorkerFailure."""
         setting, first = self.entries[0].setting, self.entries[0].impl
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
@@ -74,7 +59,11 @@ class Worker:
             | setting.variables
         )
         process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
-        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+        return process, int(environment.get("OMP_NUM_THREADS") or self.threads)
+
+    def start(self) -> None:
+        """Starts a process and makes its device ready. Raises WorkerFailure."""
+        process, threads = self.new_process()
         process.hello(self.platform, threads, self.deadlines.prepare)
         self.process = process
         self.prepared.clear()
@@ -105,8 +94,7 @@ class Worker:
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
         """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
         digest of the last set."""
-        sizes, boundary = dict(case.sizes), case.boundary
-        return self._stage([], "open", op=case.op, sizes=sizes, boundary=boundary, seeds=seeds, beside=beside)
+        return self._stage([], "open", case=case, seeds=seeds, beside=beside)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
@@ -148,16 +136,10 @@ class Worker:
             entry.source = answer["source"]
             self.prepared.add(entry.name)
 
-    def digest(self) -> int:
-        """The digest of the operands as they are now."""
+    def request(self, request: str) -> Any:
+        """The answer to a request that is about no entry. Raises WorkerFailure."""
         self.ready()
-        return self._raw("digest", self.deadlines.prepare)
-
-    def start_profiler(self) -> None:
-        """Starts the profiler, so that the first profile takes no longer than others (see
-        child/profile.py)."""
-        self.ready()
-        self._raw("start_profiler", self.deadlines.call)
+        return self._raw(request, self.deadlines.prepare)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
         """The answer to a request about an entry, which is prepared first where its process was replaced.

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.diagnosis import Diagnosis
 from harness.workers.child.judge import judge
 from kernels.mistakes import Mistake
 from kernels.op import Reference
@@ -133,7 +132,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks for words takes longer than the verdict, which does not hang on them."""
-    monkeypatch.setattr("harness.workers.child.judge.of_errors", lambda *_: Diagnosis("wrong", {}))
+    monkeypatch.setattr("harness.workers.child.judge.of_errors", lambda *_: ("wrong", {}))
 
 
 def is_refused(op: str, kernel: Mistake, case: str, device: str) -> None:

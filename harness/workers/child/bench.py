@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.workers.child import device as devices
-from harness.workers.child.device import empty_cache, ready_device
+from harness.workers.child.device import empty_cache
 from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, OwnedOutput, Repeats, bits
 from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
@@ -22,6 +22,7 @@ from kernels.compose import bind
 from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -48,17 +49,15 @@ class _Ready:
 
     prepared: list[Prepared]
     reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
-    outs: list[OwnedOutput | None]
-    """For each set, the output that the harness gave; None for a library that allocates its output."""
+    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
     timer: Timer
     program: Program
     implementation: Implementation
     plugin: bool  # whether the implementation is a user's own and not the suite's
-    returns: bool
-    """Whether a call returned a tensor, which nothing reads, although there is an output to write to."""
+    returns: bool  # whether a call returned a tensor, which is not read if there is an output to write to
     filled_at: int | None = None
-    """How many steps the program had taken when all outputs were filled last; None where some are not filled
-    because calls were made outside the program's rotation."""
+    """How many steps the program had taken when all outputs were filled last; None after a call outside of
+    its rotation."""
 
     @property
     def computed(self) -> list[int]:
@@ -80,11 +79,11 @@ class _Ready:
     def reproduce(self, which: int) -> None:
         """Makes a call on a set outside the samples."""
         self.filled_at = None
-        self.program.reproduce(which)
+        steps = self.program.steps
+        steps[which % len(steps)]()
         self.timer.synchronize()
 
     def result(self, which: int) -> torch.Tensor:
-        """The output of the last call on a set."""
         return self.prepared[which].result()
 
     def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
@@ -98,12 +97,11 @@ class _Ready:
         return [canonical, own]
 
     def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
-        """Puts live operands where the calls on a set read them."""
         self.prepared[which].load(live)
         self.reads[which] = reads_of(self.prepared[which])
 
 
-class Bench:
+class Bench(devices.OnDevice):
     """The sets of operands (the first is checked; the others make calls rotate) and the prepared entries."""
 
     op: Op
@@ -113,13 +111,10 @@ class Bench:
         """unlisted: implementations that are in no folder and no plug-in"""
         self.unlisted = unlisted
         self.ready: dict[str, _Ready] = {}
-        # Whether the operands are only checked, and not yet moved to where calls are timed.
-        self.checked_only = True
-        self.case: tuple[str, dict[str, Any], str] | None = None
-        # Seconds of a first call after preparing anew, by entry.
-        self.first_s: dict[str, float] = {}
-        # Entries whose first call returned a tensor.
-        self.returns: set[str] = set()
+        self.checked_only = True  # whether the operands were not yet moved to where calls are timed
+        self.case: Case | None = None
+        self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
+        self.returns: set[str] = set()  # entries whose first call returned a tensor
         # Seconds of a timed call, of the entries whose first calls may be left out.
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
@@ -128,16 +123,8 @@ class Bench:
         self.live: dict[str, torch.Tensor] = {}
         self.seeds: Mapping[str, Any] = {}
 
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Makes the device ready; returns what `ready_device` does."""
-        self.kind, self.device, self.threads = kind, device, threads
-        return ready_device(kind, device, threads, planned)
-
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the EngineTable of a row: what an engine reads of its tables. The engine is imported
-        into this process."""
+        """The fields of a row's EngineTable. The engine is imported into this process."""
         from kernels.engine_tuning import EngineTuned
 
         (row,) = (each for each in kernels.implementations(op) if each.name == impl)
@@ -146,29 +133,21 @@ class Bench:
 
     # Operands
 
-    def open(
-        self,
-        op: str,
-        sizes: Mapping[str, Any],
-        boundary: str,
-        seeds: Mapping[str, Any],
-        beside: Mapping[str, Any] | None = None,
-    ) -> int:
+    def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
         """Makes the canonical operands. Returns the digest of the last set, from which the parent knows
         whether they equal the judge's.
 
         beside: the seeds of a second set, which calls then rotate over too
         """
         self.close()
-        case = (op, dict(sizes), boundary)
         if case != self.case:
             self.case = case
             self.first_s.clear()
             self.settled_s.clear()
         self.checked_only = True
-        self.op = kernels.OPS[op]
-        self.sizes = self.op.sizes(sizes)
-        self.boundary = boundary
+        self.op = kernels.OPS[case.op]
+        self.sizes = self.op.sizes(case.sizes)
+        self.boundary = case.boundary
         self.seeds = seeds
         self.sets = [self._make(each) for each in (seeds, beside) if each is not None]
         return self.sets[-1].digest()
@@ -180,7 +159,7 @@ class Bench:
         """Moves the operands to fresh buffers, in `copies` sets. Each set has its own copy of the operands
         that a serving step streams and shares the others; in `cold` mode it has its own copy of all. Every
         entry has to be prepared again."""
-        for name in self.ready:
+        for name in self.ready:  # a name for each entry here would keep the last one in memory
             self._see(name)
             self._settle(name, self.ready[name].program)
         self.ready.clear()
@@ -197,26 +176,23 @@ class Bench:
             self.settled_s[name] = program.device_s
 
     def digest(self) -> int:
-        """The digest of the first set as it is now."""
         return self.sets[0].digest()
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
         """Loads new live operands for all entries on one of the sets and keeps the stationary ones. Returns
         the set's digest."""
         self.seeds, self.live = seeds, self._make(seeds).live_tensors()
-        self._write(which)
-        for entry in self.ready:
-            self._put(entry, which)
+        self._put([], which)  # also for entries that are prepared later
+        self._put(self.ready, which)
         return self.sets[which].digest()
 
-    def _write(self, which: int) -> None:
-        """Writes the loaded operands into the canonical tensors, also for entries that are prepared later."""
+    def _put(self, entries: Iterable[str], which: int) -> None:
+        """Puts the loaded operands where the calls of these entries read them, and into the canonical
+        tensors."""
+        for entry in entries:
+            self.ready[entry].load(which, self.live)
         for name, tensor in self.live.items():
             written(getattr(self.sets[which], name), tensor)
-
-    def _put(self, entry: str, which: int) -> None:
-        self.ready[entry].load(which, self.live)
-        self._write(which)
 
     # Entries
 
@@ -234,9 +210,7 @@ class Bench:
         not timed. Returns the seconds that this took, whether a call synchronises the host, and a hash of the
         source. Raises Unsupported where the entry cannot be launched in this mode.
 
-        call:   False leaves the calls out, where nothing will be timed
-        config: the configuration that a tunable implementation has to use; None: it chooses one itself
-        plugin: whether the implementation is a user's own
+        call: False leaves the calls out, where nothing will be timed
         """
         import torch
 
@@ -264,7 +238,7 @@ class Bench:
                     self.returns.add(entry)
         self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
-        # a library that was just imported may have changed it.
+        # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
@@ -512,7 +486,7 @@ class Bench:
             if same_bits(ready.result(0), before) or not ready.result(0).any():
                 found.append(name)
         if self.live:
-            self._put(entry, 0)
+            self._put([entry], 0)
         return found
 
     # What ran

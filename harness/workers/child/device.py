@@ -25,6 +25,17 @@ MOST_UNUSED = 0.5
 aligned block does not fit where one of its own size was."""
 
 
+class OnDevice:
+    """What a worker serves: it computes on one device."""
+
+    def hello(
+        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Makes the device ready; returns what `ready_device` does."""
+        self.kind, self.device, self.threads = kind, device, threads
+        return ready_device(kind, device, threads, planned)
+
+
 def ready_device(
     kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:

@@ -24,8 +24,7 @@ MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 
 FEWEST = 16  # elements of a row that suffice to tell it from other rows
 
-EXPLAINED = 0.02
-"""A factor that leaves this share of the squared error is called `about` that factor."""
+EXPLAINED = 0.02  # a factor that leaves this share of the squared error is called `about` that factor
 
 TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
 MOST_RANGES = 4  # of more ranges than this only the number of indices is given
@@ -39,67 +38,66 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the output of a case is laid out."""
+    """How the output of a case is laid out, and what it may be confused with."""
 
     shape: tuple[int, ...]  # the shape of the whole output
-    axes: tuple[str, ...]
-    """What an index along each dimension counts; the last dimension is the columns."""
-    rows: Sequence[int] | None = None
-    """The indices along the first dimension that were compared; None: all."""
+    axes: tuple[str, ...] = ()
+    """What an index along each dimension counts; the last dimension is the columns. Empty: rows and
+    columns."""
+    rows: Sequence[int] | None = None  # the indices along the first dimension that were compared; None: all
     groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
+    others: Mapping[str, Reference] = field(default_factory=dict)
+    """References to other operands, by what those are called; their sigma is that of the judged call."""
 
-    @staticmethod
-    def of(
-        shape: Sequence[int],
-        axes: Sequence[str] = (),
-        rows: Sequence[int] | None = None,
-        groups: RowGroups | None = None,
-    ) -> Layout:
-        """The layout of an output. An op that names no axes has rows and columns."""
-        plain = ["row", *(f"index {i}" for i in range(1, len(shape) - 1)), "column"][-len(shape) :]
-        return Layout(tuple(shape), tuple(axes) if len(axes) == len(shape) else tuple(plain), rows, groups)
+    def name(self, axis: int) -> str:
+        """What an index along an axis counts."""
+        if len(self.axes) == len(self.shape):
+            return self.axes[axis]
+        if axis == len(self.shape) - 1:
+            return "column"
+        return f"index {axis}" if axis else "row"
 
     def numbers(self, axis: int) -> list[int]:
         """The indices in the whole output of what was compared along an axis."""
         return list(self.rows) if axis == 0 and self.rows is not None else list(range(self.shape[axis]))
 
 
-@dataclass(frozen=True)
-class Context:
-    """What is known of an output beside its reference."""
-
-    layout: Layout
-    others: Mapping[str, Reference] = field(default_factory=dict)
-    """References to other operands, by what those are called; their sigma is that of the judged call."""
+Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the record
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """A sentence, and the same facts for the record."""
-
-    text: str
-    facts: dict[str, Any]
-
-
-def of_not_finite(output: torch.Tensor, context: Context) -> Diagnosis:
+def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     """The diagnosis of an output with elements that are NaN or infinite."""
     import torch
 
     bad = ~torch.isfinite(output)
-    rows = bad.any(-1)
-    columns = bad.flatten(0, -2).any(0)
+    count, nans = int(bad.sum()), int(torch.isnan(output).sum())
     spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
-    whole = replace(context.layout, rows=None)
-    where, facts = region_of(rows, columns, whole, int(bad.sum()) / max(spanned, 1))
-    nans = int(torch.isnan(output).sum())
-    if nans == int(bad.sum()):
+    columns = bad.flatten(0, -2).any(0)
+    where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), count / max(spanned, 1))
+    if nans == count:
         what = "NaN (never written, or computed from NaN)"
     elif nans:
         what = f"NaN or infinite ({nans} are NaN)"
     else:
         what = "infinite"
-    text = f"{int(bad.sum())} of {output.numel()} outputs are {what}" + (f", in {where}" if where else "")
-    return Diagnosis(_short(text), {"kind": "NaN" if nans else "infinite", "where": facts})
+    text = f"{count} of {output.numel()} outputs are {what}" + (f", in {where}" if where else "")
+    return _short(text), {"kind": "NaN" if nans else "infinite", "where": facts}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The wrong rows and columns of an output, or some of them where they are many."""
+
+    got: torch.Tensor  # fp64 [rows, columns]: the output
+    right: torch.Tensor  # like `got`: the right values
+    scale: torch.Tensor  # like `got`: the sigma that they were judged by
+    rows: torch.Tensor  # which of the flattened compared rows these are
+    columns: torch.Tensor  # which columns these are
+    value: torch.Tensor  # [rows, columns]: all right values that were compared, flattened
+    sigma: torch.Tensor  # like `value`: their sigma
+    outer: tuple[int, ...]  # the shape of what was compared, without the columns
+    tolerance: Tolerance
+    layout: Layout
 
 
 def of_errors(
@@ -109,7 +107,7 @@ def of_errors(
     z: torch.Tensor,
     wrong: torch.Tensor,
     tolerance: Tolerance,
-    context: Context,
+    layout: Layout,
 ) -> Diagnosis:
     """The diagnosis of a finite output.
 
@@ -118,7 +116,7 @@ def of_errors(
     z:      the error in units of sigma
     wrong:  bool, of that shape without the columns: which rows are off
     """
-    width, layout = output.shape[-1], context.layout
+    width = output.shape[-1]
     flat = [t.reshape(-1, width) for t in (output, reference.value, sigma, z)]
     numbers = wrong.flatten().nonzero().flatten()
     columns = wrong_columns(flat[3][numbers[_spread(len(numbers), 4096)]], tolerance)
@@ -126,14 +124,15 @@ def of_errors(
     chosen = numbers[_spread(len(numbers), MOST_ROWS)]
     at = columns.nonzero().flatten()
     got, right, scale = (t[chosen][:, at].double() for t in flat[:3])
+    these = Wrong(got, right, scale, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
     kind, what, more = (
-        _constant(got, right)
-        or _factor(got, right, scale, tolerance)
-        or _answer_to_others(got, right, chosen, at, reference, tolerance, context)
-        or _other_rows(got, flat[1], flat[2], chosen, at, tuple(wrong.shape), tolerance, layout)
-        or _no_pattern(got, right)
+        _constant(these)
+        or _factor(these)
+        or _answer_to_others(these)
+        or _other_rows(these)
+        or _no_pattern(these)
     )
-    worst = _worst(flat[3], flat[0], flat[1], tuple(wrong.shape), layout)
+    worst = _worst(flat[3], flat[0], these)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
@@ -141,7 +140,7 @@ def of_errors(
         f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {what}; "
         f"worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
     )
-    return Diagnosis(_short(text), {"kind": kind, **more, "where": facts, "worst": worst})
+    return _short(text), {"kind": kind, **more, "where": facts, "worst": worst}
 
 
 def _short(text: str) -> str:
@@ -157,35 +156,40 @@ def _spread(count: int, most: int) -> torch.Tensor:
     return torch.linspace(0, count - 1, most).round().long()
 
 
-def _worst(
-    z: torch.Tensor, got: torch.Tensor, value: torch.Tensor, outer: tuple[int, ...], layout: Layout
-) -> dict[str, Any]:
-    """The largest error in units of sigma, with its place in the whole output and both values."""
-    import torch
+def _worst(z: torch.Tensor, output: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
+    """The largest error in units of sigma, with its place in the whole output and both values.
 
-    flat = int(z.abs().nan_to_num(nan=math.inf).argmax())
-    row, column = divmod(flat, z.shape[1])
-    at = [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
-    at[0] = layout.numbers(0)[at[0]]
-    sigmas = float(z.flatten()[flat].abs())
+    z, output: of all compared rows, [rows, columns]
+    """
+    row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
+    at = _index(row, wrong.outer)
+    at[0] = wrong.layout.numbers(0)[at[0]]
+    sigmas = float(z[row, column].abs())
     return {
         "at": [*at, column],
-        "output": float(got[row, column]),
-        "reference": float(value[row, column]),
+        "output": float(output[row, column]),
+        "reference": float(wrong.value[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }
 
 
-# What the wrong elements look like: a name and facts for the record, and words. Each function is given the
-# output and the right values [rows, columns] of the wrong rows and columns, and returns None where it does
-# not apply.
+def _index(row: int, outer: tuple[int, ...]) -> list[int]:
+    """The index of a flattened row along each dimension but the last."""
+    import torch
+
+    return [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
+
+
+# What the wrong elements look like: a name for the record, words, and facts for the record. Each function
+# returns None where it does not apply.
 
 Kind = tuple[str, str, dict[str, Any]]
 
 
-def _constant(got: torch.Tensor, right: torch.Tensor) -> Kind | None:
+def _constant(wrong: Wrong) -> Kind | None:
+    got = wrong.got
     zero = (got == 0).all(1)
-    if bool(zero.any()) and bool((right != 0).any()):
+    if bool(zero.any()) and bool((wrong.right != 0).any()):
         if bool(zero.all()):
             return "zero", "all zero", {}
         share = float(zero.double().mean())
@@ -215,10 +219,11 @@ def _within(error: torch.Tensor, scale: torch.Tensor, tolerance: Tolerance) -> b
     )
 
 
-def _factor(got: torch.Tensor, right: torch.Tensor, scale: torch.Tensor, tolerance: Tolerance) -> Kind | None:
+def _factor(wrong: Wrong) -> Kind | None:
     """One factor for all, found by least squares with each element weighted by its own sigma."""
     import torch
 
+    got, right, scale = wrong.got, wrong.right, wrong.scale
     weight = torch.where(scale > 0, right / scale.square(), 0.0)
     size = float((weight * right).sum())
     factor = float((weight * got).sum()) / size if size > 0 else math.nan
@@ -227,94 +232,83 @@ def _factor(got: torch.Tensor, right: torch.Tensor, scale: torch.Tensor, toleran
         return None
     left, error = got - factor * right, got - right
     about = ""
-    if not _within(left, abs(factor) * scale, tolerance):
+    if not _within(left, abs(factor) * scale, wrong.tolerance):
         remaining = _units(left, scale).square().sum(1)
         nearly = bool((remaining <= EXPLAINED * _units(error, scale).square().sum(1)).all())
         # The error in the output's own unit has to shrink too, or the smallest elements would decide alone.
         if not nearly or float(left.norm() / error.norm()) ** 2 > EXPLAINED:
             return None
         about = "about "
-    if abs(factor + 1) < 0.003:
-        return "factor", f"{about}sign flipped", {"factor": factor}
-    return "factor", f"{about}{factor:.4g} times the reference", {"factor": factor}
+    what = "sign flipped" if abs(factor + 1) < 0.003 else f"{factor:.4g} times the reference"
+    return "factor", f"{about}{what}", {"factor": factor}
 
 
-def _answer_to_others(
-    got: torch.Tensor,
-    right: torch.Tensor,
-    chosen: torch.Tensor,
-    columns: torch.Tensor,
-    reference: Reference,
-    tolerance: Tolerance,
-    context: Context,
-) -> Kind | None:
+def _answer_to_others(wrong: Wrong) -> Kind | None:
     """Whether the rows hold the right answer to other operands."""
     import torch
 
-    width, own = reference.value.shape[-1], context.layout.numbers(0)
-    inner = math.prod(reference.value.shape[1:-1])
-    for name, other in context.others.items():
-        if other.value.shape[1:] != reference.value.shape[1:]:
+    inner = math.prod(wrong.outer[1:])
+    own = torch.tensor(wrong.layout.numbers(0))[wrong.rows // inner]
+    for name, other in wrong.layout.others.items():
+        if other.value.shape[1:-1] != wrong.outer[1:] or other.value.shape[-1] != wrong.value.shape[-1]:
             continue
-        rows = list(range(len(other.value))) if other.rows is None else other.rows
-        place = {row: i for i, row in enumerate(rows)}
         # The other reference may be of other rows than the ones that are wrong.
-        at = torch.tensor([place.get(row, -1) for row in own])[chosen // inner]
+        rows = range(len(other.value)) if other.rows is None else other.rows
+        place = {row: i for i, row in enumerate(rows)}
+        at = torch.tensor([place.get(row, -1) for row in own.tolist()])
         known = at >= 0
-        at = at[known] * inner + chosen[known] % inner
-        answer, sigma = (t.reshape(-1, width)[at][:, columns].double() for t in (other.value, other.sigma))
-        if int(known.sum()) * 2 < len(known) or torch.equal(answer, right[known]):
+        at = at[known] * inner + wrong.rows[known] % inner
+        answer, sigma = (
+            t.reshape(-1, wrong.value.shape[-1])[at][:, wrong.columns].double()
+            for t in (other.value, other.sigma)
+        )
+        if int(known.sum()) * 2 < len(known) or torch.equal(answer, wrong.right[known]):
             continue
-        if _within(got[known] - answer, sigma, tolerance):
+        if _within(wrong.got[known] - answer, sigma, wrong.tolerance):
             return "stale", f"it is the answer to {name}", {"answer_to": name}
     return None
 
 
-def _other_rows(
-    got: torch.Tensor,
-    value: torch.Tensor,
-    sigma: torch.Tensor,
-    wrong: torch.Tensor,
-    columns: torch.Tensor,
-    outer: tuple[int, ...],
-    tolerance: Tolerance,
-    layout: Layout,
-) -> Kind | None:
+def _other_rows(wrong: Wrong) -> Kind | None:
     """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
     rows."""
-    import torch
-
-    if len(columns) < FEWEST:
+    if len(wrong.columns) < FEWEST:
         return None
-    some = _spread(len(wrong), MATCHED_ROWS)
-    few = _spread(len(columns), MATCHED_COLUMNS)
-    candidates = value[:, columns[few]].float()
+    some = _spread(len(wrong.rows), MATCHED_ROWS)
+    few = _spread(len(wrong.columns), MATCHED_COLUMNS)
+    candidates = wrong.value[:, wrong.columns[few]].float()
     # In units of each column's size, so that a few large columns do not decide alone.
     size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
     candidates /= size
-    sought = got[some][:, few].float() / size
+    sought = wrong.got[some][:, few].float() / size
     match = (candidates.square().sum(1) - 2 * sought @ candidates.T).argmin(1)
-    right, scale = (t[match][:, columns].double() for t in (value, sigma))
-    left = _units(got[some] - right, scale).square().mean(1).sqrt()
-    found = (left <= 1.5 * tolerance.row) & (match != wrong[some])
+    right, scale = (t[match][:, wrong.columns].double() for t in (wrong.value, wrong.sigma))
+    left = _units(wrong.got[some] - right, scale).square().mean(1).sqrt()
+    found = (left <= 1.5 * wrong.tolerance.row) & (match != wrong.rows[some])
     if float(found.double().mean()) < 0.9:
         return None
 
-    here, there = (torch.stack(torch.unravel_index(of, outer), 1) for of in (wrong[some], match))
-    moves = [(h.tolist(), t.tolist()) for h, t in zip(here[found], there[found], strict=True)]
-    axes = [axis for axis in range(len(outer)) if any(h[axis] != t[axis] for h, t in moves)]
-    pairs = {}
+    moves = [
+        (_index(here, wrong.outer), _index(there, wrong.outer))
+        for here, there in zip(wrong.rows[some][found].tolist(), match[found].tolist(), strict=True)
+    ]
+    axes = [axis for axis in range(len(wrong.outer)) if any(h[axis] != t[axis] for h, t in moves)]
+    numbers = wrong.layout.numbers(0)
+    pairs: dict[str, object] = {}
     for h, t in moves:
-        h[0], t[0] = (layout.numbers(0)[place[0]] for place in (h, t))
-        # In words of the one axis along which the rows moved, if it is one.
-        pairs[str(h[axes[0]] if len(axes) == 1 else h)] = t[axes[0]] if len(axes) == 1 else t
-    name = layout.axes[axes[0]] if len(axes) == 1 else "row"
+        h[0], t[0] = numbers[h[0]], numbers[t[0]]
+        if len(axes) == 1:  # in words of the one axis along which the rows moved
+            pairs[str(h[axes[0]])] = t[axes[0]]
+        else:
+            pairs[str(h)] = t
+    name = wrong.layout.name(axes[0]) if len(axes) == 1 else "row"
     told = ", ".join(f"{h} that of {t}" for h, t in list(pairs.items())[:2])
     more = " ..." if len(pairs) > 2 else ""
     return "moved", f"{name}s hold the answers of other {name}s: {told}{more}", {"from": moves[:64]}
 
 
-def _no_pattern(got: torch.Tensor, right: torch.Tensor) -> Kind:
+def _no_pattern(wrong: Wrong) -> Kind:
+    got, right = wrong.got, wrong.right
     error, size = float((got - right).norm()), float(right.norm())
     share = error / size if size else math.inf
     sizes = float(got.norm()) * size
@@ -351,7 +345,7 @@ def region_of(
     words, facts = [], []
     for axis, indices in zip(axes, wrong, strict=True):
         size = len(columns) if axis == axes[-1] else rows.shape[axis]
-        numbers, name = layout.numbers(axis), layout.axes[axis]
+        numbers, name = layout.numbers(axis), layout.name(axis)
         if len(indices) < size:
             grouped = _grouped(indices, layout.groups, layout) if axis == 0 and layout.groups else ""
             words.append(grouped or in_words(name, indices, numbers))
@@ -424,7 +418,7 @@ def _every(name: str, found: Sequence[Range], size: int) -> str:
 def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
     """Wrong rows in terms of the sequences or experts that they belong to; empty where that says no more than
     their numbers do."""
-    numbers, axis, name = layout.numbers(0), layout.axes[0], groups.name
+    numbers, axis, name = layout.numbers(0), layout.name(0), groups.name
     members: dict[int, list[int]] = {}
     for row, of in enumerate(groups.of.tolist()):
         for group in of:

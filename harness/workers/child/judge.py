@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import kernels
 from harness.errors import one_line
 from harness.plan.memory import MAX_FLOPS, kept_references
-from harness.workers.child.device import empty_cache, ready_device
-from harness.workers.child.diagnosis import Context, Layout, of_errors, of_not_finite
+from harness.workers.child.device import OnDevice, empty_cache
+from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from kernels.operands import Seeds
 from kernels.platform import available_memory
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,16 @@ OPERANDS = {
 
 
 @dataclass(frozen=True)
+class Known:
+    """A reference, and what is known of the case that it is of."""
+
+    reference: Reference
+    tolerance: Tolerance
+    layout: Layout
+    operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
+
+
+@dataclass(frozen=True)
 class Judged:
     """A judged output."""
 
@@ -57,13 +68,11 @@ class Judged:
     report: dict[str, Any]
 
 
-class Judge:
+class Judge(OnDevice):
     """Each public method is one request of the parent process."""
 
     def __init__(self) -> None:
-        self.references: dict[str, tuple[Reference, Tolerance, tuple[int, ...]]] = {}
-        self.contexts: dict[str, Context] = {}
-        self.operands: dict[str, dict[str, Any]] = {}
+        self.references: dict[str, Known] = {}
         # The first wrong output, or the last one that was judged, for `save`.
         self.kept: Judged | None = None
 
@@ -72,10 +81,9 @@ class Judge:
     ) -> dict[str, Any]:
         import torch
 
-        self.kind, self.device = kind, device
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        ready = ready_device(kind, device, threads, planned)
+        ready = super().hello(kind, device, threads, planned)
         if kind != "cpu":
             # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
             # being given back.
@@ -83,42 +91,28 @@ class Judge:
             matrix @ matrix
         return ready
 
-    def reference(
-        self,
-        name: str,
-        op: str,
-        sizes: Mapping[str, Any],
-        boundary: str,
-        seeds: Mapping[str, Any],
-        share: float = 1.0,
-    ) -> int:
+    def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
         """Computes a reference and keeps it under a name. Returns the digest of its operands.
 
         share: the share of the work of a whole reference that this one may take, by computing a sample of
                the rows; a CHEAP reference is whole
         """
-        of = kernels.OPS[op]
-        parsed = of.sizes(sizes)
-        operands = of.make(parsed, Seeds(**seeds), self.device, boundary)
+        of = kernels.OPS[case.op]
+        parsed = of.sizes(case.sizes)
+        operands = of.make(parsed, Seeds(**seeds), self.device, case.boundary)
         most = MAX_FLOPS[self.kind]
-        whole = min(most, of.work(parsed, boundary).flops)
+        whole = min(most, of.work(parsed, case.boundary).flops)
         if share < 1:
             most = max(CHEAP * most, share * whole)
         if self.kind != "cpu":  # on a CPU the plan of memory counts the references
             fitting = HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind)
             most = min(most, fitting * whole) if fitting < 1 else most
-        reference = of.reference(operands, most, random.SystemRandom().random())
-        reference = _moved(reference, "cpu")
+        reference = _moved(of.reference(operands, most, random.SystemRandom().random()), "cpu")
         shape = tuple(of.empty_output(parsed, "meta").shape)
-        self.references[name] = (reference, of.tolerance(parsed), shape)
-        layout = Layout.of(shape, of.axes, reference.rows, of.row_groups(operands))
-        self.contexts[name] = Context(layout)
-        self.operands[name] = {
-            "op": op,
-            "sizes": dict(sizes),
-            "boundary": boundary,
-            "seeds": asdict(Seeds(**seeds)),
-        }
+        layout = Layout(shape, tuple(of.axes), reference.rows, of.row_groups(operands))
+        made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
+        made_by["seeds"] = asdict(Seeds(**seeds))
+        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by)
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -138,7 +132,8 @@ class Judge:
         diagnosis."""
         import torch
 
-        reference, tolerance, wanted = self.references[name]
+        known = self.references[name]
+        reference, tolerance, wanted = known.reference, known.tolerance, known.layout.shape
         of = getattr(torch, dtype)
         if isinstance(output, bytes):
             given = torch.frombuffer(bytearray(output), dtype=of).view(shape)
@@ -153,8 +148,8 @@ class Judge:
             on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
-            context = replace(self.contexts[name], others=self._others(name, fp8, truncates))
-            report = judge(given, reference, tolerance, wanted, fp8, truncates, context)
+            layout = replace(known.layout, others=self._others(name, fp8, truncates))
+            report = judge(given, reference, tolerance, wanted, fp8, truncates, layout)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
         return report
@@ -170,10 +165,10 @@ class Judge:
         """The references to other operands in the same boundary, by what those operands are called."""
         operands, _, boundary = name.partition(" ")
         others = {}
-        for key, (reference, *_) in self.references.items():
+        for key, known in self.references.items():
             other, _, its = key.partition(" ")
             if its == boundary and other != operands:
-                judged = replace(reference, sigma=sigma_of(reference, fp8, truncates))
+                judged = replace(known.reference, sigma=sigma_of(known.reference, fp8, truncates))
                 others[OPERANDS.get(other, f"the {other} operands")] = judged
         return others
 
@@ -185,10 +180,11 @@ class Judge:
 
         if self.kept is None:
             return {}
-        kept, (reference, *_) = self.kept, self.references[self.kept.name]
-        for name, tensor in (("output", kept.output), ("reference", reference.value), ("sigma", kept.sigma)):
+        kept, known = self.kept, self.references[self.kept.name]
+        tensors = {"output": kept.output, "reference": known.reference.value, "sigma": kept.sigma}
+        for name, tensor in tensors.items():
             torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
-        return self.operands[kept.name] | {"rows": reference.rows, "report": kept.report}
+        return known.operands | {"rows": known.reference.rows, "report": kept.report}
 
 
 def _moved(reference: Reference, device: str) -> Reference:
@@ -207,7 +203,7 @@ def judge(
     shape: tuple[int, ...] | None = None,
     fp8: bool = False,
     truncates: bool = False,
-    context: Context | None = None,
+    layout: Layout | None = None,
 ) -> dict[str, Any]:
     """Compares an output with its reference. Returns a plain dict for the record.
 
@@ -229,13 +225,15 @@ def judge(
     shape:     that the output must have; None: that of the reference
     fp8:       whether the call rounds activations to FP8 itself
     truncates: whether the call truncates to bf16
-    context:   what is known beside the reference, for the diagnosis
+    layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
     import torch
 
     wanted = shape or tuple(reference.value.shape)
     if tuple(output.shape) != wanted:
-        return _wrong(tolerance, f"output has shape {tuple(output.shape)}, not {wanted}")
+        reason = f"output has shape {tuple(output.shape)}, not {wanted}"
+        limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
+        return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}
     bad = ~torch.isfinite(output)
     sampled = output if reference.rows is None else output[reference.rows]
     got = sampled.double()
@@ -266,13 +264,14 @@ def judge(
     }
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
     if bool(bad.any()) or bool(rows_over.any()):
-        known = context or Context(Layout.of(wanted, rows=reference.rows))
+        layout = layout or Layout(wanted, rows=reference.rows)
         try:
             if bool(bad.any()):
-                diagnosis = of_not_finite(output, known)
+                report["reason"], report["diagnosis"] = of_not_finite(output, layout)
             else:
-                diagnosis = of_errors(sampled, reference, sigma, z, rows_over, tolerance, known)
-            report["reason"], report["diagnosis"] = diagnosis.text, diagnosis.facts
+                report["reason"], report["diagnosis"] = of_errors(
+                    sampled, reference, sigma, z, rows_over, tolerance, layout
+                )
         except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
@@ -337,8 +336,3 @@ def _bias(
 def _largest(values: torch.Tensor) -> float:
     """The largest value; NaN counts as infinite."""
     return float(values.nan_to_num(nan=float("inf")).max())
-
-
-def _wrong(tolerance: Tolerance, reason: str) -> dict[str, Any]:
-    limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
-    return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}

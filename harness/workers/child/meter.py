@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from harness.workers.child.device import ready_device
+from harness.workers.child.device import OnDevice
 from harness.workers.child.timers import Program, timer_for
 from kernels.formats import FORMATS, native
 
@@ -26,8 +26,7 @@ LEVELS, REACHES = 4, 2
 measured to be read as slowly as memory, so that it comes from memory. It is no larger, because a new
 virtual machine takes 4 s to fault in a GiB."""
 
-LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
-"""The least bytes that are read."""
+LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
 
 MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
 
@@ -55,8 +54,7 @@ counts where a CPU has no bf16 instructions."""
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 
-READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8
-"""Seconds that are spent on looking for the best rate of each kind."""
+READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 
 BELIEVED = 64 * MIB
 """A cache of up to this size is believed. A virtual machine may state a larger one that is only its host's:
@@ -65,37 +63,25 @@ size."""
 
 FASTER = 1.15
 
-REACH_S, REACH_TURN_S = 1.0, 0.04
-"""Seconds for measuring the reach of a cache, and of one sample of it."""
+REACH_S, REACH_TURN_S = 1.0, 0.04  # seconds for measuring the reach of a cache, and of one sample of it
 
 
-class Meter:
+class Meter(OnDevice):
     """Each public method is one request of the parent process."""
 
     left_out = "there is no memory for any product"
 
-    def open(
-        self,
-        kind: str,
-        arch: str,
-        device: str,
-        *,
-        memory: int,
-        last_level: int,
-        threads: int,
-        planned: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Readies the device. Returns how many bytes `measure` reads.
+    def open(self, arch: str, memory: int, last_level: int) -> int:
+        """Returns how many bytes `measure` reads.
 
         memory:     free bytes; 0 if unknown
         last_level: bytes of the last-level cache; 0 if unknown
         """
-        ready_device(kind, device, threads, planned)
-        self.kind, self.arch, self.device = kind, arch, device
-        self.timer = timer_for(kind, "eager")
+        self.arch = arch
+        self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
-        self.reach = self._reach(last_level) if kind == "cpu" and last_level > BELIEVED else 0
-        self.bytes = buffer_bytes(kind, self.share, last_level, self.reach)
+        self.reach = self._reach(last_level) if self.kind == "cpu" and last_level > BELIEVED else 0
+        self.bytes = buffer_bytes(self.kind, self.share, last_level, self.reach)
         return self.bytes
 
     def measure(self) -> dict[str, Any]:

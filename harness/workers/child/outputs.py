@@ -16,8 +16,7 @@ LEAST_CALLS = 20
 """At least this many outputs are compared with the first one, however long that takes, up to bench.LEAST_S. A
 call that is wrong once in 10 is found among them in 88 % of runs."""
 
-GUARD = 1 << 16
-"""Guard bytes before and behind an output; a multiple of any alignment that a kernel requires."""
+GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any alignment that a kernel requires
 
 CANARY = 0xA5  # the value of each guard byte
 

@@ -1,9 +1,5 @@
-"""Timers, inside a worker: how one sample of a program of calls is timed.
-
-CpuTimer:   the wall clock around as many calls as fill the sample
-EventTimer: on GPUs (CUDA, and HIP through the same torch API), the time between two device events, with the
-            launches queued behind a device sleep
-GraphTimer: the same, of calls that were captured into one graph, which is replayed as engines decode
+"""Timers, inside a worker: how one sample of a program of calls is timed. CpuTimer times calls on a CPU,
+EventTimer calls on GPUs (CUDA, and HIP through the same torch API), GraphTimer one graph of many calls there.
 
 The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
 they are untested on AMD.
@@ -18,7 +14,6 @@ import resource
 import statistics
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,11 +70,9 @@ class Sample:
 
 @dataclass
 class Program:
-    """What samples launch again and again: the calls on each set of operands in rotation, or one graph that
-    holds calls on every set. A sample continues the rotation where the last one stopped."""
+    """What samples launch again and again. A sample continues the rotation where the last one stopped."""
 
-    steps: Sequence[Call]
-    """Eager: one call for each set of operands. Graph: one replay."""
+    steps: Sequence[Call]  # eager: one call for each set of operands. Graph: one replay.
     calls: int = 1  # how many calls one step makes
     synchronises: bool = False  # whether a call waits for the device before it returns
     host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
@@ -101,52 +94,33 @@ class Program:
             return list(range(sets)) if self.taken > taken else []
         return sorted({step % len(self.steps) for step in range(taken, min(self.taken, taken + sets))})
 
-    def reproduce(self, which: int) -> None:
-        """Computes the output on one of the sets anew, outside the rotation."""
-        self.steps[which % len(self.steps)]()
 
-
-class Timer(ABC):
-    """Makes programs of calls and times them. A sample lasts at least `at_least` seconds and begins with one
-    untimed step, which wakes threads and clocks."""
-
-    def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls that were all made before. Raises Unsupported where they cannot be launched in
-        this way."""
-        return Program(calls)
-
-    @abstractmethod
-    def sample(self, program: Program, at_least: float) -> Sample: ...
-
-    @abstractmethod
-    def synchronize(self) -> None: ...
-
-
-class CpuTimer(Timer):
-    """The monotonic clock around as many calls as fill the sample. Long calls have no untimed call before.
+class CpuTimer:
+    """Times calls with the monotonic clock around as many as fill a sample of at least `at_least` seconds. An
+    untimed call before wakes the threads; long calls go without.
 
     A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
     takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
     follows."""
 
+    def program(self, calls: Sequence[Call]) -> Program:
+        return Program(calls)
+
     def sample(self, program: Program, at_least: float) -> Sample:
         with MAIN_THREAD.in_place():
-            return self._sample(program, at_least)
-
-    def _sample(self, program: Program, at_least: float) -> Sample:
-        is_long = LONG_S <= program.device_s < math.inf
-        if not is_long:
-            program.step()
-        while True:
-            reaches_new_sets = program.taken < len(program.steps)
-            faults = _page_faults()
-            count = 0
-            started = time.perf_counter()
-            while (elapsed := time.perf_counter() - started) < at_least or not count:
+            is_long = LONG_S <= program.device_s < math.inf
+            if not is_long:
                 program.step()
-                count += 1
-            if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
-                break
+            while True:
+                reaches_new_sets = program.taken < len(program.steps)
+                faults = _page_faults()
+                count = 0
+                started = time.perf_counter()
+                while (elapsed := time.perf_counter() - started) < at_least or not count:
+                    program.step()
+                    count += 1
+                if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
+                    break
         program.device_s = elapsed / count
         return Sample(elapsed / count, count)
 
@@ -164,15 +138,15 @@ class Reading:
     """One timed series of steps."""
 
     device_s: float  # seconds between the first and the last event
-    left_s: float
-    """Seconds from the last event until the whole device was at rest, by the host's clock."""
+    left_s: float  # seconds from the last event until the whole device was at rest, by the host's clock
     host_s: Sequence[float]  # seconds that the host took to launch each step
     hidden: bool = True  # whether the device slept until the last step was launched
     in_time: int = 0  # how many steps were launched before the device was to wake
 
 
-class EventTimer(Timer):
-    """Times calls between two events, behind a device sleep that hides the host's time.
+class EventTimer:
+    """Times calls between two events, behind a device sleep that hides the host's time, for at least
+    `at_least` seconds a sample. One untimed step before wakes the device's clocks.
 
     The sleep has a fixed length, so a call that waits for the device cannot wait for ever. A reading in which
     the device woke before all steps were launched may contain host time and is thrown away.
@@ -200,12 +174,9 @@ class EventTimer(Timer):
         return cycles / min(self._sleep_s(cycles) for _ in range(5))
 
     def _sleep_s(self, cycles: int) -> float:
-        return self._between_events(lambda: self.cuda._sleep(cycles))
-
-    def _between_events(self, work: Call) -> float:
         start, end = self._events(2)
         start.record()
-        work()
+        self.cuda._sleep(cycles)
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
@@ -217,6 +188,8 @@ class EventTimer(Timer):
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
+        """A program of calls that were all made before. Raises Unsupported where they cannot be captured into
+        a graph (GraphTimer)."""
         alone_s = min(self._alone_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
 
@@ -236,15 +209,12 @@ class EventTimer(Timer):
 
     def _outlasts(self, call: Call, sleep_s: float) -> bool:
         (woken,) = self._events(1)
-        self.cuda._sleep(self._cycles(sleep_s))
+        self.cuda._sleep(math.ceil(sleep_s * self.cycles_per_s))
         woken.record()
         call()
         outlasted = woken.query()
         self.cuda.synchronize()
         return outlasted
-
-    def _cycles(self, seconds: float) -> int:
-        return math.ceil(seconds * self.cycles_per_s)
 
     def sample(self, program: Program, at_least: float) -> Sample:
         """Raises RuntimeError where the host is too slow or too busy for even one reading."""
@@ -264,7 +234,7 @@ class EventTimer(Timer):
                 most = program.most
                 reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
                 slept += sleep_s
-                # a busy host, and not the queue, may have lowered it: it is raised until a reading does not
+                # A busy host, and not the queue, may have lowered it: it is raised until a reading does not
                 # fit.
                 growing = growing and program.most >= most
                 if growing:
@@ -316,7 +286,7 @@ class EventTimer(Timer):
 
     def _take(self, program: Program, steps: int, sleep_s: float) -> Reading:
         asleep, start, end = self._events(3)
-        cycles = self._cycles(sleep_s)
+        cycles = math.ceil(sleep_s * self.cycles_per_s)
         began = self.clock()
         asleep.record()
         if cycles:
@@ -333,7 +303,7 @@ class EventTimer(Timer):
         self.cuda.synchronize()
         left_s = self.clock() - ended
         if cycles:
-            # a clock that runs faster than at its calibration makes sleeps shorter than intended.
+            # A clock that runs faster than at its calibration makes sleeps shorter than intended.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
         return Reading(
             device_s=start.elapsed_time(end) / 1e3,
@@ -377,35 +347,26 @@ def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
     torch requires. Raises Unsupported where the calls cannot be captured, and leaves the device as it was."""
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
-        _each(calls)
+        for call in calls:
+            call()
+    before = cuda.get_sync_debug_mode()
     try:
-        with cuda.stream(side), _synchronising_raises(cuda):
-            _each(calls)
-        return _record(cuda, side, lambda: _each([*calls] * rotations))
+        # Makes torch raise where it synchronises by itself, before that breaks a capture.
+        cuda.set_sync_debug_mode("error")
+        with cuda.stream(side):
+            for call in calls:
+                call()
+        cuda.set_sync_debug_mode(before)
+        return _record(cuda, side, [*calls] * rotations)
     except Exception as error:
         raise Unsupported(f"cannot be captured into a graph: {one_line(error)}") from error
     finally:
+        cuda.set_sync_debug_mode(before)
         cuda.synchronize()
 
 
-def _each(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
-
-
-@contextlib.contextmanager
-def _synchronising_raises(cuda: Any) -> Iterator[None]:
-    """Makes torch raise where it synchronises by itself, before that breaks a capture."""
-    before = cuda.get_sync_debug_mode()
-    cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        cuda.set_sync_debug_mode(before)
-
-
-def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
-    """A graph of the work. Where the work breaks the capture, this raises the work's own error, and not the
+def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
+    """A graph of the calls. Where a call breaks the capture, this raises the call's own error, and not the
     one that ending the broken capture raises after it."""
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     cause: Exception | None = None
@@ -414,7 +375,8 @@ def _record(cuda: Any, side: Any, work: Callable[[], object]) -> Any:
         # does.
         with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
             try:
-                work()
+                for call in calls:
+                    call()
             except Exception as error:
                 cause = error
                 raise
@@ -447,6 +409,9 @@ def _abandon(cuda: Any, graph: Any, pool: Any) -> None:
         end(cuda.current_device(), pool)
         memory._cuda_releasePool(cuda.current_device(), pool)
     graph.reset()
+
+
+Timer = CpuTimer | EventTimer  # a GraphTimer is an EventTimer
 
 
 def timer_for(kind: str, launch: str) -> Timer:

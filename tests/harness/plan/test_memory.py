@@ -24,7 +24,7 @@ def entries(op: str, *names: str) -> list[Entry]:
 
 def judge_memory(op, sizes) -> int:
     """Of a CPU."""
-    return Memory(op, sizes, CPU, "", "serving").judge
+    return Memory(op, sizes, CPU, "", "serving").judge_bytes
 
 
 def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
@@ -192,7 +192,7 @@ def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda platform: 64 * GIB)
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     for kind, part in (("cpu", 0.5), ("cuda", 1)):
-        whole, half = (Memory(OP, sizes, Platform(kind, "x"), "", "warm", share).limit for share in (1, 0.5))
+        whole, half = (Memory(OP, sizes, Platform(kind, "x"), "", "warm", share).usable for share in (1, 0.5))
         assert half == part * whole
 
 

@@ -9,7 +9,8 @@ from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.plan.settings import Setting
-from harness.run.case import CaseMeasurer, Group
+from harness.run.case import CaseMeasurer
+from harness.run.cells import Group
 from harness.run.device import OwnDevice
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
@@ -49,7 +50,7 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
 
 def asked(measurer: CaseMeasurer, case: Case, *names: str) -> int:
     impls = [i for i in kernels.implementations("mla_decode") if i.name in ("torch.naive", *names)]
-    return len(measurer._ragged(case, Group([Entry(i.name, i, Setting(), "eager") for i in impls], "", None)))
+    return len(measurer._ragged(Group(case, [Entry(i.name, i, Setting(), "eager") for i in impls], None)))
 
 
 def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
@@ -70,7 +71,7 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
     given = []
-    monkeypatch.setattr(CaseMeasurer, "_measure_group", lambda *asked: given.append(asked[3:5]))
+    monkeypatch.setattr(CaseMeasurer, "_measure_group", lambda *asked: given.append(asked[2:4]))
     monkeypatch.setattr("harness.run.case.build_records", lambda *_: ([], None))
     measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
     measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
@@ -131,9 +132,10 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
     for more in ({}, {"ctx": 4000}, {"ctx": 5000}, {"kv": "fp8"}):
         entry = Entry(impl.name, impl, Setting(), "eager")
         case = of.case({"batch": 1, "ctx": 3} | more)
-        measurer._measure_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+        measurer._measure_group(Group(case, [entry], None), 1.0, 1.0, Path())
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
-    made = measurer._measure_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+    made = Group(case, [entry], None)
+    measurer._measure_group(made, 1.0, 1.0, Path())
     assert (entry.status, made.entries, made.phases) == ("error", [entry], Checks.phases)
     assert entry.reason == "the reference could not be computed or compared: gone"

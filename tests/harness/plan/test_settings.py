@@ -5,7 +5,7 @@ import os
 import pytest
 
 from harness.errors import UsageError
-from harness.plan import settings
+from harness.plan import toggle
 from harness.workers.environment import cache_environment, worker_environment
 
 
@@ -20,13 +20,13 @@ from harness.workers.environment import cache_environment, worker_environment
 ])  # fmt: skip
 def test_mistakes_are_one_line(texts, said):
     with pytest.raises(UsageError, match=said) as failure:
-        settings.parse_flags(texts)
+        toggle.parse_flags(texts)
     assert "\n" not in str(failure.value)
 
 
 def test_too_many_settings_say_what_to_do():
     with pytest.raises(UsageError, match="one-at-a-time"):
-        settings.factorial(settings.parse_flags([f"F{i}=0,1" for i in range(6)]), {})
+        toggle.settings_of([{"F": str(value)} for value in range(33)], {})
 
 
 def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from harness.catalogue.architectures import architectures
 from harness.cli.toggle import toggle_request
 from harness.errors import HarnessError
-from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
+from harness.plan.toggle import MARGIN, plan_toggle
 from harness.results.journal import Journal
 from harness.run.plan import Request
 from kernels.platform import named
@@ -90,8 +90,8 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fused_moe XYZZY=1 HIP_FORCE_DEV_KERNARG=2", "gfx942", EAGER | {"common": ["C=3"]}),
     (f"fused_moe {KERNARG} XYZZY=1,unset", "gfx942", EAGER | {"design": "one-at-a-time"}),
     *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
-    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"flags": ["A=1"]})),
-    ("fused_moe", "gfx950", {"leave_one_out": True, "flags": ["A=1"]}),
+    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"flag_texts": ["A=1"]})),
+    ("fused_moe", "gfx950", {"leave_one_out": True, "flag_texts": ["A=1"]}),
 )
 
 
@@ -100,18 +100,19 @@ def test_what_toggles_come_to_is_as_committed(snapshot):
     for words, arch, more in ASKED:
         op, *settings = words.split()
         given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
-        given |= {"op": op, "flags": settings, "common": [], "design": "factorial"} | more
+        given |= {"op": op, "flag_texts": settings, "common": [], "design": "factorial"} | more
         lines.append(f"=== {words} on {arch}, {more}")
         try:
-            plan = plan_toggle(ToggleRequest(**given), named(architectures()[arch].kind, arch), lines.append)
+            plan = plan_toggle(named(architectures()[arch].kind, arch), lines.append, **given)
             lines += [f"setting: {setting.name}" for setting in plan.settings]
             lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
             lines += [f"row: {name}" for name in plan.implementations]
         except HarnessError as error:
             lines.append(f"{type(error).__name__}: {error}")
     snapshot(Path(__file__).parent / "snapshots" / "toggles.txt", "\n".join(lines) + "\n")
-    asked = toggle_request(Request(op="fused_moe"), ["VLLM_ROCM_USE_AITER=1,0"], "", None, False, False)
+    options = {"design": "", "recipe": None, "leave_one_out": False, "force": False}
+    asked = toggle_request(Request(op="fused_moe"), flag_texts=["VLLM_ROCM_USE_AITER=1,0"], **options)
     gpu, resumed = named("rocm", "gfx942"), Request(resume="a run")
-    assert toggle_request(resumed, [], "", None, False, False)(gpu) == replace(resumed, margin=MARGIN)
+    assert toggle_request(resumed, flag_texts=[], **options)(gpu) == replace(resumed, margin=MARGIN)
     rows = asked(gpu)
     assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)

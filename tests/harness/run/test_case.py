@@ -18,15 +18,14 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import CaseMeasurer, Group
-from harness.run.cells import Measured
+from harness.run.case import CaseMeasurer
+from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
-from harness.run.execute import exit_code, measure
+from harness.run.execute import code_of, exit_code, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
 from harness.run.plan import Request, RunPlan
-from harness.run.single import Checked
-from harness.timing.rounds import Policy, Rounds, Sample
+from harness.timing.rounds import Policy, Round, Rounds, Sampler
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
@@ -42,14 +41,16 @@ OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
 
 def checking(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseChecks:
     """The checks of a case, with workers and a judge that only answer."""
-    return CaseChecks(case=case, **{"workers": [], "start_judge": lambda: judge, "say": say} | more)
+    checks = CaseChecks(case=case, **{"workers": [], "say": say} | more)
+    checks.judge = judge
+    return checks
 
 
 def timing(**plan: Any) -> CaseMeasurer:
     """What measures cases by such a plan, on a device of which nothing is known."""
     plan = {
         "disturbed": "prefer",
-        "record": SimpleNamespace(margin=0.01, seed=0, race=True),
+        "record": SimpleNamespace(margin=0.01, seed=0, race=True, baseline=""),
         "threads": 1,
     } | plan
     return CaseMeasurer(
@@ -57,9 +58,9 @@ def timing(**plan: Any) -> CaseMeasurer:
     )
 
 
-def answering(answer: Any) -> SimpleNamespace:
+def answering(answer: Any) -> Mock:
     """A worker or a judge that answers whatever it is asked so."""
-    return SimpleNamespace(ask=lambda *_, **__: answer, stop=lambda: None)
+    return Mock(ask=lambda *_, **__: answer)
 
 
 def entry(op: str = "mla_decode", **facts: Any) -> Entry:
@@ -120,8 +121,7 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
 def test_the_exit_code_is_of_all_that_could_run():
     codes = dict.fromkeys(get_args(Status), FAILED) | {"ok": OK, "checked": OK, "unsupported": NOTHING_RAN}
     for status, code in codes.items():
-        entry = SimpleNamespace(status=None if status in ("ok", "checked") else status)
-        assert exit_code([a_cell(status=status)]) == Checked(MLA, entry).exit_code == code
+        assert exit_code([a_cell(status=status)]) == code_of({status}) == code
         assert exit_code([a_cell(status="ok"), a_cell(status=status)]) == (FAILED if code == FAILED else OK)
     assert exit_code([]) == NOTHING_RAN
 
@@ -178,14 +178,15 @@ def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, mon
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):
     """Of ten seconds by the clock, three were samples."""
-    group = Group([], "torch.naive", Rotation("warm", 1, 0, 0, False))
+    group = Group(MLA, [], Rotation("warm", 1, 0, 0, False))
     for name in ("before", "after"):
         monkeypatch.setattr(CaseChecks, name, lambda *_: None)
     monkeypatch.setattr(
-        CaseMeasurer, "_time", lambda *_: Measured(MLA, [], group.rotation, Rounds(spent_s=3.0))
+        CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds([Round(0, 0, {}, took={"a": 3.0})]))
     )
     monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
-    assert timing()._measure_group(MLA, group, 1.0, 1.0, Path()).setup_s == 7.0
+    timing()._measure_group(group, 1.0, 1.0, Path())
+    assert group.setup_s == 7.0
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
@@ -206,7 +207,7 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     worker = answering({"kernels": [], "picked": [], "ran": []})
     worker.platform = Platform("cuda", "sm_90", "cuda:0")
     worker.living = worker.entries = (row,)
-    worker.start_profiler = lambda: None
+    worker.request = lambda request: None
     for check in ("_check_timed", "_check_again"):
         monkeypatch.setattr(CaseChecks, check, lambda *_: None)
     checking(say=said.append, workers=[worker]).after(Rotation("warm", 1, 0, 0, False))
@@ -257,7 +258,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 
     seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
     worker = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
-    worker.entries, worker.living, worker.digest = (row,), (row,), int
+    worker.entries, worker.living, worker.request = (row,), (row,), lambda request: 0
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
     run = checking(case, SimpleNamespace(ask=judged), workers=[worker])
     run.digests["first"] = 0
@@ -270,7 +271,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 )
 def test_comparing_takes_a_share_of_the_time_of_the_samples(samples_s, spent_s):
     row, asked = entry(), []
-    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
+    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), request=lambda request: 0)
     worker.living = worker.entries = (row,)
     run = checking(workers=[worker])
     run.digests["first"], row.samples_s = 0, samples_s
@@ -333,10 +334,12 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
     """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
     row, checked = entry(op), []
-    monkeypatch.setattr(CaseChecks, "_check", lambda *_, which=0, **__: checked.append(which))
+    monkeypatch.setattr(CaseChecks, "_output", lambda *_, which=0, **__: checked.append(which))
     monkeypatch.setattr(CaseChecks, "_compare_operands", lambda *_: None)
     worker = Mock(living=[row], entries=[row])
-    checking(kernels.OPS[op].case(SIZES[op]), workers=[worker])._check_again(copies)
+    run = checking(kernels.OPS[op].case(SIZES[op]), workers=[worker])
+    run.digests = dict.fromkeys(run.seeds, 0)
+    run._check_again(copies)
     assert checked == sets
     assert len(worker.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
 
@@ -374,12 +377,12 @@ def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s
     row = entry(call_s=call_s)
     given: list[float] = []
 
-    def make_rounds(samples: dict[str, Sample], policy: Policy) -> Rounds:
+    def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
         given.append(policy.budget_s)
         return Rounds()
 
     worker = answering(None)
     worker.living = worker.entries = [row]
-    group = Group([row], row.impl.name, Rotation("warm", 1, 0, 0, False))
+    group = Group(MLA, [row], Rotation("warm", 1, 0, 0, False))
     timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
     assert given == [pytest.approx(given_s)]

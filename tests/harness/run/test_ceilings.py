@@ -16,7 +16,7 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.schema import Cell
 from harness.run.ceilings import ceilings, impossible, keep, measured, stored
-from harness.run.cells import Measured, Yardsticks, build_cells
+from harness.run.cells import Group, Yardsticks, build_cells
 from harness.run.device import device_type
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
@@ -76,9 +76,9 @@ def row(case: Case, cache: str, enough: bool, known: Ceilings | None, peak: Ceil
     (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
     entry = Entry(impl.name, impl, Setting(), "eager")
     rounds = Rounds([Round(block, 0, {impl.name: 0.01}) for block in range(2)])
-    measured = Measured(case, [entry], Rotation(cache, 1, 0, 0, enough), rounds)
-    (cell,), _ = build_cells(measured, CPU, Yardsticks(known, peak, 0.95))
-    return cell
+    measured = Group(case, [entry], Rotation(cache, 1, 0, 0, enough), rounds)
+    cells, _ = build_cells(measured, CPU, Yardsticks(known, peak, 0.95))
+    return cells[entry.name]
 
 
 def test_a_row_is_held_against_its_own_dtype_and_its_own_memory():
@@ -203,10 +203,11 @@ def test_a_meter_measures_the_reach_of_what_it_does_not_believe(monkeypatch):
     monkeypatch.setattr(meter, "LEAST_BUFFER", {"cpu": 2 * MIB})
     monkeypatch.setattr(meter, "REACH_S", 0.002)
     found = Meter()
-    found.open("cpu", "x86", "cpu", memory=0, last_level=5 * MIB, threads=1)
+    found.hello("cpu", "cpu", threads=1)
+    found.open("x86", memory=0, last_level=5 * MIB)
     assert found.reach in (1 * MIB, 2 * MIB, 4 * MIB, 10 * MIB)
     assert found.bytes == max(2, meter.REACHES * found.reach // MIB) * MIB
-    found.open("cpu", "x86", "cpu", memory=0, last_level=MIB, threads=1)
+    found.open("x86", memory=0, last_level=MIB)
     assert found.reach == 0
 
 
@@ -220,6 +221,9 @@ class Fake:
 
     def ask(self, request: str, deadline: float, **arguments: object) -> object:
         return MIB if request == "open" else self.measures.pop(0)
+
+    def hello(self, *_: object) -> None:
+        pass
 
     def kill(self) -> None:
         pass
@@ -305,7 +309,8 @@ def small(monkeypatch):
     for name in ("READ_S", "COPY_S", "PRODUCT_S", "TRY_S"):
         monkeypatch.setattr(meter, name, 0.002)
     found = Meter()
-    assert found.open("cpu", "x86", "cpu", memory=0, last_level=0, threads=1) == 2 * MIB
+    found.hello("cpu", "cpu", threads=1)
+    assert found.open("x86", memory=0, last_level=0) == 2 * MIB
     return found
 
 

@@ -19,8 +19,8 @@ from harness.progress import Progress
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone, Cell
-from harness.run.case import CaseMeasurer, Group
-from harness.run.cells import Measured, Yardsticks, build_cells, build_records
+from harness.run.case import CaseMeasurer
+from harness.run.cells import Group, Yardsticks, build_cells, build_records
 from harness.run.checks import CaseChecks
 from harness.run.device import OwnDevice
 from harness.timing.rounds import Round, Rounds, measure
@@ -43,8 +43,9 @@ def contending(name: str = "torch.naive", **facts: Any) -> Entry:
 def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = GPU) -> tuple[Cell, str]:
     """The cell and the table of an entry that had so many rounds of a block each."""
     made = Rounds([Round(block, 0, {entry.name: 0.01}) for block in range(rounds)])
-    measured = Measured(case, [entry], Rotation("warm", 1, 0, 0, False), made)
-    (cell,), _ = build_cells(measured, device, Yardsticks(None, None, 0.95))
+    measured = Group(case, [entry], Rotation("warm", 1, 0, 0, False), made)
+    cells, _ = build_cells(measured, device, Yardsticks(None, None, 0.95))
+    cell = cells[entry.name]
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
     return cell, plain(case_table([cell, done]))
 
@@ -76,12 +77,11 @@ def test_records_of_a_case_in_parts_are_as_committed(snapshot):
             for block in range(blocks)
             for i, how in enumerate(("", "noise" if block else ""))
         ]
-        eliminations, quiet = [replace(made[0], block=blocks)], made[:-1]
-        rounds = Rounds(quiet, made[-1:], eliminations, stopped="tight", spent_s=2.0)
+        made[-1] = replace(made[-1], took={base.name: 2.0}, use="left out")
+        made.append(replace(made[0], block=blocks, use="elimination"))
+        rounds = Rounds(made, stopped="tight")
         facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
-        parts.append(
-            Measured(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, rerun, **facts)
-        )
+        parts.append(Group(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, rerun, **facts))
     peak = Ceilings({"bf16": 1e12}, read=1e8)
     records, done = build_records(CASE, parts, GPU, Yardsticks(peak, replace(peak, read=4e10), 0.9, 0.02))
     text = json.dumps([record.model_dump(exclude={"version"}) for record in (*records, done)])
@@ -150,11 +150,11 @@ def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=Fals
     worker = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
     worker.living = worker.entries = [entry]
     worker.pause, worker.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
-    checks = CaseChecks(case=CASE, workers=[worker], start_judge=None, say=print)
-    record = SimpleNamespace(margin=0.01, seed=0)
+    checks = CaseChecks(case=CASE, workers=[worker], say=print)
+    record = SimpleNamespace(margin=0.01, seed=0, baseline="torch.naive")
     plan = SimpleNamespace(disturbed="prefer", record=record, make_rounds=measure)
     measurer = CaseMeasurer(plan, OwnDevice(GPU, Blind("a test")), Progress(quiet=True))
-    group = Group([entry], "torch.naive", Rotation("warm", 1, 0, 0, False))
+    group = Group(CASE, [entry], Rotation("warm", 1, 0, 0, False))
     measurer._time(checks, group, 1.0, 1.0)
     return asked
 

@@ -6,7 +6,6 @@ import pytest
 
 from harness.machine.device import choose_device
 from harness.run import single
-from harness.run.single import KernelBenchmarks
 from harness.timing.rounds import ENOUGH_ROUNDS
 from tests.support.scripted_monitor import WHO, Scripted
 
@@ -23,12 +22,15 @@ class Worker:
         return {"seconds": next(self.seconds)}
 
 
+def benchmark_of(folder, kernel, op="mla_decode", **how):
+    how = {"cache": "warm", "launch": None} | how
+    return single.benchmark(choose_device("cpu"), op, kernel, folder / "worker.log", **how)
+
+
 def benchmark(monkeypatch, tmp_path, reasons):
     monitor = Scripted(reasons)
     monkeypatch.setattr(single, "monitor_for", lambda platform, pids: monitor)
-    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
-        "mla_decode", "torch.sdpa", case="batch=1 ctx=4 heads=4"
-    )
+    made = benchmark_of(tmp_path, "torch.sdpa", case="batch=1 ctx=4 heads=4")
     made.worker = Worker()
     return made, monitor
 
@@ -52,24 +54,22 @@ def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path, kernel, 
     def start(*arguments):
         raise AssertionError("a judge was started")
 
-    monkeypatch.setattr(single, "start_judge", start)
+    monkeypatch.setattr("harness.run.checks.start_judge", start)
     monkeypatch.setattr(single.Implementation, "interpreted", lambda *_: True)
-    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
-        "mla_decode", kernel, case="batch=1 ctx=4 heads=4"
-    )
+    made = benchmark_of(tmp_path, kernel, case="batch=1 ctx=4 heads=4")
     made.begin()
     made.close()
     assert (made.entry.status, made.entry.reason[: len(reason)]) == ("unsupported", reason)
 
 
 def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
-    made = KernelBenchmarks(choose_device("cpu"), "warm", "eager", tmp_path)
+    how = {"op": "block_scale_gemm", "case": "m=1 n=512 k=256"}
     for boundary in (None, "with_quant"):
-        found = made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", boundary=boundary)
+        found = benchmark_of(tmp_path, "torch.bf16", boundary=boundary, launch="eager", **how)
         assert found.case.boundary == (boundary or "core")
     found.entry.check, found.entry.picked, found.entry.ran = {"ok": True}, "tuned", ["a hash"]
     found.entry.kernels = [{"name": "sum", "us": 0.5}]
-    impl, here = found.entry.impl, made.platform
+    impl, here = found.entry.impl, choose_device("cpu")
     assert {*found.facts(1e-6)} - {*found.facts(None)} == {"tflops", "gbps"}
     assert found.facts(1e-6) == {
         "op": "block_scale_gemm", "case": found.case.text, "boundary": "with_quant",
@@ -78,11 +78,10 @@ def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
         "picked": "tuned", "tflops": pytest.approx(0.262144), "gbps": pytest.approx(132.64),
     }  # fmt: skip
     with pytest.raises(single.UsageError, match="--launch graph needs a GPU"):
-        made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", launch="graph")
+        benchmark_of(tmp_path, "torch.bf16", launch="graph", **how)
 
 
 @pytest.mark.parametrize("kernel", [7, None])
 def test_what_is_no_kernel_is_named(tmp_path, kernel):
-    made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path)
     with pytest.raises(single.UsageError, match=f"{kernel!r} is no kernel"):
-        made.benchmark("mla_decode", kernel, case="batch=1 ctx=4")
+        benchmark_of(tmp_path, kernel, case="batch=1 ctx=4")

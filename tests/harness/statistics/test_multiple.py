@@ -11,7 +11,7 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.comparison import paired
 from harness.results.schema import Cell
-from harness.run.cells import Measured, Yardsticks, build_records
+from harness.run.cells import Group, Yardsticks, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
 from harness.timing.rounds import Rounds, measure
 from kernels.platform import Platform
@@ -106,7 +106,7 @@ def test_verdicts_of_groups_are_redone_from_the_record():
     case = Case("mla_decode", {"batch": 1, "ctx": "64"})
     lives = itertools.count()
 
-    def group(slower: float, rounds: int, *others: Entry) -> Measured:
+    def group(slower: float, rounds: int, *others: Entry) -> Group:
         true = {baseline.name: slower, rerun.name: slower**2} | {other.name: 1.1 * slower for other in others}
         machine = Machine(true, OFFSETS, seed=int(slower))
         samples = machine.entries
@@ -116,10 +116,10 @@ def test_verdicts_of_groups_are_redone_from_the_record():
         found = measure(
             samples, machine.policy(baseline=baseline.name, rerun=rerun.name, first_rounds=rounds)
         )
-        return Measured(case, [baseline, *others], Rotation("warm", 1, 0, 0, False), found, baseline, rerun)
+        return Group(case, [baseline, *others], Rotation("warm", 1, 0, 0, False), found, baseline, rerun)
 
     broken.fail("error", "it broke")
-    nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
+    nothing = Group(case, [broken], Rotation("warm", 1, 0, 0, False))
     parts = [group(1.0, 5, one, mortal), nothing, group(2.0, 4, two)]
     mortal.fail("error", parts[0].rounds.dropped[mortal.name])
     parts[2].rounds.dropped[rerun.name] = "it gives no noise, far off as it was"

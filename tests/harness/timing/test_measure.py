@@ -256,11 +256,11 @@ def test_disturbed_rounds_are_kept_apart_and_made_again():
     assert Counter(found.blocks) == dict.fromkeys(range(4), 6), "as many as without disturbance"
     assert {r.disturbed for r in found.rounds} == {""}
     assert {r.disturbed for r in found.disturbed} == {"steal 9 %"}
-    assert found.made == len(found.rounds) + len(found.disturbed) == 35
+    assert len(found.made) == len(found.rounds) + len(found.disturbed) == 35
     assert all(set(r.seconds) == {"a", "b"} for r in found.disturbed), "nothing is lost"
     places = [(r.block, r.index) for r in [*found.rounds, *found.disturbed]]
     assert len(set(places)) == len(places)
-    assert found.spent_s == 3 * found.made, "they were paid for"
+    assert found.spent_s == 3 * len(found.made), "they were paid for"
     assert found.stopped == "complete"
 
 
@@ -270,7 +270,7 @@ def test_disturbed_rounds_are_kept_apart_and_made_again():
 def test_a_machine_that_is_mostly_disturbed_is_given_up_where_that_is_refused(words, budget_s, most):
     found = Race(a=1, b=2).measure(*words, disturbed="refuse", budget_s=budget_s)
     assert found.stopped == "disturbed"
-    assert found.made <= most, "soon, and at any rate"
+    assert len(found.made) <= most, "soon, and at any rate"
     assert bool(found.rounds) is ("" in words)
 
 
@@ -303,10 +303,11 @@ def test_quiet_blocks_are_waited_for_and_count_alone(hot, blocks):
 
 
 def test_who_has_no_quiet_time_makes_all_rounds_count():
-    rounds = Rounds(
-        rounds=[Round(block, 0, {"a": 1.0}) for block in range(6)],
-        disturbed=[Round(block, 1, {"a": 1.0, "b": 2.0}, "hot") for block in range(6)],
-    )
+    made = [
+        (Round(block, 0, {"a": 1.0}), Round(block, 1, {"a": 1.0, "b": 2.0}, "hot", use="left out"))
+        for block in range(6)
+    ]
+    rounds = Rounds([each for block in made for each in block])
     assert rounds.choose(6)
     assert (len(rounds.rounds), rounds.disturbed) == (12, [])
     rounds.dropped["b"] = "gone"

@@ -114,7 +114,7 @@ def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, given, statu
             worker.ask(request_, **{"deadline": 120} | given)
         assert (failure.value.status, failure.value.reason) == (status, reason)
         assert failure.value.fatal is not stays
-        assert (worker.alive, worker.pid in worker_pids()) == (stays, stays)
+        assert (worker.alive, worker.process.pid in worker_pids()) == (stays, stays)
     finally:
         worker.kill()
 

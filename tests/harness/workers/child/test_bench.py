@@ -22,6 +22,7 @@ from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.op import Implementation, Prepared
 from kernels.operands import Seeds
 from kernels.support import Support
+from shapes.case import Case
 
 LONG_S = 1.0
 Call = Callable[[], None]
@@ -35,7 +36,7 @@ def opened(*guests: Implementation, op="mla_decode", sizes=SMALL, boundary="core
     """A bench with operands, in so many fresh buffers; a guest is prepared as `it`."""
     subject = Bench(*guests)
     subject.hello("cpu", "cpu", 1)
-    subject.open(op, sizes, boundary, SEEDS)
+    subject.open(Case(op, sizes, boundary), SEEDS)
     if sets:
         subject.fresh("serving", sets)
     if len(guests) == 1:
@@ -81,7 +82,7 @@ def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, call
     guest, made = Row(compiled, given=lambda operands: torch.set_num_threads(2) or operands), []
     subject = opened(guest, Row(name="another"))
     for case in (SMALL, SMALL | {"ctx": 65}):
-        subject.open("mla_decode", case, "core", SEEDS)
+        subject.open(Case("mla_decode", case), SEEDS)
         for _ in calls:
             subject.fresh("serving", 3)
             before = counted

@@ -92,7 +92,7 @@ def test_another_device_is_refused_in_one_line(monkeypatch, gpu, planned, said):
         lambda facts: Bench().hello("cuda", "cuda:0", 1, **facts),
         lambda facts: Judge().hello("cuda", "cuda:0", 1, **facts),
         lambda facts: Rank().hello("cuda", "cuda:0", 1, **facts),
-        lambda facts: Meter().open("cuda", "sm_90", "cuda:0", memory=0, last_level=0, threads=1, **facts),
+        lambda facts: Meter().hello("cuda", "cuda:0", 1, **facts),
     ],
     ids=["bench", "judge", "replay", "meter"],
 )
@@ -112,7 +112,8 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     asked = []
 
     def ask(request: str, deadline: float, **arguments: object) -> dict[str, str]:
-        asked.append((arguments["planned"], arguments["threads"]))
+        if request == "hello":
+            asked.append((arguments["planned"], arguments["threads"]))
         return {"pinned": ""}
 
     process = SimpleNamespace(ask=ask, kill=list)

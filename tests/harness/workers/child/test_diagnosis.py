@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.diagnosis import LONGEST, Context, Layout, in_words
+from harness.workers.child.diagnosis import LONGEST, Layout, in_words
 from harness.workers.child.judge import Judge, judge
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
+from shapes.case import Case
 
 CASES: dict[str, dict[str, Any]] = {
     "block_scale_gemm": {"m": 64, "n": 512, "k": 512},
@@ -34,16 +35,15 @@ class Problem:
     sizes: Any
     operands: Any
     reference: Reference
-    context: Context
+    layout: Layout
 
     @property
     def right(self) -> torch.Tensor:
         return self.reference.value.bfloat16()
 
     def report(self, out: torch.Tensor) -> dict[str, Any]:
-        found = judge(
-            out, self.reference, self.op.tolerance(self.sizes), tuple(out.shape), context=self.context
-        )
+        limits = self.op.tolerance(self.sizes)
+        found = judge(out, self.reference, limits, tuple(out.shape), layout=self.layout)
         assert len(found["reason"]) <= LONGEST
         return found
 
@@ -60,9 +60,9 @@ def problem(name: str) -> Problem:
     sizes = op.sizes(CASES[name])
     operands, others = (op.make(sizes, Seeds(0, live), "cpu") for live in (0, 1))
     reference = op.reference(operands)
-    layout = Layout.of(reference.value.shape, op.axes, None, op.row_groups(operands))
-    context = Context(layout, {"the first operands": op.reference(others)})
-    return Problem(op, sizes, operands, reference, context)
+    known = {"the first operands": op.reference(others)}
+    layout = Layout(tuple(reference.value.shape), op.axes, None, op.row_groups(operands), known)
+    return Problem(op, sizes, operands, reference, layout)
 
 
 each_op = pytest.mark.parametrize("name", CASES)
@@ -155,7 +155,7 @@ ERRORS = {
 def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
     """Outputs of one."""
     right, value = of.right, of.reference.value
-    (other,) = of.context.others.values()
+    (other,) = of.layout.others.values()
     # Each row within what fp8 holds, as by a scale of its own that is a power of two.
     exponent = torch.frexp(value.abs().amax(-1, keepdim=True)).exponent - 8
     near = torch.ldexp(value, -exponent).float()
@@ -187,7 +187,7 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
         made["each last token"] = filled([end - 1 for end in ends], 0.0)(right)
         made["each first token"] = filled(list(begins), 0.0)(right)
     if name == "fused_moe":
-        ids = of.context.layout.groups.of
+        ids = of.layout.groups.of
         tokens = (ids == int(ids.flatten().bincount().argmax())).any(1)
         made["an expert's tokens"] = right * torch.where(tokens, 1.5, 1.0).bfloat16()[:, None]
         made["tokens of several"] = part(np.s_[3:5], lambda right: 1.5 * right[3:5])(right)
@@ -212,9 +212,9 @@ def test_places_of_sampled_rows_are_their_numbers():
     of = problem("mla_decode")
     numbers, full = [0, 5, 9], of.reference
     sampled = replace(full, value=full.value[numbers], sigma=full.sigma[numbers], rows=numbers)
-    layout = replace(of.context.layout, rows=numbers)
+    layout = replace(of.layout, rows=numbers)
     out = changed(of, lambda out: out[9, 4].zero_())
-    report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), context=Context(layout))
+    report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), layout=layout)
     assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
     assert (report["rows"], report["of_rows"]) == (48, 192)
     assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
@@ -222,10 +222,10 @@ def test_places_of_sampled_rows_are_their_numbers():
 
 def test_an_answer_to_operands_of_which_other_rows_are_known_is_named():
     of = problem("block_scale_gemm")
-    (other,) = of.context.others.values()
+    (other,) = of.layout.others.values()
     numbers = [row for row in range(len(other.value)) if row != 3]
     sampled = replace(other, value=other.value[numbers], sigma=other.sigma[numbers], rows=numbers)
-    known = replace(of, context=replace(of.context, others={"a sample": sampled}))
+    known = replace(of, layout=replace(of.layout, others={"a sample": sampled}))
     assert known.said(other.value.bfloat16())[1].endswith("it is the answer to a sample")
 
 
@@ -233,10 +233,10 @@ def test_the_judge_knows_the_references_it_made():
     asked = Judge()
     asked.hello("cpu", "cpu", 1)
     for name, seeds in (("first", {}), ("live", {"live": 1}), ("other", {"stationary": 1, "live": 1})):
-        asked.reference(f"{name} core", "fused_moe", CASES["fused_moe"], "core", seeds)
+        asked.reference(f"{name} core", Case("fused_moe", CASES["fused_moe"]), seeds)
 
     def reason(of: str, answer: str) -> str:
-        out = asked.references[f"{answer} core"][0].value.bfloat16()
+        out = asked.references[f"{answer} core"].reference.value.bfloat16()
         data = out.view(torch.uint8).numpy().tobytes()
         report = asked.judge(f"{of} core", data, tuple(out.shape), "bfloat16")
         return report["reason"].partition("; worst")[0].rpartition(": ")[2]
@@ -281,14 +281,14 @@ def test_what_is_said_of_small_outputs_is_as_committed(snapshot):
     experts = RowGroups("expert", torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7]]))
     heads, token = ("sequence", "head", "column"), plain[:, 0].clone()
     outs = [
-        (alike, alike.flip(0), Layout.of(alike.shape, heads)),
-        (plain, part((1, 2), lambda right: 0.0)(plain), Layout.of(plain.shape)),
-        (zeros := torch.zeros(2, 32).double(), part(1, lambda right: 3.0)(zeros), Layout.of(zeros.shape)),
-        (token, part(1, lambda right: 3 * right[1])(token), Layout.of(token.shape, heads[1:], None, experts)),
+        (alike, alike.flip(0), Layout(alike.shape, heads)),
+        (plain, part((1, 2), lambda right: 0.0)(plain), Layout(plain.shape)),
+        (zeros := torch.zeros(2, 32).double(), part(1, lambda right: 3.0)(zeros), Layout(zeros.shape)),
+        (token, part(1, lambda right: 3 * right[1])(token), Layout(token.shape, heads[1:], None, experts)),
     ]
     limits, texts = Tolerance(row=2.0, element=10.0), []
     for right, out, layout in outs:
-        report = judge(out, Reference(right, right.abs() * 2.0**-9), limits, context=Context(layout))
+        report = judge(out, Reference(right, right.abs() * 2.0**-9), limits, layout=layout)
         facts = [report["diagnosis"].get(name) for name in ("kind", "where", "from")]
         texts.append(f"{report['reason']}\n    {facts}\n")
     snapshot(Path(__file__).parent / "snapshots" / "diagnosis-small.txt", "".join(texts))

@@ -65,7 +65,7 @@ def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, time
     call()
     program = timer.program([call, Entry(cuda, 1e-6, 1e-6)])
     memory["out"] = "poison"
-    program.reproduce(0)
+    program.step()
     assert memory["out"] == "poison"
 
 

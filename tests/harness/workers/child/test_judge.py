@@ -11,7 +11,7 @@ from harness.plan.memory import MAX_FLOPS
 from harness.workers.child.judge import CHEAP, Judge, judge
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
-from shapes.case import parse
+from shapes.case import Case, parse
 
 
 def simple(rows: int = 3, columns: int = 512) -> Reference:
@@ -115,8 +115,8 @@ def asked() -> Judge:
 def test_a_small_reference_is_whole_whatever_its_share(asked, cheap, whole, monkeypatch):
     flops = 2.0 * 500 * 128 * 128
     monkeypatch.setitem(MAX_FLOPS, "cpu", cheap * 2 * flops / CHEAP)  # its reference takes two products
-    asked.reference("live", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {}, share=0.05)
-    assert (asked.references["live"][0].rows is None) is whole
+    asked.reference("live", Case("block_scale_gemm", parse("m=500 n=128 k=128")[0]), {}, share=0.05)
+    assert (asked.references["live"].reference.rows is None) is whole
 
 
 @pytest.mark.parametrize(("free", "sampled"), [(1 << 40, False), (1 << 18, True)])
@@ -126,8 +126,8 @@ def test_references_of_a_gpus_case_fit_into_its_hosts_memory(asked, monkeypatch,
     monkeypatch.setattr("harness.workers.child.judge.available_memory", lambda: free)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     asked.kind = "cuda"
-    asked.reference("first core", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
-    assert (asked.references["first core"][0].rows is not None) is sampled
+    asked.reference("first core", Case("block_scale_gemm", parse("m=500 n=128 k=128")[0]), {})
+    assert (asked.references["first core"].reference.rows is not None) is sampled
     assert emptied == [1]
 
 
@@ -145,8 +145,8 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     asked.kind = "cuda"
-    asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
-    output = asked.references["first core"][0].value.bfloat16()
+    asked.reference("first core", Case("block_scale_gemm", parse("m=8 n=256 k=128")[0]), {})
+    output = asked.references["first core"].reference.value.bfloat16()
     if wrong:
         output[3, 128:] = 0.0
     report = asked.judge("first core", Blob.of(output.view(torch.int16)), (8, 256), "bfloat16")
@@ -155,8 +155,8 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
 
 
 def test_the_first_wrong_output_is_kept(asked, tmp_path):
-    asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
-    right = asked.references["first core"][0].value.bfloat16()
+    asked.reference("first core", Case("block_scale_gemm", parse("m=8 n=256 k=128")[0]), {})
+    right = asked.references["first core"].reference.value.bfloat16()
     for factor in (1.0, 2.0, 3.0, 1.0):
         output = Blob.of((factor * right).view(torch.int16))
         asked.judge("first core", output, (8, 256), "bfloat16")

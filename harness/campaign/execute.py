@@ -13,10 +13,11 @@ from typing import Protocol
 
 from harness import files
 from harness.archive import packed
+from harness.campaign.command import CommandJob
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Opened
 from harness.cluster.driver import Driver, Pool, Task
-from harness.cluster.execute import CommandJob, RunJob, begin_race, begin_run, calibrations
+from harness.cluster.execute import RunJob, begin_race, begin_run, calibrations
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration

@@ -3,16 +3,17 @@ costs no case: another device measures it."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.cluster.agent import Answer, CommandDone, Device, Opened, Order, ThisMachine
+from harness.cluster.agent import Answer, Device, Opened, Order, ThisMachine
 from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
-from harness.results.schema import Calibration, Record
+from harness.results.schema import Calibration
 from harness.run.device import DeviceFacts
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class Job:
         """The order for a task; None where the job's own budget is spent."""
         raise NotImplementedError
 
-    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        """Records a result. Returns the seconds of it that were measuring."""
+    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+        """Records the result of an order. Returns the seconds of it that were measuring."""
         raise NotImplementedError
 
     def take_back(self, task: Task) -> None:
@@ -128,26 +129,24 @@ class Driver:
     pool: Pool
     log: Callable[[str], None]
     on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
-    ends: float = float("inf")  # when the last task must be over, by the clock
+    ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # how a person goes on where the pool is gone
     calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
     jobs: dict[str, Job] = field(default_factory=dict)
+    there: set[str] = field(default_factory=set)  # ids of the devices that the pool had at the last look
+    members: dict[str, Member] = field(default_factory=dict)  # by id
+    refused: dict[str, str] = field(default_factory=dict)
+    """Ids of the devices that are left out for good, with the reasons."""
+    references: dict[str, Opened] = field(default_factory=dict)
+    """By type, the device that the others must be like; empty until all have started."""
+    names: set[str] = field(default_factory=set)  # of all devices that were taken
     failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
     tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
     given_up: list[Task] = field(default_factory=list)
-    members: dict[str, Member] = field(default_factory=dict)
-    references: dict[str, Opened] = field(default_factory=dict)
-    """By type, the device that the others must be like; empty until all have started."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Devices that are left out for good, with the reasons."""
-    names: set[str] = field(default_factory=set)  # names of all devices that were there
-    lost: set[str] = field(default_factory=set)
-    """Devices whose agent was lost before it had started; a second time leaves one out."""
-    there: set[str] = field(default_factory=set)  # devices that the pool had at the last look
     deserted: bool = False  # whether work was left for which no device was there
-    looked: float = float("-inf")
+    looked: float = -math.inf
     idle_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -201,7 +200,7 @@ class Driver:
     def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
         while self.clock() < ends:
             self._look()
-            for member in list(self.members.values()):
+            for member in self.members.values():
                 if member.opened and not member.task:
                     self._give(member)
             if is_over():
@@ -212,10 +211,6 @@ class Driver:
                 if self.clock() > member.until:
                     reason = "it takes far longer than anything should"
                     self._take(Answer(member.device.id, None, reason, lost=True))
-
-    def _have_started(self) -> bool:
-        starting = any(member.opened is None for member in self.members.values())
-        return not starting and not (self.lost & self.there) - self.members.keys() - self.refused.keys()
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
@@ -228,6 +223,11 @@ class Driver:
             if device.id not in self.members and device.id not in self.refused:
                 self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
                 self.pool.send(device.id, replace(device, threads=self.threads))
+
+    def _have_started(self) -> bool:
+        """Whether each device that is there has told what it is, or is left out."""
+        started = {id for id, member in self.members.items() if member.opened}
+        return self.there <= started | self.refused.keys() and len(started) == len(self.members)
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""
@@ -271,7 +271,7 @@ class Driver:
         member = self.members.get(answer.device)
         if member is None:
             return
-        task, member.task, member.until = member.task, None, float("inf")
+        task, member.task, member.until = member.task, None, math.inf
         if answer.result is None:
             self._failed(member, task, answer)
         elif isinstance(answer.result, Opened):
@@ -287,22 +287,21 @@ class Driver:
 
     def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
         """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
-        agent that was lost is started again; one that had not started yet, only once."""
-        id = member.device.id
+        agent that was lost is started again, unless the device failed too often in a row."""
+        name, id = member.name, member.device.id
+        self.failures[name] += 1
+        is_out = self.failures[name] >= MOST_FAILURES
         if task is not None:
-            self.failures[member.name] += 1
             then = self._return(task, member)
-            if is_out := self.failures[member.name] >= MOST_FAILURES:
-                then += f"; {member.name} is left out, as it failed {MOST_FAILURES} times in a row"
-            self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
             if is_out:
-                self._refuse(member, "")
-        elif answer.lost and id not in self.lost:
-            self.lost.add(id)
-        else:
-            self._refuse(member, f"{member.name}: {answer.error}")
-        if answer.lost and id in self.members:
+                then += f"; {name} is left out, as it failed {MOST_FAILURES} times in a row"
+                self.refused[id] = ""
+            self.log(f"{name}: {answer.error}, in {task.key}: {then}")
+        elif is_out or not answer.lost:
+            self._refuse(member, f"{name}: {answer.error}")
+        if answer.lost or id in self.refused:
             self._remove(member)
+        if answer.lost:
             self.looked = self.clock()  # until the next look the pool knows whether its node has gone
 
     def _return(self, task: Task, member: Member) -> str:
@@ -344,13 +343,12 @@ class Driver:
 
     def _refuse(self, member: Member, reason: str) -> None:
         self.refused[member.device.id] = reason
-        if reason:
-            self.log(f"left out: {reason}")
+        self.log(f"left out: {reason}")
         self._remove(member)
 
     def _remove(self, member: Member) -> None:
         self.pool.stop(member.device.id)
-        del self.members[member.device.id]
+        self.members.pop(member.device.id, None)
 
 
 # What all devices of a type must have in common to measure one run, the last on CPUs only. All libraries and

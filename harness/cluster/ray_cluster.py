@@ -187,17 +187,17 @@ def _end() -> None:
     os._exit(FAILED)
 
 
-class RayAgent:
-    """An `Agent` in a process of Ray's."""
+class RayAgent(Agent):
+    """An agent in a process of Ray's."""
 
     def __init__(self) -> None:
+        super().__init__()
         if not os.environ.pop(THREADS_ASKED, ""):
             os.environ.pop("OMP_NUM_THREADS", None)
-        self.agent = Agent()
 
-    def obey(self, id: str, order: Order) -> Answer:
+    def answer(self, id: str, order: Order) -> Answer:
         slow = _without_niceness()
-        answer = self.agent.answer(id, order)
+        answer = super().answer(id, order)
         if slow and isinstance(answer.result, Opened):
             facts = replace(answer.result.facts, busy=[*answer.result.facts.busy, slow])
             answer = replace(answer, result=replace(answer.result, facts=facts))
@@ -259,7 +259,7 @@ class RayPool:
         if isinstance(order, Device):
             agent = self._started(order)
             self.actors[id] = _Actor(agent, agent.beat.remote(), time.monotonic())
-        self.actors[id].task = self.actors[id].agent.obey.remote(id, order)
+        self.actors[id].task = self.actors[id].agent.answer.remote(id, order)
 
     def _started(self, device: Device) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -9,22 +9,20 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
-from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
+from harness.run.device import DeviceFacts, OwnDevice, device_facts, device_used, own_device
 from harness.run.plan import RunPlan, case_of
 from harness.tune.race import racing, target_here
 from harness.workers.environment import worker_threads
@@ -62,7 +60,8 @@ class Device:
         threads = worker_threads(self.threads)
         with contextlib.ExitStack() as stack:
             target, _ = target_here(agent.platform, threads, stack)
-        return Opened(agent.used, device_facts(own, threads), target)
+        facts = device_facts(own, threads)
+        return Opened(agent.used, replace(facts, busy=[*facts.busy, *agent.notes]), target)
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class Agent:
     def __init__(self) -> None:
         self.held = contextlib.ExitStack()
         self.own: OwnDevice | None = None  # None while the device is released
+        self.notes: Sequence[str] = ()  # what makes this process doubtful, a line each
         self.device: Device
         self.platform: Platform
         self.used: DeviceUsed
@@ -135,23 +135,6 @@ class Agent:
         """Releases the device."""
         self.held.close()
         self.own = None
-
-
-def device_used(platform: Platform, type: str) -> DeviceUsed:
-    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
-    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
-    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, pair)) for pair in ranges)
 
 
 class TimeIsUp(BaseException):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cluster.agent import Answer, Device, Opened, Order, ThisMachine
 from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
+from harness.machine.device import differing
 from harness.results.schema import Calibration
 from harness.run.device import DeviceFacts
 
@@ -144,8 +145,7 @@ class Driver:
     names: set[str] = field(default_factory=set)  # of all devices that were taken
     failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
     tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    given_up: list[Task] = field(default_factory=list)
-    deserted: bool = False  # whether work was left for which no device was there
+    failed: bool = False  # whether there is work that no device did, though there was time
     looked: float = -math.inf
     idle_since: float | None = None
 
@@ -158,11 +158,6 @@ class Driver:
             job.end()
         if isinstance(error, PoolGone) and self.go_on:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is work that no device did, though there was time."""
-        return self.deserted or bool(self.given_up)
 
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
@@ -246,7 +241,7 @@ class Driver:
         starting = any(not member.opened for member in members)
         if starting or (self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S):
             return False
-        self.deserted = True
+        self.failed = True
         self.log(f"no device is left for {waiting} of what waits")
         return True
 
@@ -314,7 +309,7 @@ class Driver:
         if task.device:
             return "given up"
         if len(tried) >= MOST_FAILURES:
-            self.given_up.append(task)
+            self.failed = True
             return f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
         if self._alone(member):
             job.waiting.append(task)
@@ -351,23 +346,16 @@ class Driver:
         self.members.pop(member.device.id, None)
 
 
-# What all devices of a type must have in common to measure one run, the last on CPUs only. All libraries and
-# all facts of the commit count.
-MACHINE = ("device", "arch", "driver", "threads")
-
-
 def most_alike(devices: Sequence[Opened]) -> Opened:
     """The first of the devices that most others are like."""
     return max(devices, key=lambda a: sum(not differences(a.facts, b.facts) for b in devices))
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """What `b` has where `a` has something else: device, libraries, commit of the suite."""
-    different = []
-    for group in ("machine", "versions", "git"):
-        of_a, of_b = a.provenance[group], b.provenance[group]
-        machine = MACHINE if a.platform.kind == "cpu" else MACHINE[:-1]
-        for name in machine if group == "machine" else sorted(of_a.keys() | of_b.keys()):
-            if of_a.get(name) != of_b.get(name):
-                different.append(f"{name} {of_b.get(name) or 'missing'} for {of_a.get(name) or 'missing'}")
-    return different
+    """What `b` has where `a` has something else, though one run may not be measured by both: the device, its
+    driver, on CPUs the number of threads, any library, any fact of the suite's commit."""
+    machine = ["device", "arch", "driver", *(["threads"] if a.platform.kind == "cpu" else [])]
+    return [
+        f"{name} {of_b or 'missing'} for {of_a or 'missing'}"
+        for name, of_a, of_b in differing(a.provenance, b.provenance, machine, ("versions", "git"))
+    ]

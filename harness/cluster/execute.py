@@ -16,11 +16,9 @@ from harness.cluster.ray_cluster import RayPool
 from harness.errors import FAILED, OK, NothingRan, UsageError
 from harness.files import require_writable
 from harness.plan import budget
-from harness.results.effects import regressions
 from harness.results.journal import Journal
-from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
-from harness.run.execute import ENOUGH, Display, Outcome, exit_code, keep, measured_s
+from harness.run.execute import ENOUGH, Display, Outcome, exit_code, finish, keep, measured_s
 from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import Request, RunPlan, case_of
 from harness.tune.race import (
@@ -163,8 +161,7 @@ class CalibrationJob(Job):
 
     when: Literal["first", "last"]
     devices: list[Opened]
-    made: list[Calibration]  # is given each calibration; the jobs of runs read it
-    log: Callable[[str], None]
+    driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
         facts = replace(self.devices[0].facts, ceilings=None)
@@ -198,22 +195,23 @@ class CalibrationJob(Job):
         return CaseOrder(_of_case(self.plan, task.key), CALIBRATION_S, most_s, left_s)
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        for cell in result:
-            if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
+        name = by.used.name
+        for cell in (record for record in result if isinstance(record, Cell)):
+            if cell.time_us and cell.low_us and cell.high_us:
                 shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
-                name = by.used.name
-                self.made.append(Calibration(device=name, type=self.type, when=self.when, **shared))
-            elif isinstance(cell, Cell):
-                self.log(f"{by.used.name} was not calibrated: {cell.status}: {cell.reason}")
+                made = Calibration(device=name, type=self.type, when=self.when, **shared)
+                self.driver.calibrations.append(made)
+            else:
+                self.driver.log(f"{name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S
 
 
 def calibrations(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
     """The jobs before and after all others."""
-    made, log = driver.calibrations, driver.log
+    passes: tuple[tuple[Literal["first", "last"], int], ...] = (("first", -1), ("last", 1 << 30))
     return [
-        CalibrationJob(f"calibration of {type}, first", type, -1, "first", list(devices), made, log),
-        CalibrationJob(f"calibration of {type}, last", type, 1 << 30, "last", list(devices), made, log),
+        CalibrationJob(f"calibration of {type}, {when}", type, rank, when, list(devices), driver)
+        for when, rank in passes
     ]
 
 
@@ -245,12 +243,8 @@ def run_on_cluster(
         job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
         before_s = time.perf_counter() - began
         _work(driver, [job], type, devices)
-    outcome = replace(job.outcome(), before_s=before_s)
-    display.end(record, outcome)
-    write_outputs(request.json, request.csv, record, outcome.records)
-    code = exit_code(outcome.records)
-    regressed = bool(record.trees) and regressions(outcome.records)
-    return FAILED if code == OK and (driver.failed or regressed) else code
+    code = finish(request, record, replace(job.outcome(), before_s=before_s), display)
+    return FAILED if code == OK and driver.failed else code
 
 
 def _driver(request: Request, display: Display, pool: Pool | None) -> Driver:

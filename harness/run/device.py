@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import torch_advice
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
+from harness.results.schema import DeviceUsed
 from harness.run.ceilings import ceilings
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
@@ -75,6 +77,24 @@ def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
 def device_type(platform: Platform) -> str:
     """The type of a device as campaigns and clusters name it: `H200`, `cpu`."""
     return "cpu" if platform.kind == "cpu" else known_type(platform.name or platform.arch)
+
+
+def device_used(platform: Platform, type: str) -> DeviceUsed:
+    """The record of a device of a cluster."""
+    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
+    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
+    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 8] -> `0-2,8`"""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, pair)) for pair in ranges)
 
 
 def machine_name(platform: Platform) -> str:

@@ -7,9 +7,9 @@ import functools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from harness import files
 from harness.archive import packed
@@ -22,8 +22,10 @@ from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mi
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
-from harness.run.plan import Request, RunPlan
+from harness.run.plan import PLANNING, Request
 from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
@@ -112,24 +114,22 @@ class Steps:
             request = replace(request, tuned=str(self.folder / "tuned"))
             for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                if (where / "run.json").exists():
-                    asked = replace(request, impl=None, suite=None, case=(), launch=None, out=None)
-                    asked = replace(asked, resume=str(where), retry=True)
-                else:
-                    asked = replace(request, out=str(where))
-                journal, race = begin_race(implementation, asked, device, self.display)
+                journal, race = begin_race(implementation, _into(request, where), device, self.display)
                 of = f"{name}: {implementation.name}"
                 yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
         else:
-            run = request(device.facts.platform)
-            if (folder / "run.json").exists():
-                begun = Request(resume=str(folder))
-            else:
-                begun = replace(run, out=str(folder))
-            journal, plan = begin_run(begun, device, self.display.log)
-            plan = RunPlan.of(plan.record, replace(run, retry=True))
+            run = _into(request(device.facts.platform), folder)
+            journal, plan = begin_run(run, device, self.display.log)
             on_case = functools.partial(self.display.case, plan.record)
             yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
+
+
+def _into(request: AnyRequest, folder: Path) -> AnyRequest:
+    """The request for a run in a folder; where one was begun there, to go on with it as it was planned."""
+    if not (folder / "run.json").exists():
+        return replace(request, out=str(folder))
+    planned: dict[str, Any] = {each.name: each.default for each in fields(request) if each.name in PLANNING}
+    return replace(request, **planned, resume=str(folder), retry=True)
 
 
 def run_campaign(
@@ -184,11 +184,8 @@ def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tupl
     Raises UsageError. kinds: of platform, by type of devices"""
     steps, alone = steps_of(file, kinds.values()), len(kinds) == 1
     content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": alone}
-    try:
+    with files.explained(f"cannot write to {folder}", "; choose another --out"):
         files.replace(folder / FILE, json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        reason = f"cannot write to {folder}: {error.strerror}"
-        raise UsageError(f"{reason}; choose another --out") from None
     return steps, alone
 
 
@@ -196,10 +193,9 @@ def _resumed_steps(folder: Path) -> tuple[Sequence[Step], bool]:
     """As `_new_steps`, of the campaign in a folder."""
     file = folder / FILE
     try:
-        kept = json.loads(file.read_text())
+        with files.explained(f"no campaign in {folder}: cannot read {file}"):
+            kept = json.loads(file.read_text())
         return [Step(**step) for step in kept["steps"]], bool(kept["alone"])
-    except OSError as error:
-        raise UsageError(f"no campaign in {folder}: cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {file}: {mistake(error)}") from None
 
@@ -209,14 +205,12 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
     left out, as many as it takes. Raises HarnessError where it cannot be written."""
     target = folder.with_name(f"{folder.name}.zip")
     left_out: list[str] = []
-    try:
+    with files.explained(f"cannot write {target}", f"; {folder} is whole", HarnessError):
         data = packed(folder, lambda name: bool(step_of(name, steps)))
         while len(data) > most and len(left_out) < len(steps):
             left_out.append(steps[-1 - len(left_out)])
             data = packed(folder, lambda name: step_of(name, steps) not in {"", *left_out})
         files.replace(target, data)
-    except OSError as error:
-        raise HarnessError(f"cannot write {target}: {error.strerror}; {folder} is whole") from None
     return Archive(target, len(data), left_out)
 
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
@@ -17,11 +18,13 @@ from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import torch_advice
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
-from harness.results.schema import DeviceUsed
 from harness.run.ceilings import ceilings
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform
+
+if TYPE_CHECKING:
+    from harness.results.schema import DeviceUsed
 
 LOCKS = "KERNEL_BENCH_LOCKS"
 """The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
@@ -81,6 +84,8 @@ def device_type(platform: Platform) -> str:
 
 def device_used(platform: Platform, type: str) -> DeviceUsed:
     """The record of a device of a cluster."""
+    from harness.results.schema import DeviceUsed  # with pydantic, which `doctor --quick` does without
+
     host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
     part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
     return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)

@@ -247,7 +247,7 @@ class CpuMonitor(Monitor):
     def end(self) -> str:
         reasons = list(self.fallen)
         if self.start is not None:
-            reasons += self._judge(self.start, self._read())
+            reasons += self._disturbances(self.start, self._read())
             try:
                 self.notes.add("load", self.counters.load())
             except OSError as error:
@@ -258,7 +258,7 @@ class CpuMonitor(Monitor):
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
-        lines = self._judge(first, now)
+        lines = self._disturbances(first, now)
         for pid, share in self._busiest(spent, self._spent(), now.at - first.at, now.ours.keys()).items():
             lines.append(f"process {pid} ({self.counters.name_of(pid)}) takes {share:.0%} of a CPU")
         self.notes.take()  # these readings are not of a round
@@ -293,7 +293,7 @@ class CpuMonitor(Monitor):
         busiest = sorted(took.keys() - set(ours), key=took.__getitem__, reverse=True)[:NAMED]
         return {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
 
-    def _judge(self, start: Reading, now: Reading) -> list[str]:
+    def _disturbances(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]
         if now.throttled > start.throttled:
             lines.append(f"the control group's CPU quota held us for {now.throttled - start.throttled:.3f} s")

@@ -172,7 +172,7 @@ class RayAgent(Agent):
         return super().answer(id, order)
 
     def beat(self) -> None:
-        """Is a sign of life, given beside what the agent does."""
+        """Does nothing: the answer is a sign of life, also while an order is obeyed."""
 
 
 def _without_niceness() -> list[str]:

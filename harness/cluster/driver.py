@@ -27,7 +27,7 @@ LONGEST_S = 7200.0
 NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
 MOST_FAILURES = 2
 """After so many failures in a row a device is left out; after so many in all a task is given up."""
-EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
+EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; the last task has the rest
 
 Pool = ThisMachine | RayPool
 
@@ -53,7 +53,7 @@ class Job:
     """Tasks that no device has, the most valuable first."""
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
     aside_s: float = field(default=0.0, kw_only=True)
-    """Seconds that a task takes beside measuring: a guess, and then as seen in those that are done."""
+    """Seconds that a task takes beside measuring: first a guess, then an average of those done."""
     seen: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -125,7 +125,7 @@ class Member:
 
 @dataclass
 class Driver:
-    """`with driver: driver.open(); driver.add(jobs); driver.run()`. It closes its pool in the end."""
+    """Is used as `with driver: driver.open(); driver.add(jobs); driver.run()`; the end closes its pool."""
 
     pool: Pool
     log: Callable[[str], None]

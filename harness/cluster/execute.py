@@ -34,7 +34,7 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case
 
-MOST = 3.0  # a case whose first rounds take longer than its budget may take so many times that budget
+MOST = 3.0  # times its budget: the most that a case may take if its first rounds need more than the budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
     "cpu": ("m=64 n=512 k=7168",),
@@ -44,8 +44,8 @@ CALIBRATION_S = 3.0
 
 
 def beside_s(suite: str, kind: str) -> float:
-    """Seconds that a case takes beside its measuring, before one was seen: what runs in
-    results/epyc-zen4-2core took. The figure for GPUs is a guess. kind: of platform"""
+    """An estimate of the seconds that a case takes beside measuring, until one is done. On CPUs it is what
+    runs in results/epyc-zen4-2core took; the figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
         return 15.0
     return 60.0 if kind == "cpu" else 30.0

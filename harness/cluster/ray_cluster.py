@@ -26,14 +26,14 @@ from harness.paths import ROOT
 from kernels.platform import devices
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's name for not forming clusters with other machines, as on those systems: it keeps to 127.0.0.1."""
+"""With this variable at 0 Ray keeps to 127.0.0.1, as it does on those systems, and forms no cluster."""
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
-"""Characters of the path of the temporary folder from which on Ray is given another folder: Ray keeps sockets
-in it, and the path of a socket has at most 107."""
+"""Where the path of the temporary folder has so many characters, Ray is given another folder: it has sockets
+there, and the path of a socket has at most 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
-"""Seconds to wait for a connection to the head, and after which the head is gone if it takes none."""
+"""Seconds to wait for one connection to the head, and seconds without any after which the head is gone."""
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0

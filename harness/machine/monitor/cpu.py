@@ -30,7 +30,7 @@ OTHERS_OF_ALL = 0.01
 """A share of all CPUs together; it counts where it is more than OTHERS, as a larger machine has more
 daemons."""
 OTHERS_TICKS = 4
-"""Three counters of each line are subtracted: idle, waiting, stolen."""
+"""Ticks by which the time of others may be off: three counters of each line are subtracted, each rounded."""
 
 GLANCE_S = 0.25
 NAMED = 3
@@ -151,10 +151,6 @@ class Counters:
             return [int(c) for t in threads for c in text(f"{tasks}/{t}/children").split()]
         except OSError:
             return []
-
-    def all_processes(self) -> list[int]:
-        """The ids of all processes of the machine."""
-        return [int(entry.name) for entry in self.proc.iterdir() if entry.name.isdigit()]
 
     def name_of(self, pid: int) -> str:
         try:
@@ -360,5 +356,6 @@ class CpuMonitor(Monitor):
         return family | {os.getpid()}
 
     def _spent(self) -> dict[int, float]:
-        """CPU seconds of every process."""
-        return self.counters.read(self.counters.all_processes()).ours
+        """CPU seconds of every process of the machine."""
+        folders = self.counters.proc.iterdir()
+        return self.counters.read(int(folder.name) for folder in folders if folder.name.isdigit()).ours

@@ -25,7 +25,6 @@ from harness.results.read import RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
 from harness.statistics.intervals import CONFIDENCE, students_t, weighted_mean
 from harness.statistics.paired import (
-    MARGIN,
     Comparison,
     compare,
     measured,
@@ -53,18 +52,14 @@ NOISY = 0.05
 """Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
 
 
-def paired(
-    a: Samples, b: Samples, *, noise: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
-) -> Comparison:
-    """`compare` over the rounds that both have; they must be of one case of one run."""
+def paired(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Comparison:
+    """`compare` over the rounds that both have, without noise; they must be of one case of one run."""
     times_a, times_b = a.by_round, b.by_round
     shared = sorted(times_a.keys() & times_b.keys())
     return compare(
         [times_a[place] for place in shared],
         [times_b[place] for place in shared],
         blocks=[block for block, _ in shared],
-        floor=noise,
-        margin=margin,
         confidence=confidence,
     )
 

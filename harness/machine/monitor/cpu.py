@@ -214,8 +214,10 @@ def open_cpu(ours: Ours) -> Monitor:
 
 
 class CpuMonitor(Monitor):
+    clock_name = "CPU frequency"
+
     def __init__(self, ours: Ours, counters: Counters, sleep: Callable[[float], None] = time.sleep) -> None:
-        super().__init__("CPU frequency")
+        super().__init__()
         self.ours = ours
         self.sleep = sleep
         self.counters = counters

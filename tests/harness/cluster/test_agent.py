@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.campaign.command import CommandDone, CommandOrder
-from harness.campaign.command import _environment as command_environment
+from harness.campaign.execute import CommandDone, CommandOrder
+from harness.campaign.execute import _environment as command_environment
 from harness.cluster.agent import (
     Agent,
     CaseOrder,

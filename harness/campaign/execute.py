@@ -3,26 +3,36 @@ archive is one zip file to carry home, which every command reads as the folder t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from harness import files
 from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
-from harness.cluster.agent import Opened
-from harness.cluster.driver import Driver, Pool, Task
-from harness.cluster.execute import CommandJob, RunJob, begin_race, begin_run, calibrations
+from harness.cluster.agent import Agent, Opened
+from harness.cluster.driver import Driver, Job, Pool, Task
+from harness.cluster.execute import RunJob, begin_race, begin_run, calibrations
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
+from harness.files import JournalFull, JsonObject
+from harness.paths import ROOT
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
-from harness.run.plan import Request, RunPlan
+from harness.run.plan import PLANNING, Request
 from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
@@ -31,6 +41,12 @@ MOST_BYTES = 16_000_000
 """The largest size of an archive."""
 BESIDE = (FILE, "tuned")
 """What is archived beside the folders of steps."""
+LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
+RUN = (
+    "import os, sys; from harness.workers.child.main import die_with_parent; die_with_parent(); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+"""Python code that becomes `python ARGUMENTS`, and dies with the agent that started it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,124 @@ class CampaignRequest:
     def budget_s(self) -> float:
         """Seconds of wall-clock. Raises UsageError."""
         return parse_seconds(self.budget, "--budget")
+
+
+@dataclass(frozen=True)
+class CommandDone:
+    """What became of a command that ran whole."""
+
+    code: int | None  # the exit code; None where it was killed
+    output: str  # the end of what it printed
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class CommandOrder:
+    """The order to run `python` with arguments. `{out}` among them is a folder whose files are brought
+    back."""
+
+    arguments: Sequence[str]
+    deadline_s: float  # seconds of wall-clock after which it is killed
+
+    def obey(self, agent: Agent) -> CommandDone:
+        """Releases the device first, because the command takes it itself. A command that does not end by
+        itself is killed with all that it started."""
+        agent.release()
+        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
+            out = Path(folder) / "out"
+            out.mkdir()
+            words = [argument.replace("{out}", str(out)) for argument in self.arguments]
+            process = subprocess.Popen(
+                [sys.executable, "-c", RUN, *words],
+                cwd=ROOT,
+                env=os.environ | _environment(agent),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            try:
+                printed, _ = process.communicate(timeout=self.deadline_s)
+                code: int | None = process.returncode
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                printed, _ = process.communicate()
+                code = None
+            made = {file.relative_to(out).as_posix(): file for file in sorted(out.rglob("*"))}
+            content = {name: file.read_bytes() for name, file in made.items() if file.is_file()}
+        return CommandDone(code, printed[-LAST_CHARACTERS:], content)
+
+
+def _environment(agent: Agent) -> dict[str, str]:
+    """Variables with which a command sees the agent's device alone and uses the same number of threads."""
+    platform, asked = agent.platform, agent.device.threads
+    threads = {"OMP_NUM_THREADS": str(asked)} if asked else {}
+    if platform.kind == "cpu":
+        return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+    if not platform.uuid.startswith(("GPU-", "MIG-")):
+        return threads
+    name = "CUDA_VISIBLE_DEVICES" if platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
+    return threads | {name: platform.uuid}
+
+
+@dataclass
+class CommandJob(Job):
+    """A step that runs whole: a Python command, which its device's agent runs. It is done when the command's
+    files are in its folder, `done.json` the last of them."""
+
+    folder: Path
+    arguments: Sequence[str]  # `{out}` among them stands for the folder
+    wall_s: float  # expected; it is killed after twice as long
+    on_done: Callable[[int | None, str], None]  # is told the exit code and the end of the output
+    cases = 1
+
+    def __post_init__(self) -> None:
+        self.aside_s = self.wall_s
+        if not self.done:
+            self.waiting.append(Task(self.name, self.name))
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "done.json"
+
+    @property
+    def done(self) -> int:
+        return int(self.file.exists())
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
+        try:
+            code = json.loads(self.file.read_text())["code"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
+
+    def order(self, task: Task, left_s: float) -> CommandOrder:
+        return CommandOrder(self.arguments, min(left_s, 2 * self.wall_s))
+
+    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+        facts: JsonObject = {
+            "arguments": list(self.arguments),
+            "code": result.code,
+            "seconds": round(wall_s, 1),
+            "device": by.used.name,
+            "provenance": by.facts.provenance,
+            "output": result.output,
+        }
+        written = dict(result.files)
+        if result.code is not None:  # else it was killed at its time, which is longer in a longer campaign
+            written[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
+        for name, content in written.items():
+            with files.explained(f"cannot write to {self.folder / name}", error=JournalFull):
+                files.replace(self.folder / name, content)
+        self.on_done(result.code, result.output)
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -111,24 +245,22 @@ class Steps:
             request = replace(request, tuned=str(self.folder / "tuned"))
             for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                if (where / "run.json").exists():
-                    asked = replace(request, impl=None, suite=None, case=(), launch=None, out=None)
-                    asked = replace(asked, resume=str(where), retry=True)
-                else:
-                    asked = replace(request, out=str(where))
-                journal, race = begin_race(implementation, asked, device, self.display)
+                journal, race = begin_race(implementation, _into(request, where), device, self.display)
                 of = f"{name}: {implementation.name}"
                 yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
         else:
-            run = request(device.facts.platform)
-            if (folder / "run.json").exists():
-                begun = Request(resume=str(folder))
-            else:
-                begun = replace(run, out=str(folder))
-            journal, plan = begin_run(begun, device, self.display.log)
-            plan = RunPlan.of(plan.record, replace(run, retry=True))
+            run = _into(request(device.facts.platform), folder)
+            journal, plan = begin_run(run, device, self.display.log)
             on_case = functools.partial(self.display.case, plan.record)
             yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
+
+
+def _into(request: AnyRequest, folder: Path) -> AnyRequest:
+    """The request for a run in a folder; where one was begun there, to go on with it as it was planned."""
+    if not (folder / "run.json").exists():
+        return replace(request, out=str(folder))
+    planned: dict[str, Any] = {each.name: each.default for each in fields(request) if each.name in PLANNING}
+    return replace(request, **planned, resume=str(folder), retry=True)
 
 
 def run_campaign(
@@ -183,11 +315,8 @@ def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tupl
     Raises UsageError. kinds: of platform, by type of devices"""
     steps, alone = steps_of(file, kinds.values()), len(kinds) == 1
     content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": alone}
-    try:
+    with files.explained(f"cannot write to {folder}", "; choose another --out"):
         files.replace(folder / FILE, json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        reason = f"cannot write to {folder}: {error.strerror}"
-        raise UsageError(f"{reason}; choose another --out") from None
     return steps, alone
 
 
@@ -195,10 +324,9 @@ def _resumed_steps(folder: Path) -> tuple[Sequence[Step], bool]:
     """As `_new_steps`, of the campaign in a folder."""
     file = folder / FILE
     try:
-        kept = json.loads(file.read_text())
+        with files.explained(f"no campaign in {folder}: cannot read {file}"):
+            kept = json.loads(file.read_text())
         return [Step(**step) for step in kept["steps"]], bool(kept["alone"])
-    except OSError as error:
-        raise UsageError(f"no campaign in {folder}: cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {file}: {mistake(error)}") from None
 
@@ -208,14 +336,12 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
     left out, as many as it takes. Raises HarnessError where it cannot be written."""
     target = folder.with_name(f"{folder.name}.zip")
     left_out: list[str] = []
-    try:
+    with files.explained(f"cannot write {target}", f"; {folder} is whole", HarnessError):
         data = packed(folder, lambda name: bool(step_of(name, steps)))
         while len(data) > most and len(left_out) < len(steps):
             left_out.append(steps[-1 - len(left_out)])
             data = packed(folder, lambda name: step_of(name, steps) not in {"", *left_out})
         files.replace(target, data)
-    except OSError as error:
-        raise HarnessError(f"cannot write {target}: {error.strerror}; {folder} is whole") from None
     return Archive(target, len(data), left_out)
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.options import json_option, only_op
+
+if TYPE_CHECKING:
+    from harness.compile.compiler import CompileEach, Resources
+    from harness.compile.launches import KernelLaunch
+
+FIRST_S = 300.0  # seconds for a cluster to compile its first kernel
 
 
 @click.command("compile")
@@ -39,8 +49,6 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     targets = able(select_architectures(target))
     compile_each = None
     if cluster:
-        from harness.cluster.ray_cluster import compile_on
-
         compile_each = compile_on(cluster)
     rows = compiles(ops, targets, compile_each)
     if not rows:
@@ -58,3 +66,50 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     count = f"{len(rows)} configurations compiled by Triton {triton.__version__}"
     click.echo(f"{count}, {len(bad)} must not be shipped", err=True)
     sys.exit(FAILED if bad else OK)
+
+
+def compile_on(address: str) -> CompileEach:
+    """Returns what compiles launches on the CPUs of a cluster; it raises UsageError where a node has another
+    Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there is no cluster.
+
+    address: as for `harness.cluster.ray_cluster.join`
+    """
+    from harness.cluster.ray_cluster import join, require_head
+    from harness.compile.compiler import Resources
+    from harness.errors import UsageError
+    from kernels.platform import version
+
+    ray = join(address)
+    head = ray.get_runtime_context().gcs_address
+
+    def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
+        task, ours = ray.remote(compiled).options(num_cpus=1, max_retries=2), version("triton")
+        keys = {task.remote(launch, ours): key for key, launch in todo.items()}
+        given_up = time.monotonic() + FIRST_S
+        while keys:
+            require_head(head)
+            ready, _ = ray.wait(list(keys), timeout=2)
+            if len(keys) == len(todo) and not ready and time.monotonic() > given_up:
+                raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
+            for reference in ready:
+                try:
+                    made = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    made = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                if isinstance(made, str):
+                    raise UsageError(made)
+                yield keys.pop(reference), made
+
+    return compile_each
+
+
+def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
+    """Compiles a launch on a node; returns the mistake instead where the node has another Triton."""
+    from harness.compile.compiler import compile_launch
+    from kernels.platform import version
+
+    here = version("triton")
+    if here != triton:
+        host = socket.gethostname()
+        return f"{host} has triton {here or 'missing'}, the driver's machine {triton}: make them alike"
+    return compile_launch(launch.kernel, launch.arch, launch.data)

@@ -1,4 +1,4 @@
-"""The agent of a device: it holds the device, measures the cases that a driver orders, and runs commands.
+"""The agent of a device: it holds the device and obeys the orders of a driver, to measure a case for example.
 
 On a cluster each device has an agent in a process of Ray's (`ray_cluster.py`). Without a cluster the agent of
 this machine's device works in the driver's own process (`ThisMachine`).
@@ -8,38 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
-from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
-from harness.paths import ROOT
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
+from harness.run.device import DeviceFacts, OwnDevice, device_facts, device_used, own_device
 from harness.run.plan import RunPlan, case_of
 from harness.tune.race import racing, target_here
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from kernels.tuning import Target
 
-LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
-RUN = (
-    "import os, sys; from harness.workers.child.main import die_with_parent; die_with_parent(); "
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-)
-"""Python code that becomes `python ARGUMENTS`, and dies with the agent that started it."""
+
+class Order(Protocol):
+    """What a driver tells an agent to do."""
+
+    def obey(self, agent: Agent) -> Any:
+        """Does it on the agent's device and returns the result. Raises HarnessError for what the device or
+        the order does not allow."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +51,39 @@ class Device:
     node: str = ""  # of a Ray cluster
     resources: Mapping[str, float] = field(default_factory=dict)  # what its agent takes of that node
 
+    def obey(self, agent: Agent) -> Opened:
+        agent.device, agent.platform = self, choose_device(self.device)
+        if self.is_gpu and agent.platform.kind == "cpu":
+            raise NothingRan(f"a device of type {self.type} is a GPU, but its agent sees none")
+        own = agent.hold()
+        agent.used = device_used(agent.platform, self.type)
+        threads = worker_threads(self.threads)
+        with contextlib.ExitStack() as stack:
+            target, _ = target_here(agent.platform, threads, stack)
+        facts = device_facts(own, threads)
+        return Opened(agent.used, replace(facts, busy=[*facts.busy, *agent.notes]), target)
+
 
 @dataclass(frozen=True)
 class CaseOrder:
-    """The order to measure a case. Times are in seconds."""
+    """The order to measure a case, whose result is its records. Times are in seconds."""
 
     plan: RunPlan  # with this case alone
     budget_s: float  # for measuring
     max_s: float  # for measuring, where one round in each block takes longer than the budget
     deadline_s: float = math.inf  # wall-clock after which the result is of no use
 
-
-@dataclass(frozen=True)
-class CommandOrder:
-    """The order to run `python` with arguments. `{out}` among them is a folder whose files are brought
-    back."""
-
-    arguments: Sequence[str]
-    deadline_s: float  # seconds of wall-clock after which it is killed
+    def obey(self, agent: Agent) -> list[Record]:
+        own, plan, judge = agent.hold(), self.plan, None
+        case = case_of(plan.record.cases[0])
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
+            if plan.record.race is not None:
+                kernels.import_plugins()  # their configurations are looked at in this process
+                plan, judge, _ = stack.enter_context(racing(plan, own))
+            measurer = CaseMeasurer(plan, own, Progress(quiet=True), judge, 1 / agent.device.beside)
+            *cells, done = measurer.measure(case, self.budget_s, self.max_s, Path(folder))
+        return [*cells, done.model_copy(update={"device": agent.used.name})]
 
 
 @dataclass(frozen=True)
@@ -85,22 +96,11 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class CommandDone:
-    code: int | None  # the exit code; None where it was killed
-    output: str  # the end of what it printed
-    files: Mapping[str, bytes]
-
-
-Order = Device | CaseOrder | CommandOrder
-Result = Opened | list[Record] | CommandDone
-
-
-@dataclass(frozen=True)
 class Answer:
     """An agent's answer to its last order, or what its pool says of an agent that gave none."""
 
     device: str  # its id
-    result: Result | None
+    result: Any  # what `Order.obey` returned; None where there is none
     error: str = ""  # why there is no result
     lost: bool = False  # whether the agent is gone
 
@@ -110,7 +110,8 @@ class Agent:
 
     def __init__(self) -> None:
         self.held = contextlib.ExitStack()
-        self.own: OwnDevice | None = None  # None while a command has the device
+        self.own: OwnDevice | None = None  # None while the device is released
+        self.notes: Sequence[str] = ()  # what makes this process doubtful, a line each
         self.device: Device
         self.platform: Platform
         self.used: DeviceUsed
@@ -118,116 +119,22 @@ class Agent:
     def answer(self, id: str, order: Order) -> Answer:
         """The result of an order, or the error as one line. id: of the device"""
         try:
-            return Answer(id, self.obey(order))
+            return Answer(id, order.obey(self))
         except HarnessError as error:
             return Answer(id, None, str(error))
         except Exception as error:
             return Answer(id, None, one_line(error))
 
-    def obey(self, order: Order) -> Result:
-        """Raises HarnessError for what its device or the order does not allow."""
-        if isinstance(order, Device):
-            return self._open(order)
-        if isinstance(order, CaseOrder):
-            return self._measure(order)
-        return self._run(order)
-
-    def close(self) -> None:
-        """Releases the device."""
-        self.held.close()
-        self.own = None
-
-    def _open(self, device: Device) -> Opened:
-        self.device, self.platform = device, choose_device(device.device)
-        if device.is_gpu and self.platform.kind == "cpu":
-            raise NothingRan(f"a device of type {device.type} is a GPU, but its agent sees none")
-        own = self._hold()
-        self.used = device_used(self.platform, device.type)
-        threads = worker_threads(device.threads)
-        with contextlib.ExitStack() as stack:
-            target, _ = target_here(self.platform, threads, stack)
-        return Opened(self.used, device_facts(own, threads), target)
-
-    def _hold(self) -> OwnDevice:
-        """The device, taken again if a command had it meanwhile."""
+    def hold(self) -> OwnDevice:
+        """The device, taken again if it was released meanwhile."""
         if self.own is None:
             self.own = self.held.enter_context(own_device(self.platform))
         return self.own
 
-    def _measure(self, order: CaseOrder) -> list[Record]:
-        own, plan, judge = self._hold(), order.plan, None
-        case = case_of(plan.record.cases[0])
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-            if plan.record.race is not None:
-                kernels.import_plugins()  # their configurations are looked at in this process
-                plan, judge, _ = stack.enter_context(racing(plan, own))
-            measurer = CaseMeasurer(plan, own, Progress(quiet=True), judge, 1 / self.device.beside)
-            *cells, done = measurer.measure(case, order.budget_s, order.max_s, Path(folder))
-        return [*cells, done.model_copy(update={"device": self.used.name})]
-
-    def _run(self, order: CommandOrder) -> CommandDone:
-        """Releases the device first: the command takes it itself. A command that does not end by itself is
-        killed with all that it started."""
-        self.close()
-        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
-            out = Path(folder) / "out"
-            out.mkdir()
-            words = [argument.replace("{out}", str(out)) for argument in order.arguments]
-            process = subprocess.Popen(
-                [sys.executable, "-c", RUN, *words],
-                cwd=ROOT,
-                env=os.environ | self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            try:
-                printed, _ = process.communicate(timeout=order.deadline_s)
-                code: int | None = process.returncode
-            except BaseException as error:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
-                printed, _ = process.communicate()
-                code = None
-            files = {
-                file.relative_to(out).as_posix(): file.read_bytes()
-                for file in sorted(out.rglob("*"))
-                if file.is_file()
-            }
-        return CommandDone(code, printed[-LAST_CHARACTERS:], files)
-
-    def _environment(self) -> dict[str, str]:
-        """Variables with which a command sees this device alone and uses the same number of threads."""
-        threads = {"OMP_NUM_THREADS": str(self.device.threads)} if self.device.threads else {}
-        if self.platform.kind == "cpu":
-            return threads | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
-        if not self.platform.uuid.startswith(("GPU-", "MIG-")):
-            return threads
-        name = "CUDA_VISIBLE_DEVICES" if self.platform.kind == "cuda" else "ROCR_VISIBLE_DEVICES"
-        return threads | {name: self.platform.uuid}
-
-
-def device_used(platform: Platform, type: str) -> DeviceUsed:
-    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
-    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
-    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, pair)) for pair in ranges)
+    def release(self) -> None:
+        """Releases the device."""
+        self.held.close()
+        self.own = None
 
 
 class TimeIsUp(BaseException):
@@ -278,8 +185,8 @@ class ThisMachine:
 
     def stop(self, id: str) -> None:
         """Ends a device's agent, if it has one."""
-        self.agent.close()
+        self.agent.release()
 
     def close(self) -> None:
         """Ends all agents."""
-        self.agent.close()
+        self.agent.release()

@@ -3,16 +3,18 @@ costs no case: another device measures it."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.cluster.agent import Answer, CommandDone, Device, Opened, Order, ThisMachine
+from harness.cluster.agent import Answer, Device, Opened, Order, ThisMachine
 from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
-from harness.results.schema import Calibration, Record
+from harness.machine.device import differing
+from harness.results.schema import Calibration
 from harness.run.device import DeviceFacts
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ LONGEST_S = 7200.0
 NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
 MOST_FAILURES = 2
 """After so many failures in a row a device is left out; after so many in all a task is given up."""
-EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
+EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; the last task has the rest
 
 Pool = ThisMachine | RayPool
 
@@ -51,7 +53,7 @@ class Job:
     """Tasks that no device has, the most valuable first."""
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
     aside_s: float = field(default=0.0, kw_only=True)
-    """Seconds that a task takes beside measuring: a guess, and then as seen in those that are done."""
+    """Seconds that a task takes beside measuring: first a guess, then an average of those done."""
     seen: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -69,8 +71,8 @@ class Job:
         """The order for a task; None where the job's own budget is spent."""
         raise NotImplementedError
 
-    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        """Records a result. Returns the seconds of it that were measuring."""
+    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+        """Records the result of an order. Returns the seconds of it that were measuring."""
         raise NotImplementedError
 
     def take_back(self, task: Task) -> None:
@@ -123,31 +125,28 @@ class Member:
 
 @dataclass
 class Driver:
-    """`with driver: driver.open(); driver.add(jobs); driver.run()`. It closes its pool in the end."""
+    """Is used as `with driver: driver.open(); driver.add(jobs); driver.run()`; the end closes its pool."""
 
     pool: Pool
     log: Callable[[str], None]
     on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
-    ends: float = float("inf")  # when the last task must be over, by the clock
+    ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # how a person goes on where the pool is gone
     calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
     jobs: dict[str, Job] = field(default_factory=dict)
-    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
-    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    given_up: list[Task] = field(default_factory=list)
-    members: dict[str, Member] = field(default_factory=dict)
+    there: set[str] = field(default_factory=set)  # ids of the devices that the pool had at the last look
+    members: dict[str, Member] = field(default_factory=dict)  # by id
+    refused: dict[str, str] = field(default_factory=dict)
+    """Ids of the devices that are left out for good, with the reasons."""
     references: dict[str, Opened] = field(default_factory=dict)
     """By type, the device that the others must be like; empty until all have started."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Devices that are left out for good, with the reasons."""
-    names: set[str] = field(default_factory=set)  # names of all devices that were there
-    lost: set[str] = field(default_factory=set)
-    """Devices whose agent was lost before it had started; a second time leaves one out."""
-    there: set[str] = field(default_factory=set)  # devices that the pool had at the last look
-    deserted: bool = False  # whether work was left for which no device was there
-    looked: float = float("-inf")
+    names: set[str] = field(default_factory=set)  # of all devices that were taken
+    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
+    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
+    failed: bool = False  # whether there is work that no device did, though there was time
+    looked: float = -math.inf
     idle_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -159,11 +158,6 @@ class Driver:
             job.end()
         if isinstance(error, PoolGone) and self.go_on:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is work that no device did, though there was time."""
-        return self.deserted or bool(self.given_up)
 
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
@@ -201,7 +195,7 @@ class Driver:
     def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
         while self.clock() < ends:
             self._look()
-            for member in list(self.members.values()):
+            for member in self.members.values():
                 if member.opened and not member.task:
                     self._give(member)
             if is_over():
@@ -212,10 +206,6 @@ class Driver:
                 if self.clock() > member.until:
                     reason = "it takes far longer than anything should"
                     self._take(Answer(member.device.id, None, reason, lost=True))
-
-    def _have_started(self) -> bool:
-        starting = any(member.opened is None for member in self.members.values())
-        return not starting and not (self.lost & self.there) - self.members.keys() - self.refused.keys()
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
@@ -228,6 +218,11 @@ class Driver:
             if device.id not in self.members and device.id not in self.refused:
                 self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
                 self.pool.send(device.id, replace(device, threads=self.threads))
+
+    def _have_started(self) -> bool:
+        """Whether each device that is there has told what it is, or is left out."""
+        started = {id for id, member in self.members.items() if member.opened}
+        return self.there <= started | self.refused.keys() and len(started) == len(self.members)
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""
@@ -246,7 +241,7 @@ class Driver:
         starting = any(not member.opened for member in members)
         if starting or (self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S):
             return False
-        self.deserted = True
+        self.failed = True
         self.log(f"no device is left for {waiting} of what waits")
         return True
 
@@ -271,7 +266,7 @@ class Driver:
         member = self.members.get(answer.device)
         if member is None:
             return
-        task, member.task, member.until = member.task, None, float("inf")
+        task, member.task, member.until = member.task, None, math.inf
         if answer.result is None:
             self._failed(member, task, answer)
         elif isinstance(answer.result, Opened):
@@ -287,22 +282,21 @@ class Driver:
 
     def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
         """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
-        agent that was lost is started again; one that had not started yet, only once."""
-        id = member.device.id
+        agent that was lost is started again, unless the device failed too often in a row."""
+        name, id = member.name, member.device.id
+        self.failures[name] += 1
+        is_out = self.failures[name] >= MOST_FAILURES
         if task is not None:
-            self.failures[member.name] += 1
             then = self._return(task, member)
-            if is_out := self.failures[member.name] >= MOST_FAILURES:
-                then += f"; {member.name} is left out, as it failed {MOST_FAILURES} times in a row"
-            self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
             if is_out:
-                self._refuse(member, "")
-        elif answer.lost and id not in self.lost:
-            self.lost.add(id)
-        else:
-            self._refuse(member, f"{member.name}: {answer.error}")
-        if answer.lost and id in self.members:
+                then += f"; {name} is left out, as it failed {MOST_FAILURES} times in a row"
+                self.refused[id] = ""
+            self.log(f"{name}: {answer.error}, in {task.key}: {then}")
+        elif is_out or not answer.lost:
+            self._refuse(member, f"{name}: {answer.error}")
+        if answer.lost or id in self.refused:
             self._remove(member)
+        if answer.lost:
             self.looked = self.clock()  # until the next look the pool knows whether its node has gone
 
     def _return(self, task: Task, member: Member) -> str:
@@ -315,7 +309,7 @@ class Driver:
         if task.device:
             return "given up"
         if len(tried) >= MOST_FAILURES:
-            self.given_up.append(task)
+            self.failed = True
             return f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
         if self._alone(member):
             job.waiting.append(task)
@@ -344,18 +338,12 @@ class Driver:
 
     def _refuse(self, member: Member, reason: str) -> None:
         self.refused[member.device.id] = reason
-        if reason:
-            self.log(f"left out: {reason}")
+        self.log(f"left out: {reason}")
         self._remove(member)
 
     def _remove(self, member: Member) -> None:
         self.pool.stop(member.device.id)
-        del self.members[member.device.id]
-
-
-# What all devices of a type must have in common to measure one run, the last on CPUs only. All libraries and
-# all facts of the commit count.
-MACHINE = ("device", "arch", "driver", "threads")
+        self.members.pop(member.device.id, None)
 
 
 def most_alike(devices: Sequence[Opened]) -> Opened:
@@ -364,12 +352,10 @@ def most_alike(devices: Sequence[Opened]) -> Opened:
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """What `b` has where `a` has something else: device, libraries, commit of the suite."""
-    different = []
-    for group in ("machine", "versions", "git"):
-        of_a, of_b = a.provenance[group], b.provenance[group]
-        machine = MACHINE if a.platform.kind == "cpu" else MACHINE[:-1]
-        for name in machine if group == "machine" else sorted(of_a.keys() | of_b.keys()):
-            if of_a.get(name) != of_b.get(name):
-                different.append(f"{name} {of_b.get(name) or 'missing'} for {of_a.get(name) or 'missing'}")
-    return different
+    """What `b` has where `a` has something else, though one run may not be measured by both: the device, its
+    driver, on CPUs the number of threads, any library, any fact of the suite's commit."""
+    machine = ["device", "arch", "driver", *(["threads"] if a.platform.kind == "cpu" else [])]
+    return [
+        f"{name} {of_b or 'missing'} for {of_a or 'missing'}"
+        for name, of_a, of_b in differing(a.provenance, b.provenance, machine, ("versions", "git"))
+    ]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from harness import files
-from harness.cluster.agent import CaseOrder, CommandDone, CommandOrder, Opened
+from harness.cluster.agent import CaseOrder, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
 from harness.cluster.ray_cluster import RayPool
-from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
-from harness.files import JournalFull, JsonObject, require_writable
+from harness.errors import FAILED, OK, NothingRan, UsageError
+from harness.files import require_writable
 from harness.plan import budget
-from harness.results.effects import regressions
 from harness.results.journal import Journal
-from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
-from harness.run.execute import ENOUGH, Display, Outcome, exit_code, keep
+from harness.run.execute import ENOUGH, Display, Outcome, exit_code, finish, keep, measured_s
 from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import Request, RunPlan, case_of
 from harness.tune.race import (
@@ -38,7 +34,7 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case
 
-MOST = 3.0  # a case whose first rounds take longer than its budget may take so many times that budget
+MOST = 3.0  # times its budget: the most that a case may take if its first rounds need more than the budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
     "cpu": ("m=64 n=512 k=7168",),
@@ -48,8 +44,8 @@ CALIBRATION_S = 3.0
 
 
 def beside_s(suite: str, kind: str) -> float:
-    """Seconds that a case takes beside its measuring, before one was seen: what runs in
-    results/epyc-zen4-2core took. The figure for GPUs is a guess. kind: of platform"""
+    """An estimate of the seconds that a case takes beside measuring, until one is done. On CPUs it is what
+    runs in results/epyc-zen4-2core took; the figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
         return 15.0
     return 60.0 if kind == "cpu" else 30.0
@@ -72,15 +68,11 @@ class RunJob(Job):
         self.measure_s = self.plan.per_case_s
         self.aside_s = beside_s(record.suite, record.provenance["machine"]["platform"])
         self.planned = {planned.key: case_of(planned) for planned in record.cases}
-        self.finished: set[str] = set()
-        self.statuses: Counter[str] = Counter()
-        self.spent_s = 0.0
+        self.finished = finished_cases(self.journal, self.plan.retry)
         self.given_s: dict[str, float] = {}  # for cases that are being measured
-        self.recorded = {device.name for device in self.journal.devices()}
-        self.met: set[str] = set()  # devices that measured a case in this command
-        self.kept = self.journal.calibrations()
-        for key, records in finished_cases(self.journal, self.plan.retry).items():
-            self._count(key, records)
+        self.met: dict[str, DeviceUsed] = {}  # devices that measured a case in this command, by name
+        self.of_devices: list[Record] = [*self.journal.devices(), *self.journal.calibrations()]
+        """What is recorded of devices, in earlier commands too."""
         # Cases that are measured again come last: what broke may break again.
         before = self.journal.finished()
         again = sorted(self.planned, key=lambda key: key in before)
@@ -98,11 +90,18 @@ class RunJob(Job):
     def left_out(self) -> list[Case]:
         return [case for key, case in self.planned.items() if key not in self.finished]
 
+    @property
+    def statuses(self) -> Counter[str]:
+        """How many rows have each status."""
+        records = itertools.chain.from_iterable(self.finished.values())
+        return Counter(record.status for record in records if isinstance(record, Cell))
+
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
         share_s, most_s = self.plan.per_case_s, MOST * self.plan.per_case_s
         if self.devices:
-            most_s = self.plan.budget_s * self.devices - self.spent_s - sum(self.given_s.values())
-            if (self.spent_s or self.given_s) and most_s < ENOUGH * self.plan.per_case_s:
+            spent_s = sum(measured_s(records) for records in self.finished.values())
+            most_s = self.plan.budget_s * self.devices - spent_s - sum(self.given_s.values())
+            if (spent_s or self.given_s) and most_s < ENOUGH * self.plan.per_case_s:
                 return None
             queue = [self.planned[each.key] for each in (task, *self.waiting)]
             share_s, _ = budget.allowance(most_s, queue, self.plan.per_case_s)
@@ -112,39 +111,27 @@ class RunJob(Job):
     def take_back(self, task: Task) -> None:
         self.given_s.pop(task.key, None)
 
-    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        assert isinstance(result, list)
+    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+        """Records the case, with its device and what else is known of devices, which a kill would lose
+        later."""
         self.given_s.pop(task.key, None)
-        measured_s = self._count(task.key, result)
+        self.finished[task.key] = result
+        self.met[by.used.name] = by.used
         try:
-            keep(self.journal, [*self._device_records(by.used), *result])
+            keep(self.journal, [*self._new_of_devices(), *result])
         finally:
             self.on_case(self.planned[task.key], result)
-        return measured_s
+        return measured_s(result)
 
-    def _count(self, key: str, records: Sequence[Record]) -> float:
-        """Counts a finished case. Returns its seconds of measuring."""
-        measured_s = sum(record.measured_s for record in records if isinstance(record, CaseDone))
-        self.finished.add(key)
-        self.spent_s += measured_s
-        self.statuses.update(record.status for record in records if isinstance(record, Cell))
-        return measured_s
-
-    def _device_records(self, used: DeviceUsed) -> list[Record]:
-        """What is recorded with a case of a device: the device and its calibrations, which a kill would lose
-        later, as far as they are not recorded yet."""
-        device: list[Record] = [] if used.name in self.recorded else [used]
-        self.recorded.add(used.name)
-        self.met.add(used.name)
-        return [*device, *self._calibrations()]
-
-    def _calibrations(self) -> list[Calibration]:
-        new = [made for made in self.calibrations if made.device in self.met and made not in self.kept]
-        self.kept += new
+    def _new_of_devices(self) -> list[Record]:
+        """The devices that measured a case, and their calibrations, as far as they are not recorded yet."""
+        of_met = [made for made in self.calibrations if made.device in self.met]
+        new = [record for record in [*self.met.values(), *of_met] if record not in self.of_devices]
+        self.of_devices += new
         return new
 
     def end(self) -> None:
-        if new := self._calibrations():
+        if new := self._new_of_devices():
             keep(self.journal, new)
 
     def outcome(self) -> Outcome:
@@ -168,71 +155,13 @@ def _of_case(plan: RunPlan, key: str) -> RunPlan:
 
 
 @dataclass
-class CommandJob(Job):
-    """A Python command. It is done when its files are in its folder, `done.json` the last of them."""
-
-    folder: Path
-    arguments: Sequence[str]  # `{out}` among them stands for the folder
-    wall_s: float  # expected; it is killed after twice as long
-    on_done: Callable[[int | None, str], None]  # is told the exit code and the end of the output
-    cases = 1
-
-    def __post_init__(self) -> None:
-        self.aside_s = self.wall_s
-        if not self.done:
-            self.waiting.append(Task(self.name, self.name))
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "done.json"
-
-    @property
-    def done(self) -> int:
-        return int(self.file.exists())
-
-    @property
-    def statuses(self) -> dict[str, int]:
-        """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
-        try:
-            code = json.loads(self.file.read_text())["code"]
-        except (OSError, ValueError, KeyError):
-            return {}
-        return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
-
-    def order(self, task: Task, left_s: float) -> CommandOrder:
-        return CommandOrder(self.arguments, min(left_s, 2 * self.wall_s))
-
-    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        assert isinstance(result, CommandDone)
-        facts: JsonObject = {
-            "arguments": list(self.arguments),
-            "code": result.code,
-            "seconds": round(wall_s, 1),
-            "device": by.used.name,
-            "provenance": by.facts.provenance,
-            "output": result.output,
-        }
-        written = dict(result.files)
-        if result.code is not None:  # else it was killed at its time, which is longer in a longer campaign
-            written[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
-        for name, content in written.items():
-            try:
-                files.replace(self.folder / name, content)
-            except OSError as error:
-                raise JournalFull(f"cannot write to {self.folder / name}: {error.strerror}") from None
-        self.on_done(result.code, result.output)
-        return 0.0
-
-
-@dataclass
 class CalibrationJob(Job):
     """The same cases on each device of a type, with the op's best torch implementation. It shows how far the
     devices lie apart, before all other cases and after them."""
 
     when: Literal["first", "last"]
     devices: list[Opened]
-    made: list[Calibration]  # is given each calibration; the jobs of runs read it
-    log: Callable[[str], None]
+    driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
         facts = replace(self.devices[0].facts, ceilings=None)
@@ -265,24 +194,24 @@ class CalibrationJob(Job):
         most_s = min(left_s, 3 * CALIBRATION_S)
         return CaseOrder(_of_case(self.plan, task.key), CALIBRATION_S, most_s, left_s)
 
-    def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        assert isinstance(result, list)
-        for cell in result:
-            if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
+    def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
+        name = by.used.name
+        for cell in (record for record in result if isinstance(record, Cell)):
+            if cell.time_us and cell.low_us and cell.high_us:
                 shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
-                name = by.used.name
-                self.made.append(Calibration(device=name, type=self.type, when=self.when, **shared))
-            elif isinstance(cell, Cell):
-                self.log(f"{by.used.name} was not calibrated: {cell.status}: {cell.reason}")
+                made = Calibration(device=name, type=self.type, when=self.when, **shared)
+                self.driver.calibrations.append(made)
+            else:
+                self.driver.log(f"{name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S
 
 
 def calibrations(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
     """The jobs before and after all others."""
-    made, log = driver.calibrations, driver.log
+    passes: tuple[tuple[Literal["first", "last"], int], ...] = (("first", -1), ("last", 1 << 30))
     return [
-        CalibrationJob(f"calibration of {type}, first", type, -1, "first", list(devices), made, log),
-        CalibrationJob(f"calibration of {type}, last", type, 1 << 30, "last", list(devices), made, log),
+        CalibrationJob(f"calibration of {type}, {when}", type, rank, when, list(devices), driver)
+        for when, rank in passes
     ]
 
 
@@ -298,9 +227,7 @@ def run_on_cluster(
     """
     began = time.perf_counter()
     require_writable(request.json, request.csv)
-    pool = pool or RayPool(request.cluster or "auto", request.device)
-    driver = Driver(pool, display.log, threads=request.threads)
-    with driver:
+    with _driver(request, display, pool) as driver:
         type, devices = only_type(driver)
         journal, plan = begin_run(request_of(devices[0].facts.platform), devices[0], display.log)
         record, count = plan.record, len(devices)
@@ -308,21 +235,29 @@ def run_on_cluster(
         display.log(f"{len(record.cases)} cases on {count} of {type}: {names}")
 
         def on_case(case: Case, records: Sequence[Record]) -> None:
-            if max(count, len(job.recorded)) == 1:
+            known = {used.name for used in job.of_devices if isinstance(used, DeviceUsed)}
+            if max(count, len(known)) == 1:
                 records = [each.nameless if isinstance(each, CaseDone) else each for each in records]
             display.case(record, case, records)
 
         job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
-        driver.add([job, *calibrations(driver, type, devices)])
-        driver.go_on = f"--resume {journal.folder} measures the rest"
         before_s = time.perf_counter() - began
-        driver.run()
-    outcome = replace(job.outcome(), before_s=before_s)
-    display.end(record, outcome)
-    write_outputs(request.json, request.csv, record, outcome.records)
-    code = exit_code(outcome.records)
-    regressed = bool(record.trees) and regressions(outcome.records)
-    return FAILED if code == OK and (driver.failed or regressed) else code
+        _work(driver, [job], type, devices)
+    code = finish(request, record, replace(job.outcome(), before_s=before_s), display)
+    return FAILED if code == OK and driver.failed else code
+
+
+def _driver(request: Request, display: Display, pool: Pool | None) -> Driver:
+    pool = pool or RayPool(request.cluster or "auto", request.device)
+    return Driver(pool, display.log, threads=request.threads)
+
+
+def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[Opened]) -> None:
+    """Does the jobs on devices of one type, with calibrations before and after them."""
+    driver.add([*jobs, *calibrations(driver, type, devices)])
+    folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
+    driver.go_on = f"{folders} measures the rest"
+    driver.run()
 
 
 def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
@@ -348,11 +283,9 @@ def race_on_cluster(
 ) -> tuple[int, list[Row]]:
     """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool, by
     default the cluster's."""
-    pool = pool or RayPool(request.cluster or "auto", request.device)
-    driver = Driver(pool, display.log)
     jobs: list[RunJob] = []
     races: list[Race] = []
-    with driver:
+    with _driver(request, display, pool) as driver:
         type, devices = only_type(driver)
         platform, count = devices[0].facts.platform, len(devices)
         implementations = implementations_here(request, platform)
@@ -364,10 +297,7 @@ def race_on_cluster(
             display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
             jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, driver.calibrations))
             races.append(race)
-        driver.add([*jobs, *calibrations(driver, type, devices)])
-        folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
-        driver.go_on = f"{folders} measures the rest"
-        driver.run()
+        _work(driver, jobs, type, devices)
     codes = [FAILED] if driver.failed else []
     for job in jobs:
         outcome = job.outcome()

@@ -1,5 +1,5 @@
-"""A Ray cluster: joined, or started on this machine; its devices, with an agent in an actor of Ray's on each;
-and its CPUs, on which kernels are compiled. Only this file imports Ray."""
+"""A Ray cluster: joined, or started on this machine; and its devices, with an agent in an actor of Ray's on
+each. Only this file imports Ray."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from harness.catalogue.devices import known_type
-from harness.cluster.agent import Agent, Answer, Device, Opened, Order
-from harness.compile.compiler import CompileEach, Resources, compile_launch
-from harness.compile.launches import KernelLaunch
+from harness.cluster.agent import Agent, Answer, Device, Order
 from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
 from harness.machine.device import steers
 from harness.paths import ROOT
-from kernels.platform import devices, version
+from kernels.platform import devices
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's name for not forming clusters with other machines, as on those systems: it keeps to 127.0.0.1."""
+"""With this variable at 0 Ray keeps to 127.0.0.1, as it does on those systems, and forms no cluster."""
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
-"""Characters of the path of the temporary folder from which on Ray is given another folder: Ray keeps sockets
-in it, and the path of a socket has at most 107."""
+"""Where the path of the temporary folder has so many characters, Ray is given another folder: it has sockets
+there, and the path of a socket has at most 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
-"""Seconds to wait for a connection to the head, and after which the head is gone if it takes none."""
+"""Seconds to wait for one connection to the head, and seconds without any after which the head is gone."""
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
@@ -43,7 +41,6 @@ START_S = 90.0
 device that another driver has."""
 BEAT_S, HANG_S = 10.0, 60.0
 """Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
-FIRST_S = 300.0  # seconds for the cluster to compile its first kernel
 
 
 def join(address: str) -> ModuleType:
@@ -71,13 +68,11 @@ def join(address: str) -> ModuleType:
         raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # Ray prints pages about nodes that died; the driver says it in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
-    options: dict[str, Any] = {"address": address}
-    if looked_for:
-        options["address"] = "auto" if address else "local"  # `auto` also looks for a token
+    options: dict[str, Any] = {"address": "auto" if looked_for else address}  # `auto` also looks for a token
     if not address:
         gpus = sum(platform.kind != "cpu" for platform in devices().values())
         folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
-        options |= {"include_dashboard": False, "num_gpus": gpus, "_temp_dir": folder}
+        options = {"address": "local", "include_dashboard": False, "num_gpus": gpus, "_temp_dir": folder}
     try:
         ray.init(
             log_to_driver=False,
@@ -154,69 +149,44 @@ class PoolGone(HarnessError):
     """The cluster is gone, for the reason given."""
 
 
-class Head:
-    """The head of a cluster that was joined. Where it is gone, Ray's own calls wait for it for a minute and
-    then end this process; so it is asked before each call."""
-
-    def __init__(self, ray: ModuleType) -> None:
-        self.ray = ray
-        self.address: str = ray.get_runtime_context().gcs_address
-        self.gone = False
-
-    def require(self) -> None:
-        """Waits until it answers. Raises PoolGone where it does not for a while."""
-        until = time.monotonic() + HEAD_GONE_S
-        while _refusal(self.address, HEAD_S):
-            if time.monotonic() >= until:
-                self.gone = True
-                raise PoolGone(f"the cluster's head at {self.address} is gone")
-            time.sleep(0.2)
-
-    def leave(self) -> None:
-        """Leaves the cluster, and ends one that was started here."""
-        if self.gone:
-            # Ray's own end would wait for the head, and Python's would crash in Ray's threads.
-            atexit.register(_end)
-        else:
-            self.ray.shutdown()
+def require_head(address: str) -> None:
+    """Waits until the head of a cluster answers. Raises PoolGone where it does not for a while. It is asked
+    before each call of Ray's, which would wait for a minute and then end this process."""
+    until = time.monotonic() + HEAD_GONE_S
+    while _refusal(address, HEAD_S):
+        if time.monotonic() >= until:
+            raise PoolGone(f"the cluster's head at {address} is gone")
+        time.sleep(0.2)
 
 
-def _end() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(FAILED)
-
-
-class RayAgent:
-    """An `Agent` in a process of Ray's."""
+class RayAgent(Agent):
+    """An agent in a process of Ray's."""
 
     def __init__(self) -> None:
+        super().__init__()
         if not os.environ.pop(THREADS_ASKED, ""):
             os.environ.pop("OMP_NUM_THREADS", None)
-        self.agent = Agent()
 
-    def obey(self, id: str, order: Order) -> Answer:
-        slow = _without_niceness()
-        answer = self.agent.answer(id, order)
-        if slow and isinstance(answer.result, Opened):
-            facts = replace(answer.result.facts, busy=[*answer.result.facts.busy, slow])
-            answer = replace(answer, result=replace(answer.result, facts=facts))
-        return answer
+    def answer(self, id: str, order: Order) -> Answer:
+        self.notes = _without_niceness()
+        return super().answer(id, order)
 
     def beat(self) -> None:
-        """Is a sign of life, given beside what the agent does."""
+        """Does nothing: the answer is a sign of life, also while an order is obeyed."""
 
 
-def _without_niceness() -> str:
+def _without_niceness() -> list[str]:
     """Takes back the niceness that Ray gives its processes, for each thread, as Linux has it. Returns a note
     where that is not allowed."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if niceness <= 0:
+        return []
     try:
-        for thread in Path("/proc/self/task").glob("[0-9]*") if niceness > 0 else ():
+        for thread in Path("/proc/self/task").glob("[0-9]*"):
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
     except OSError:
-        return f"Ray runs it at niceness {niceness}: start its node with RAY_worker_niceness=0"
-    return ""
+        return [f"Ray runs it at niceness {niceness}: start its node with RAY_worker_niceness=0"]
+    return []
 
 
 @dataclass
@@ -240,12 +210,12 @@ class RayPool:
         """address: as for `join`; type: of the devices that are used, all by default; agent: has RayAgent's
         methods"""
         self.ray = join(address)
-        self.head = Head(self.ray)
+        self.head: str = self.ray.get_runtime_context().gcs_address
         self.type, self.agent = type, agent
         self.actors: dict[str, _Actor] = {}
 
     def devices(self) -> Sequence[Device]:
-        self.head.require()
+        require_head(self.head)
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
         hosts = Counter(host for host, device in there if not device.is_gpu)
@@ -257,37 +227,32 @@ class RayPool:
 
     def send(self, id: str, order: Order) -> None:
         if isinstance(order, Device):
-            agent = self._started(order)
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            resources = dict(order.resources)
+            remote = self.ray.remote(self.agent).options(
+                num_cpus=resources.pop("CPU", 0),
+                num_gpus=resources.pop("GPU", 0),
+                resources=resources,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(order.node, soft=False),
+                max_concurrency=2,
+                max_restarts=0,
+            )
+            agent = remote.remote()
             self.actors[id] = _Actor(agent, agent.beat.remote(), time.monotonic())
-        self.actors[id].task = self.actors[id].agent.obey.remote(id, order)
-
-    def _started(self, device: Device) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        resources = dict(device.resources)
-        remote = self.ray.remote(self.agent).options(
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            resources=resources,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
-            max_concurrency=2,
-            max_restarts=0,
-        )
-        return remote.remote()
+        self.actors[id].task = self.actors[id].agent.answer.remote(id, order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        self.head.require()
+        require_head(self.head)
         working = {actor.task: id for id, actor in self.actors.items() if actor.task is not None}
-        if working:
-            ready, _ = self.ray.wait(list(working), timeout=timeout_s)
-            answers = [self._answer(working[reference], reference) for reference in ready]
-        else:
+        if not working:
             time.sleep(min(timeout_s, 0.2))
-            answers = []
-        return [*answers, *self._silent()]
+            return self._silent()
+        ready, _ = self.ray.wait(list(working), timeout=timeout_s)
+        return [*(self._answer(working[reference]) for reference in ready), *self._silent()]
 
-    def _answer(self, id: str, reference: Any) -> Answer:
-        self.actors[id].task = None
+    def _answer(self, id: str) -> Answer:
+        reference, self.actors[id].task = self.actors[id].task, None
         try:
             answer: Answer = self.ray.get(reference)
             return answer
@@ -296,7 +261,7 @@ class RayPool:
 
     def _silent(self) -> list[Answer]:
         """Answers for agents that gave no sign of life for too long, or that cannot begin."""
-        now, lost = time.monotonic(), []
+        now, silent = time.monotonic(), []
         for id, actor in self.actors.items():
             answered, _ = self.ray.wait([actor.beat], timeout=0)
             if answered:
@@ -306,23 +271,33 @@ class RayPool:
                 if now > actor.asked + BEAT_S:
                     actor.asked, actor.beat = now, actor.agent.beat.remote()
             elif actor.begun and now > actor.asked + HANG_S:
-                lost.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
+                silent.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
             elif not actor.begun and now > actor.asked + START_S:
                 why = "another driver has the device, or its node hangs"
-                lost.append(Answer(id, None, f"no agent within {START_S:g} s: {why}"))
-        return lost
+                silent.append(Answer(id, None, f"no agent within {START_S:g} s: {why}"))
+        return silent
 
     def stop(self, id: str) -> None:
         if (actor := self.actors.pop(id, None)) is not None:
             with contextlib.suppress(Exception):  # the actor or the head may be gone already
-                self.head.require()
+                require_head(self.head)
                 self.ray.kill(actor.agent)
 
     def close(self) -> None:
-        if not self.head.gone:
-            for id in list(self.actors):
-                self.stop(id)
-        self.head.leave()
+        """Leaves the cluster too, and ends one that was started here."""
+        if _refusal(self.head, HEAD_S):
+            # Ray's own end would wait for the head, and Python's would crash in Ray's threads.
+            atexit.register(_end)
+            return
+        for id in list(self.actors):
+            self.stop(id)
+        self.ray.shutdown()
+
+
+def _end() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
 
 
 def _devices(node: dict[str, Any]) -> list[Device]:
@@ -348,43 +323,3 @@ def _cause(error: Exception) -> str:
     if "node" in text and ("dead" in text or "died" in text):
         return "its node died"
     return type(error).__name__
-
-
-def compile_on(address: str) -> CompileEach:
-    """Returns what compiles launches on the CPUs of a cluster; it raises UsageError where a node has another
-    Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there is no cluster.
-
-    address: as for `join`
-    """
-    ray = join(address)
-    head = Head(ray)
-
-    def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-        task, ours = ray.remote(_compiled).options(num_cpus=1, max_retries=2), version("triton")
-        keys = {task.remote(launch, ours): key for key, launch in todo.items()}
-        given_up = time.monotonic() + FIRST_S
-        while keys:
-            head.require()
-            ready, _ = ray.wait(list(keys), timeout=2)
-            if len(keys) == len(todo) and not ready and time.monotonic() > given_up:
-                raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
-            for reference in ready:
-                key = keys.pop(reference)
-                try:
-                    made = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    made = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
-                if isinstance(made, str):
-                    raise UsageError(made)
-                yield key, made
-
-    return compile_each
-
-
-def _compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node; returns the mistake instead where the node has another Triton."""
-    here = version("triton")
-    if here != triton:
-        host = socket.gethostname()
-        return f"{host} has triton {here or 'missing'}, the driver's machine {triton}: make them alike"
-    return compile_launch(launch.kernel, launch.arch, launch.data)

@@ -97,20 +97,19 @@ def _instruments(here: Platform, threads: int) -> JsonObject:
 def clock_differences(pair: list[WorkerProcess], seconds: float = SECONDS) -> dict[str, Comparison]:
     """Compares each workload with itself. Each of the two workers prepares it anew in every block, so the
     ratio is what two equal implementations differ by on this machine. Raises WorkerFailure."""
-    return {workload: _difference(pair, workload, seconds) for workload in WORKLOADS}
-
-
-def _difference(pair: list[WorkerProcess], workload: str, seconds: float) -> Comparison:
-    def prepare(*_: object) -> None:
-        for worker in pair:
-            worker.ask("prepare", 120, workload=workload)
-
-    policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
     samples = {str(i): lambda w=w: w.ask("sample", 60, at_least=SAMPLE_S) for i, w in enumerate(pair)}
-    rounds = measure(samples, policy)
-    for reason in rounds.dropped.values():
-        raise WorkerFailure("error", reason)
-    return compare(rounds.series("0"), rounds.series("1"), blocks=rounds.blocks)
+    found = {}
+    for workload in WORKLOADS:
+
+        def prepare(*_: object, workload: str = workload) -> None:
+            for worker in pair:
+                worker.ask("prepare", 120, workload=workload)
+
+        rounds = measure(samples, Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare))
+        for reason in rounds.dropped.values():
+            raise WorkerFailure("error", reason)
+        found[workload] = compare(rounds.series("0"), rounds.series("1"), blocks=rounds.blocks)
+    return found
 
 
 Ask = Callable[..., str]

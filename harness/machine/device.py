@@ -8,7 +8,9 @@ import platform as host
 import re
 import socket
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from harness.catalogue.flags import catalogue
 from harness.errors import UsageError
@@ -103,3 +105,20 @@ def git_state() -> JsonObject:
     commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {"commit": commit, "dirty": bool(changed)}
+
+
+def differing(
+    a: JsonObject, b: JsonObject, machine: Iterable[str], groups: Iterable[str] = ("versions",)
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the facts in which two provenances differ: the name, the value in `a` and the value in `b`, None
+    where it is missing.
+
+    machine: the facts of the machine that count
+    groups:  the other groups, of which all facts count
+    """
+    names = {"machine": machine}
+    for group in ("machine", *groups):
+        of_a, of_b = a.get(group, {}), b.get(group, {})
+        for name in names.get(group, sorted(of_a | of_b)):
+            if of_a.get(name) != of_b.get(name):
+                yield name, of_a.get(name), of_b.get(name)

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from harness.machine.device import differing
 from harness.plan.settings import PLAIN
 from harness.results.read import RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
 from harness.statistics.intervals import CONFIDENCE, students_t, weighted_mean
 from harness.statistics.paired import (
-    MARGIN,
     Comparison,
     compare,
     measured,
@@ -52,18 +52,14 @@ NOISY = 0.05
 """Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
 
 
-def paired(
-    a: Samples, b: Samples, *, noise: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
-) -> Comparison:
-    """`compare` over the rounds that both have; they must be of one case of one run."""
+def paired(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Comparison:
+    """`compare` over the rounds that both have, without noise; they must be of one case of one run."""
     times_a, times_b = a.by_round, b.by_round
     shared = sorted(times_a.keys() & times_b.keys())
     return compare(
         [times_a[place] for place in shared],
         [times_b[place] for place in shared],
         blocks=[block for block, _ in shared],
-        floor=noise,
-        margin=margin,
         confidence=confidence,
     )
 
@@ -156,18 +152,15 @@ def _differences(
 
     moved: the devices of each case that different devices measured
     """
-    machines = [run.run.provenance.get("machine", {}) for run in (a, b)]
-    forbid = [_differ(name, *(machine.get(name) for machine in machines)) for name in MACHINE]
+    then, now = a.run.provenance, b.run.provenance
+    forbid = [_differ(*each) for each in differing(then, now, MACHINE, ())]
     forbid += [_differ(name, getattr(a.run, name), getattr(b.run, name)) for name in TERMS]
     if a.run.settings != b.run.settings:
         forbid.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
             forbid.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
-    notes = []
-    for group in ("versions", "environment"):
-        of_a, of_b = (run.run.provenance.get(group, {}) for run in (a, b))
-        notes += [_differ(name, of_a.get(name), of_b.get(name)) for name in sorted(of_a.keys() | of_b.keys())]
+    notes = [_differ(*each) for each in differing(then, now, (), ("versions", "environment"))]
     notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
     notes.append(_differ("suite", a.run.suite, b.run.suite))
     if moved:

@@ -7,18 +7,17 @@ import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from harness import archive, files
 from harness.errors import UsageError, mistake
 from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 
-KINDS: dict[str, type[Record]] = {
-    "cell": Cell,
-    "verdict": Verdict,
-    "case": CaseDone,
-    "device": DeviceUsed,
-    "calibration": Calibration,
-}
+RECORD: TypeAdapter[Record] = TypeAdapter(
+    Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
+)
 WHOLE = ("case", "device", "calibration")
 """Kinds of the last line of what a kill must not leave in pieces."""
 
@@ -29,7 +28,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
-        self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
+        self.lines = files.JsonLines(self.cells, RECORD.validate_json, archive.read_bytes, _finished_cases)
 
     @staticmethod
     def create(folder: Path, run: Run) -> Journal:
@@ -91,10 +90,6 @@ class Journal:
 
     def calibrations(self) -> list[Calibration]:
         return [record for record in self.lines.records() if isinstance(record, Calibration)]
-
-
-def _record(line: bytes) -> Record:
-    return KINDS[json.loads(line)["kind"]].model_validate_json(line)
 
 
 def _finished_cases(data: bytes) -> int:

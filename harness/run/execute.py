@@ -96,12 +96,15 @@ def run(request: Request, display: Display) -> int:
             finished=finished_cases(journal, plan.retry),
             began=began,
         )
-        display.end(plan.record, outcome)
-        write_outputs(request.json, request.csv, plan.record, outcome.records)
+        return finish(request, plan.record, outcome, display)
+
+
+def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
+    """Shows a finished run, writes `--json` and `--csv`, and returns the exit code."""
+    display.end(record, outcome)
+    write_outputs(request.json, request.csv, record, outcome.records)
     code = exit_code(outcome.records)
-    if code == OK and plan.record.trees and regressions(outcome.records):
-        return FAILED
-    return code
+    return FAILED if code == OK and record.trees and regressions(outcome.records) else code
 
 
 def measure(

@@ -14,6 +14,7 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
+from harness.machine.device import differing
 from harness.paths import RESULTS, portable
 from harness.plan import budget, select
 from harness.plan.settings import parse_setting
@@ -182,19 +183,16 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
         raise UsageError(
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
+    then = record.provenance
     try:
-        then = {group: dict(record.provenance[group]) for group in ("machine", "versions")}
         int(then["machine"]["threads"])
+        dict(then["versions"])
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
-    for group, names in (("machine", ("device", "device_id", "arch", "driver")), ("versions", None)):
-        before, after = then[group], now[group]
-        for name in names or sorted(before | after):
-            if before.get(name) != after.get(name):
-                raise UsageError(
-                    f"{journal.folder} was measured with {name} {before.get(name)}; here it is "
-                    f"{after.get(name)}: start a new run"
-                )
+    for name, before, after in differing(then, now, ("device", "device_id", "arch", "driver")):
+        raise UsageError(
+            f"{journal.folder} was measured with {name} {before}; here it is {after}: start a new run"
+        )
     return journal, RunPlan.of(record, request)
 
 

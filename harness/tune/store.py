@@ -151,10 +151,8 @@ def store(
         "provenance": dict(provenance),
         "choices": [merged[case] for case in sorted(merged)],
     }
-    try:
+    with files.explained(f"cannot write {file}", "; give another folder by --out"):
         files.replace(file, _text(content))
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}; give another folder by --out") from None
 
 
 def read(file: Path) -> dict[str, Any]:

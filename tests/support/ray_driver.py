@@ -33,7 +33,7 @@ class SleepingAgent:
 
         self.name = ray.get_runtime_context().get_node_id()[:6]
 
-    def obey(self, id: str, order: Order) -> Answer:
+    def answer(self, id: str, order: Order) -> Answer:
         if isinstance(order, Device):
             facts = DeviceFacts(named("cpu"), PROVENANCE, None)
             used = DeviceUsed(name=self.name, type=order.type, host=self.name)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cluster.agent import Answer, CaseOrder, CommandDone, Device, Opened, Order
+from harness.campaign.execute import CommandDone
+from harness.cluster.agent import Answer, CaseOrder, Device, Opened, Order
 from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named

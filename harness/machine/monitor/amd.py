@@ -76,15 +76,11 @@ def _message(error: Exception) -> str:
 def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
     """The devices that the kernel driver numbers, in the order of its numbers, as ROCm counts them. A device
     without a number was not given to this container. If no device has one, the library's order stays."""
-    numbered = [(node, handle) for handle in handles if (node := _node(smi, handle)) is not None]
-    return [handle for _, handle in sorted(numbered, key=lambda pair: pair[0])] or list(handles)
-
-
-def _node(smi: ModuleType, handle: object) -> int | None:
-    try:
-        return int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"])
-    except (AttributeError, ValueError, smi.AmdSmiException):
-        return None
+    numbered: dict[int, object] = {}
+    for handle in handles:
+        with contextlib.suppress(AttributeError, ValueError, smi.AmdSmiException):
+            numbered[int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"])] = handle
+    return [numbered[node] for node in sorted(numbered)] or list(handles)
 
 
 def _unique_name(smi: ModuleType, handle: object) -> str:
@@ -100,7 +96,7 @@ def _number(value: object) -> float | None:
 
 
 class AmdMonitor(GpuMonitor):
-    clock_name = "GFX"
+    clock_name = "GFX clock"
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 

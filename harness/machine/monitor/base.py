@@ -30,10 +30,11 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    def __init__(self, clock_name: str = "clock") -> None:
-        """clock_name: what the clock is called in the reasons of `end`"""
+    clock_name = "clock"
+    """Of the cores, in the reasons of `end`."""
+
+    def __init__(self) -> None:
         self.notes = Notes()
-        self.clock_of_lines = clock_name
         self.highest: dict[str, float] = {}
         """The highest clock of each work in this run, in MHz."""
         self.fallen: list[str] = []
@@ -43,7 +44,7 @@ class Monitor(ABC):
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
         if megahertz < MIN_CLOCK * highest:
             share = f"{megahertz / highest:.0%} of the {highest:.0f} MHz before"
-            self.fallen.append(f"{self.clock_of_lines} {megahertz:.0f} MHz, {share}")
+            self.fallen.append(f"{self.clock_name} {megahertz:.0f} MHz, {share}")
 
     @abstractmethod
     def begin(self) -> None:
@@ -188,8 +189,6 @@ class Holder:
 class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
-    clock_name: str
-    """The vendor's name of the cores' clock; its quantity is `<name>_clock_mhz`."""
     disturbing: frozenset[str]
     """The reasons for a slowdown that do not come from the kernel's own work."""
     power: str
@@ -197,7 +196,7 @@ class GpuMonitor(Monitor):
     power limit."""
 
     def __init__(self, platform: Platform, ours: Ours) -> None:
-        super().__init__(f"{self.clock_name} clock")
+        super().__init__()
         self.device = platform.device
         self.ours = ours
         self.there_before = set(self._holders())
@@ -280,9 +279,12 @@ class GpuMonitor(Monitor):
         self.slowed |= look.slowed & self.disturbing
         if look.clock is None:
             return
-        self.notes.add(f"{self.clock_name.lower()}_clock_mhz", look.clock)
+        self.notes.add(self._clock_quantity(), look.clock)
         if look.busy and self.power not in look.slowed:
             self.see_clock(work, look.clock)
+
+    def _clock_quantity(self) -> str:
+        return f"{self.clock_name.lower().replace(' ', '_')}_mhz"
 
     def end(self) -> str:
         return "; ".join([*self._slowdowns(), *self.fallen, *self._foreign_lines()])
@@ -330,7 +332,7 @@ class GpuMonitor(Monitor):
         look = self._look()
         values = dict(look.values)
         if look.clock is not None:
-            values[f"{self.clock_name.lower()}_clock_mhz"] = look.clock
+            values[self._clock_quantity()] = look.clock
         used = self._utilisation()
         if used is not None:
             values["utilisation_percent"] = used

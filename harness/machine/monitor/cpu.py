@@ -30,7 +30,7 @@ OTHERS_OF_ALL = 0.01
 """A share of all CPUs together; it counts where it is more than OTHERS, as a larger machine has more
 daemons."""
 OTHERS_TICKS = 4
-"""Three counters of each line are subtracted: idle, waiting, stolen."""
+"""Ticks by which the time of others may be off: three counters of each line are subtracted, each rounded."""
 
 GLANCE_S = 0.25
 NAMED = 3
@@ -152,10 +152,6 @@ class Counters:
         except OSError:
             return []
 
-    def all_processes(self) -> list[int]:
-        """The ids of all processes of the machine."""
-        return [int(entry.name) for entry in self.proc.iterdir() if entry.name.isdigit()]
-
     def name_of(self, pid: int) -> str:
         try:
             return (self.proc / str(pid) / "comm").read_text().strip()
@@ -218,8 +214,10 @@ def open_cpu(ours: Ours) -> Monitor:
 
 
 class CpuMonitor(Monitor):
+    clock_name = "CPU frequency"
+
     def __init__(self, ours: Ours, counters: Counters, sleep: Callable[[float], None] = time.sleep) -> None:
-        super().__init__("CPU frequency")
+        super().__init__()
         self.ours = ours
         self.sleep = sleep
         self.counters = counters
@@ -247,7 +245,7 @@ class CpuMonitor(Monitor):
     def end(self) -> str:
         reasons = list(self.fallen)
         if self.start is not None:
-            reasons += self._judge(self.start, self._read())
+            reasons += self._disturbances(self.start, self._read())
             try:
                 self.notes.add("load", self.counters.load())
             except OSError as error:
@@ -258,7 +256,7 @@ class CpuMonitor(Monitor):
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
-        lines = self._judge(first, now)
+        lines = self._disturbances(first, now)
         for pid, share in self._busiest(spent, self._spent(), now.at - first.at, now.ours.keys()).items():
             lines.append(f"process {pid} ({self.counters.name_of(pid)}) takes {share:.0%} of a CPU")
         self.notes.take()  # these readings are not of a round
@@ -293,7 +291,7 @@ class CpuMonitor(Monitor):
         busiest = sorted(took.keys() - set(ours), key=took.__getitem__, reverse=True)[:NAMED]
         return {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
 
-    def _judge(self, start: Reading, now: Reading) -> list[str]:
+    def _disturbances(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]
         if now.throttled > start.throttled:
             lines.append(f"the control group's CPU quota held us for {now.throttled - start.throttled:.3f} s")
@@ -360,5 +358,6 @@ class CpuMonitor(Monitor):
         return family | {os.getpid()}
 
     def _spent(self) -> dict[int, float]:
-        """CPU seconds of every process."""
-        return self.counters.read(self.counters.all_processes()).ours
+        """CPU seconds of every process of the machine."""
+        folders = self.counters.proc.iterdir()
+        return self.counters.read(int(folder.name) for folder in folders if folder.name.isdigit()).ours

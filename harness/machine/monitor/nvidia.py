@@ -54,7 +54,7 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 
 
 class NvidiaMonitor(GpuMonitor):
-    clock_name = "SM"
+    clock_name = "SM clock"
     power = POWER_CAP
     disturbing = (frozenset(REASONS.values()) | {THERMAL}) - {
         *(POWER_CAP, "clock setting", "sync boost", "display clock setting")

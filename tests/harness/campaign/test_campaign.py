@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from harness.campaign.execute import (
     CampaignOutcome,
     CampaignRequest,
     Steps,
+    _into,
     pack,
     run_campaign,
     step_of,
@@ -30,6 +32,7 @@ from harness.page.assemble import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
+from kernels.platform import named
 from tests.support.command_line import error_line
 from tests.support.simulated_pool import SimulatedPool, pool, records
 
@@ -206,6 +209,29 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     for code, statuses in ((OK, {"ok": 1}), (FAILED, {"error": 1}), (NOTHING_RAN, {})):
         job.file.write_text(json.dumps({"code": code}))
         assert job.statuses == statuses
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_a_step_that_was_begun_goes_on_with_its_own_plan(tmp_path, command):
+    """What a run's plan decides is not given again; how long its cases are measured is."""
+    words = [
+        "--op",
+        "mla_decode",
+        "--impl",
+        "torch.*",
+        "--suite",
+        "smoke",
+        "--launch",
+        "eager",
+        "--per-case",
+        "5s",
+    ]
+    read = read_step(Step("x", command, 0, "mla_decode", words))
+    request = read if command == "tune" else read(named("cpu"))
+    assert _into(request, tmp_path) == replace(request, out=str(tmp_path))
+    (tmp_path / "run.json").touch()
+    planned = {"impl": None, "suite": None, "launch": None}
+    assert _into(request, tmp_path) == replace(request, **planned, resume=str(tmp_path), retry=True)
 
 
 def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkeypatch):

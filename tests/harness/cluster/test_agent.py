@@ -5,19 +5,20 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from harness.campaign.execute import CommandDone, CommandOrder
+from harness.campaign.execute import _environment as command_environment
 from harness.cluster.agent import (
     Agent,
     CaseOrder,
-    CommandDone,
-    CommandOrder,
     Device,
     Opened,
+    Order,
     ThisMachine,
-    _ranges,
 )
 from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
@@ -25,7 +26,7 @@ from harness.machine.cpu_threads import ALLOWED
 from harness.plan.select import choose_cases
 from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
-from harness.run.device import device_lock
+from harness.run.device import _ranges, device_lock
 from harness.run.folder import planned_case
 from harness.run.plan import Request, RunPlan
 from kernels import OPS
@@ -39,7 +40,11 @@ from tests.support.workers_here import captured_here
 def agent() -> Iterator[Agent]:
     agent = Agent()
     yield agent
-    agent.close()
+    agent.release()
+
+
+def obey(agent: Agent, order: Order) -> Any:
+    return order.obey(agent)
 
 
 def order_of(opened: Opened) -> CaseOrder:
@@ -57,27 +62,27 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
     made = Mock(wraps=CaseMeasurer)
     monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", made)
     with captured_here():
-        opened = agent.obey(MINE)
+        opened = obey(agent, MINE)
         assert isinstance(opened, Opened)
         assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
         assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
         with pytest.raises(NothingRan, match="is being measured by process"), device_lock(detect("cpu")):
             pass
         order = order_of(opened)
-        records = agent.obey(order)
+        records = obey(agent, order)
     assert isinstance(records, list) and made.call_args.args[-1] == 0.25
     assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
     (done,) = [r for r in records if isinstance(r, CaseDone)]
     assert (done.case, done.device) == (order.plan.record.cases[0].key, opened.used.name)
     assert records[-1] is done
-    agent.close()
+    agent.release()
     with device_lock(detect("cpu")):
         pass
 
 
 def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monkeypatch):
     with captured_here():
-        opened = agent.obey(MINE)
+        opened = obey(agent, MINE)
     assert isinstance(opened, Opened)
     script = (
         "import pathlib, sys; from harness.run.device import device_lock; "
@@ -85,14 +90,14 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
         "with device_lock(detect('cpu')): (pathlib.Path(sys.argv[1]) / 'a.txt').write_text('1')\n"
         "sys.exit(3)"
     )
-    done = agent.obey(CommandOrder(["-c", script, "{out}"], 60))
+    done = obey(agent, CommandOrder(["-c", script, "{out}"], 60))
     assert done == CommandDone(3, "held before\n", {"a.txt": b"1"})
-    long = agent.obey(CommandOrder(["-c", "print('a' * 5000 + ' the end')"], 60))
+    long = obey(agent, CommandOrder(["-c", "print('a' * 5000 + ' the end')"], 60))
     assert isinstance(long, CommandDone) and long.output.endswith("a the end\n") and len(long.output) == 4000
     with captured_here(), device_lock(detect("cpu")), pytest.raises(NothingRan, match="is being measured"):
-        agent.obey(order_of(opened))
+        obey(agent, order_of(opened))
     with captured_here():
-        assert isinstance(agent.obey(order_of(opened)), list), "it takes it again for the next case"
+        assert isinstance(obey(agent, order_of(opened)), list), "it takes it again for the next case"
     with pytest.raises(NothingRan), device_lock(detect("cpu")):
         pass
 
@@ -101,7 +106,7 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
         "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; "
         "time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
     )
-    done = agent.obey(CommandOrder(["-c", script], 3))
+    done = obey(agent, CommandOrder(["-c", script], 3))
     assert isinstance(done, CommandDone) and done.code is None
     assert not Path(f"/proc/{done.output.strip()}/exe").exists()
 
@@ -113,7 +118,7 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
 
     monkeypatch.setattr("subprocess.Popen.communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        agent.obey(CommandOrder(["-c", "import time; time.sleep(600)"], 60))
+        obey(agent, CommandOrder(["-c", "import time; time.sleep(600)"], 60))
     assert started[0].wait(60) == -signal.SIGKILL, "it goes with its agent"
 
 
@@ -126,7 +131,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
         (detect("cpu"), {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4"}),
     ):
         agent.platform, agent.device = platform, Device("mine", "mine", threads=4)
-        assert shown.items() <= agent._environment().items()
+        assert shown.items() <= command_environment(agent).items()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("GPU_DEVICE_ORDINAL", "0")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -139,7 +144,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
     assert variables["PYTHONPATH"].split(":")[0] == str(ROOT) and THREADS_ASKED not in variables
     monkeypatch.setattr("harness.cluster.agent.choose_device", lambda _: detect("cpu"))
     with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):
-        agent.obey(Device("gpu0", "H200", is_gpu=True))
+        obey(agent, Device("gpu0", "H200", is_gpu=True))
     assert [_ranges(cores) for cores in ([0], [0, 1, 2, 8], [1, 3, 4], [])] == ["0", "0-2,8", "1,3-4", ""]
 
 

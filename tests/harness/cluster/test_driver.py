@@ -12,17 +12,16 @@ from unittest.mock import Mock
 import pytest
 
 from harness.cluster.agent import Device
-from harness.cluster.driver import Driver, Job, Task, differences, next_task
+from harness.cluster.driver import MOST_FAILURES, Driver, Job, Task, differences, next_task
 from harness.cluster.execute import RunJob, calibrations, only_type
-from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, _compiled, compile_on
-from harness.compile.compiler import Resources
+from harness.cluster.ray_cluster import PoolGone, RayPool, _cause, require_head
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
 from harness.run.plan import Request, RunPlan
-from kernels.platform import named, version
+from kernels.platform import named
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 
 
@@ -46,6 +45,11 @@ class Driven:
 
     def _on_case(self, case: object, records: list[Record]) -> None:
         self.shown += [record.case for record in records if isinstance(record, CaseDone)]
+
+    @property
+    def given_up(self) -> list[str]:
+        """The keys of cases at which so many devices failed that no other tries it."""
+        return [task.key for task, names in self.driver.tried.items() if len(names) >= MOST_FAILURES]
 
     @property
     def recorded(self) -> list[str]:
@@ -133,7 +137,7 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
         by: dict[str, list[str]] = {}
         for device, case in devices.measured:
             by.setdefault(device, []).append(case.removeprefix("case "))
-        given_up = [task.key for task in driven.driver.given_up]
+        given_up = driven.given_up
         left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
         cut_off = sum(line.startswith("the time is up") for line in driven.lines)
         assert driven.job.given == len(driven.recorded) + cut_off, "what failed was given back"
@@ -223,16 +227,11 @@ def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
     ray = Mock()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-        ray.get_runtime_context.return_value.gcs_address = address
         pool = RayPool.__new__(RayPool)
-        pool.head, pool.ray, pool.actors = (
-            Head(ray),
-            ray,
-            {"a": SimpleNamespace(task="a case", agent="agent")},
-        )
-        pool.head.require()
+        pool.head, pool.ray = address, ray
+        pool.actors = {"a": SimpleNamespace(task="a case", agent="agent")}
+        require_head(address)
         assert not slept.called
-    ray.reset_mock()
     for asks in (pool.devices, lambda: pool.wait(0.0)):
         slept.reset_mock()
         with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
@@ -242,7 +241,8 @@ def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
     assert not ray.mock_calls
 
 
-def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
+def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node(monkeypatch):
+    monkeypatch.setattr("harness.cluster.ray_cluster.require_head", Mock())
     has = [
         ("a", {"GPU": 2.0, "CPU": 8.0, "accelerator_type:H200": 1.0}), ("a", {"CPU": 4.0}),
         ("a", {"CPU": 8.0, "device:left": 1.0}), ("b", {}),
@@ -293,47 +293,9 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
         return draw.uniform(5, 30)
 
     driven = drive(SimulatedPool(dict.fromkeys(names, "cpu"), takes, joins=joins, leaves=leaves), 60)
-    given_up = {task.key for task in driven.driver.given_up}
+    given_up = {*driven.given_up}
     assert max(Counter(driven.recorded).values()) == 1
     assert {*driven.recorded} | given_up == {*keys(60)}
     assert not {*driven.recorded} & given_up
     assert driven.shown == driven.recorded
     assert len(driven.journal.devices()) == len({d.name for d in driven.journal.devices()})
-
-
-OURS = version("triton")
-
-
-def compiled(monkeypatch, theirs: str | None = OURS, waits: bool = False) -> dict[str, Resources]:
-    """What two kernels come to on a cluster whose nodes have that Triton. The second one's node dies."""
-
-    def on_a_node(launch: Mock, triton: str) -> Resources | str:
-        monkeypatch.setattr("harness.cluster.ray_cluster.version", lambda module: theirs)
-        if launch.arch == "dies":
-            raise OSError("it died")
-        return _compiled(launch, triton)
-
-    ray = Mock(get=lambda reference: reference(), exceptions=Mock(RayError=OSError))
-    ray.remote.return_value.options.return_value.remote = lambda *given: lambda: on_a_node(*given)
-    ray.wait = lambda refs, **_: ([], refs) if waits else (refs[:1], refs[1:])
-    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()), ("FIRST_S", 0.0),
-                           ("compile_launch", lambda kernel, arch, data: Resources(error=arch))):  # fmt: skip
-        monkeypatch.setattr(f"harness.cluster.ray_cluster.{name}", stand_in)
-    return dict(compile_on("auto")({arch: Mock(arch=arch) for arch in ("lives", "dies")}))
-
-
-def test_where_a_node_dies_while_it_compiles_only_that_kernel_has_no_result(monkeypatch):
-    made = compiled(monkeypatch)
-    assert made["lives"] == Resources(error="lives")
-    assert made["dies"] == Resources(error="compiling failed: its node gave OSError")
-
-
-@pytest.mark.parametrize(("theirs", "said"), [("0.1", "has triton 0.1, "), (None, "has triton missing, ")])
-def test_kernels_are_compiled_where_nodes_have_this_triton(monkeypatch, theirs, said):
-    with pytest.raises(UsageError, match=f"{said}the driver's machine {OURS}: make them alike$"):
-        compiled(monkeypatch, theirs)
-
-
-def test_a_cluster_whose_cpus_are_taken_is_not_waited_for(monkeypatch):
-    with pytest.raises(UsageError, match=r"^no kernel was compiled within 0 s: are all CPUs taken\?$"):
-        compiled(monkeypatch, waits=True)

@@ -7,15 +7,18 @@ import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures, select_architectures
+from harness.cli.compile import compile_on, compiled
 from harness.compile import compiler, survey
 from harness.compile.compiler import Product, Resources, resources_of
 from harness.compile.launches import KernelLaunch, implementations, launches, narrowed, shipped
 from harness.compile.survey import row, tile, violations
+from harness.errors import UsageError
 from kernels.mha_prefill.triton.flash import HEURISTIC
 from kernels.operands import Seeds
 from kernels.platform import version
@@ -302,3 +305,42 @@ def test_what_is_shipped_may_be(op, target):
     for launch in {(one.name, tile(one.config)): one for one in found}.values():
         made = row(launch, compiler.compile_launch(launch.kernel, target, launch.data))
         assert made["ok"] and made["registers"] > 0, made
+
+
+OURS = version("triton")
+
+
+def on_a_cluster(monkeypatch, theirs: str | None = OURS, waits: bool = False) -> dict[str, Resources]:
+    """What two kernels come to on a cluster whose nodes have that Triton. The second one's node dies."""
+
+    def on_a_node(launch: Mock, triton: str) -> Resources | str:
+        monkeypatch.setattr("kernels.platform.version", lambda module: theirs)
+        if launch.arch == "dies":
+            raise OSError("it died")
+        return compiled(launch, triton)
+
+    ray = Mock(get=lambda reference: reference(), exceptions=Mock(RayError=OSError))
+    ray.remote.return_value.options.return_value.remote = lambda *given: lambda: on_a_node(*given)
+    ray.wait = lambda refs, **_: ([], refs) if waits else (refs[:1], refs[1:])
+    monkeypatch.setattr("harness.cluster.ray_cluster.join", lambda _: ray)
+    monkeypatch.setattr("harness.cluster.ray_cluster.require_head", Mock())
+    monkeypatch.setattr("harness.cli.compile.FIRST_S", 0.0)
+    monkeypatch.setattr(compiler, "compile_launch", lambda kernel, arch, data: Resources(error=arch))
+    return dict(compile_on("auto")({arch: Mock(arch=arch) for arch in ("lives", "dies")}))
+
+
+def test_where_a_node_dies_while_it_compiles_only_that_kernel_has_no_result(monkeypatch):
+    made = on_a_cluster(monkeypatch)
+    assert made["lives"] == Resources(error="lives")
+    assert made["dies"] == Resources(error="compiling failed: its node gave OSError")
+
+
+@pytest.mark.parametrize(("theirs", "said"), [("0.1", "has triton 0.1, "), (None, "has triton missing, ")])
+def test_kernels_are_compiled_where_nodes_have_this_triton(monkeypatch, theirs, said):
+    with pytest.raises(UsageError, match=f"{said}the driver's machine {OURS}: make them alike$"):
+        on_a_cluster(monkeypatch, theirs)
+
+
+def test_a_cluster_whose_cpus_are_taken_is_not_waited_for(monkeypatch):
+    with pytest.raises(UsageError, match=r"^no kernel was compiled within 0 s: are all CPUs taken\?$"):
+        on_a_cluster(monkeypatch, waits=True)

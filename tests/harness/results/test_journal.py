@@ -155,10 +155,10 @@ def test_a_kill_anywhere_costs_no_more_than_the_case_that_was_being_written(tmp_
     *((3, text, "") for text in ('{"kind": "cell"}', '{"kind": "rumour"}', '{"kind": ["cell"]}')),
     *(
         (5, '{"case": "x"}', ""),
-        (2, {"time_us": "fast"}, "time_us: "),
-        (2, {"new_field": 1}, "new_field: "),
+        (2, {"time_us": "fast"}, "cell.time_us: "),
+        (2, {"new_field": 1}, "cell.new_field: "),
     ),
-    *((line, {"type": 7}, "type: ") for line in (11, 12)),
+    *((line, {"type": 7}, f"{kind}.type: ") for line, kind in ((11, "device"), (12, "calibration"))),
 ])  # fmt: skip
 def test_a_broken_line_is_named(tmp_path, number, broken, said):
     journal = filled(tmp_path / "run", "case a", "case b")

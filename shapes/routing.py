@@ -133,6 +133,13 @@ class Routing:
         routed = _loads(self)[: self.local]
         return max(routed) * self.local / sum(routed)
 
+    def touched(self, turns: int) -> int:
+        """The number of the rank's experts, with the shared one, that the turns 0 .. turns - 1 hit."""
+        if turns < 1:
+            return 0
+        on_rank = [(len(slice_), hit) for slice_, hit in _base(self).slices if slice_[0] < self.local]
+        return sum(min(size, turns * hit) for size, hit in on_rank) + self.shared
+
     @property
     def _group(self) -> int:
         """The experts of a group."""

@@ -9,26 +9,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import gathered, interruptible, seconds_option, target_device
+from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.run.single import CheckRequest
 
 
 @click.command()
-@gathered("harness.run.single:CheckRequest")
+@options.gathered("harness.run.single:CheckRequest")
 @click.option("--op", required=True, help="The op.")
 @click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
 @click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.")
-@click.option("--boundary", help="What the call covers: core (default), with_quant, with_routing.")
-@target_device
-@click.option(
-    "--cache",
-    type=click.Choice(["serving", "cold", "warm"]),
-    help="Which sets of operands the calls rotate over, as in `run` (default: serving).",
-)
+@options.boundary_option
+@options.target_device
+@options.cache_option
 @click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
-@click.option("--set", multiple=True, metavar="NAME=VALUE", help="An environment variable of the worker.")
+@options.set_option
 @click.option("--config", metavar='"NAME=V ..."', help="Configuration of a tunable implementation.")
 @click.option(
     "--save",
@@ -36,17 +32,15 @@ if TYPE_CHECKING:
     help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; and check.json, "
     "with those rows and the seeds of the operands.",
 )
-@click.option("--seed", type=int, help="The seed of operands (default: 0).")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads, as in `run`.")
-@seconds_option(
-    "--prepare-timeout", "900s", "The most time to prepare the implementation.", show_default=True
-)
-@seconds_option("--call-timeout", "120s", "The most time for one request to the worker.", show_default=True)
+@options.seed_option
+@options.threads_option
+@options.prepare_timeout
+@options.call_timeout
 def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
     from harness.run.single import check as checked
 
-    with interruptible(""):
+    with options.interruptible(""):
         found = checked(request, partial(click.echo, err=True))
     click.echo(f"{found.case.key}: {found.entry.name} is {found.verdict}")
     if found.entry.reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import answer, json_option
 
 
 @click.command()
@@ -13,11 +13,9 @@ from harness.cli.options import json_option
 def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     """Compare AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) with recorded RUNS
     (default: all under results/)."""
-    import json
     from dataclasses import asdict
 
     from harness.catalogue.published import CLAIMS, read
-    from harness.files import write
     from harness.paths import PUBLISHED, RESULTS
     from harness.report.comparison_table import claims_table
     from harness.results.claims import examine, recorded_cells
@@ -26,9 +24,6 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     document, machine = read(PUBLISHED / CLAIMS), detect()
     cells = [cell for run in runs or [str(RESULTS)] for cell in recorded_cells(run)]
     tests = examine(document, machine, cells)
-    if json_to:
-        about = {name: document[name] for name in ("source", "device", "arch", "unknown")}
-        whole = about | {"tests": [asdict(test) for test in tests]}
-        write(json_to, json.dumps(whole, indent=1, allow_nan=False) + "\n")
-    else:
-        print(claims_table(document, tests, machine))
+    about = {name: document[name] for name in ("source", "device", "arch", "unknown")}
+    facts = about | {"tests": [asdict(test) for test in tests]}
+    answer(json_to, facts, lambda: claims_table(document, tests, machine))

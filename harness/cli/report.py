@@ -38,14 +38,13 @@ def report(
     what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
     `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
     it."""
-    from datetime import datetime, timezone
     from pathlib import Path
 
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
-    from harness.files import require_writable, require_writable_folder, write
+    from harness.files import require_writable, require_writable_folder
     from harness.page.assemble import assemble, inputs
-    from harness.page.html import html, pictures
+    from harness.page.html import pictures, write_page
 
     known = inputs(runs)
     folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
@@ -58,8 +57,7 @@ def report(
         click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:
         return
-    at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    write(output, html(page, f"{at}, from {', '.join(runs)}"))
+    write_page(page, output, ", ".join(runs))
     if output != "-":
         click.echo(f"{len(list(page.charts()))} charts in {output}", err=True)
     if show:

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.files import write
 from harness.page.case import MeasuredCase, measured_cases
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
@@ -64,13 +62,9 @@ COLUMNS: Columns = {
 """The table of shapes."""
 
 
-def write_page(view: EngineView, target: str) -> None:
-    from harness.page.html import html
-
-    at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+def engine_page(view: EngineView) -> Page:
     title = f"{view.release} on {view.device}"
-    page = Page(title, "; ".join(heading(view)), [engine_section(view)])
-    write(target, html(page, f"{at}, from files of {', '.join(view.libraries) or 'the engine'}"))
+    return Page(title, "; ".join(heading(view)), [engine_section(view)])
 
 
 def engine_section(view: EngineView) -> PageSection:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from shapes.routing import Routing, _base
+from shapes.routing import Routing
 
 PATTERNS = ("balanced", "uniform", "zipf:0.6", "zipf:1.2", "one")
 R1 = {"experts": 256, "topk": 8}
@@ -71,17 +71,14 @@ def test_counts_are_exact_for_every_seed_and_turn(routings):
             assert routing.pattern != "balanced" or max(routed) - min(routed) <= 1
 
 
-def test_turns_hit_other_experts_and_neighbouring_seeds_differ(routings):
+def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings):
     for routing in routings:
         for seed in (0, 3):
             union: set[int] = set()
             for turn in range(6):
                 union.update(e for row in routing.picks(seed, turn) for e in row if e >= 0)
-                assert len(union) == routing.shared + sum(
-                    min(len(slice_), (turn + 1) * hit)
-                    for slice_, hit in _base(routing).slices
-                    if slice_[0] < routing.local
-                )
+                assert routing.touched(turn + 1) == len(union)
+        assert (routing.touched(0), routing.touched(1)) == (0, routing.hit)
         for seed in range(12):
             here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)
             assert here == routing.global_picks(seed) != next_

@@ -91,8 +91,7 @@ def campaign(request: CampaignRequest) -> None:
 
 def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
     """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
-    from harness.cli.run import run
-    from harness.cli.toggle import toggle, toggle_request
+    from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
     from harness.errors import UsageError
     from harness.run.plan import Request

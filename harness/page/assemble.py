@@ -27,13 +27,11 @@ from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
-from harness.report.case_table import headline
+from harness.report.case_table import conclusion_lines, headline
 from harness.report.compile_table import HEADERS, compile_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 from harness.report.notes import case_notes
-from harness.report.rows import grouped
-from harness.report.setting_table import conclusion_lines
-from harness.report.text import significant
+from harness.report.text import grouped, significant
 from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders

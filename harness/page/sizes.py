@@ -14,8 +14,7 @@ from harness.page.case import MeasuredCase, interval_ends, shared_sizes, us_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import OTHER, PROVIDERS, coded, provider, tips
 from harness.report.notes import apart
-from harness.report.rows import grouped
-from harness.report.text import microseconds, short_ratio, significant, unit
+from harness.report.text import grouped, microseconds, short_ratio, significant, unit
 from shapes.case import text_of
 
 LOAD = ("batch", "tokens", "m", "new", "ctx")

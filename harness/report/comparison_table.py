@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.rows import grouped
-from harness.report.text import interval, microseconds, ratio_text, table
+from harness.report.text import grouped, interval, microseconds, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from harness.compile.survey import tile
 from harness.files import JsonObject
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.rows import grouped
-from harness.report.text import extent
+from harness.report.text import extent, grouped
 
 HEADERS = (
     "target", "op", "kernel", "tile", "configs", "registers", "spills", "scratch B", "shared KB", "code KB",

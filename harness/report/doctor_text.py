@@ -161,7 +161,7 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
     from rich.text import Text
 
     from harness.report.fitting_table import Column, Columns, as_table
-    from harness.report.rows import grouped
+    from harness.report.text import grouped
 
     parts: list[RenderableType] = []
     for row in rows:

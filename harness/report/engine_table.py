@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.rows import grouped
+from harness.report.text import grouped
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 

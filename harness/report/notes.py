@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.rows import CaseResult, grouped
-from harness.report.text import ratio_text
+from harness.report.rows import CaseResult
+from harness.report.text import grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
 from harness.statistics.paired import MAX_NOISE, noise_of

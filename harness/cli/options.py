@@ -61,15 +61,10 @@ def write_json(target: str, facts: object) -> None:
     write(target, json.dumps(facts, indent=1, allow_nan=False) + "\n")
 
 
-def seconds_option(name: str, default: str, help: str) -> Callable[[Function], Function]:
-    """An option for a time such as `900s`, whose parameter is in seconds."""
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    from harness.plan.budget import parse_seconds
 
-    def seconds(text: str) -> float:
-        from harness.plan.budget import parse_seconds
-
-        return parse_seconds(text, name)
-
-    return click.option(name, default=default, callback=parsed_by(seconds), show_default=True, help=help)
+    return parse_seconds(text, option.opts[0])
 
 
 def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
@@ -122,8 +117,20 @@ threads_option = click.option(
     type=click.IntRange(1),
     help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
 )
-prepare_timeout = seconds_option("--prepare-timeout", "900s", "The most time to prepare an implementation.")
-call_timeout = seconds_option("--call-timeout", "120s", "The most time for one request to a worker.")
+prepare_timeout = click.option(
+    "--prepare-timeout",
+    default="900s",
+    show_default=True,
+    callback=_seconds,
+    help="The most time to prepare an implementation.",
+)
+call_timeout = click.option(
+    "--call-timeout",
+    default="120s",
+    show_default=True,
+    callback=_seconds,
+    help="The most time for one request to a worker.",
+)
 
 MEASURING = [
     click.option("--op", help="The op to measure."),

@@ -101,12 +101,6 @@ def compare(
             sys.exit(run(request, display))
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
-    sys.exit(compare_runs(runs[0], runs[1], force, markdown))
-
-
-def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
-    """Prints the table; returns the exit code, FAILED on a regression. Raises UsageError for runs that cannot
-    be compared, NothingRan where no cell has a time in both."""
     from harness.errors import FAILED, OK, NothingRan, UsageError
     from harness.files import write
     from harness.report.comparison_table import comparison_markdown, comparison_table
@@ -114,18 +108,18 @@ def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> i
     from harness.results.comparison import compared
     from harness.results.read import read
 
-    a, b = read(run_a), read(run_b)
+    a, b = map(read, runs)
     comparison = compared(a, b)
     if comparison.incompatible and not force:
         reasons = "; ".join(comparison.incompatible)
-        raise UsageError(f"{run_a} and {run_b} cannot be compared: {reasons} (--force marks it only)")
+        raise UsageError(f"{runs[0]} and {runs[1]} cannot be compared: {reasons} (--force marks it only)")
     if not comparison.rows:
         missing = "; ".join(comparison.missing[:3]) or "both are empty"
         raise NothingRan(f"no cell has a time in both runs: {missing}")
     show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
         write(markdown, comparison_markdown(a, b, comparison) + "\n")
-    return FAILED if comparison.regressions else OK
+    sys.exit(FAILED if comparison.regressions else OK)
 
 
 @click.command()

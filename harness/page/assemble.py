@@ -118,7 +118,7 @@ MOST_ROUNDS = 4000
 COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """Paths, each once."""
 
@@ -135,33 +135,32 @@ class Inputs:
 def inputs(names: Iterable[str]) -> Inputs:
     """What the names stand for; a folder, or its archive, stands for all records below it. Raises UsageError
     where a name is no record."""
-    runs: list[Path] = []
-    abs: list[Path] = []
-    ledgers: list[Path] = []
-    documents: list[Path] = []
+    found = Inputs([], [], [], [])
     for name in names:
         path = Path(name)
         path = path.parent if path.name in RECORDS else path
         if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
             experiments = {file.parent for file in archive.below(path, EXPERIMENT)}
             files = [file for file in archive.below(path, "run.json") if not experiments & {*file.parents}]
-            records = (files, archive.below(path, AB), archive.below(path, LEDGER))
-            runs += [file.parent for file in files]
-            abs += [file.parent for file in records[1]]
-            ledgers += records[2]
-            if not any(records):
+            abs, ledgers = archive.below(path, AB), archive.below(path, LEDGER)
+            found.runs += [file.parent for file in files]
+            found.abs += [file.parent for file in abs]
+            found.ledgers += ledgers
+            if not (files or abs or ledgers):
                 written = sorted(path.glob("*.json"))
-                documents += written
-                runs += [] if written else run_folders(path)
+                found.documents += written
+                found.runs += [] if written else run_folders(path)
         elif path.is_file() and path.suffix == ".jsonl":
-            ledgers.append(path)
+            found.ledgers.append(path)
         elif archive.is_file(path) and path.suffix == ".json":
-            documents.append(path)
+            found.documents.append(path)
         elif path.is_file():
             raise UsageError(f"{path} is no record: name a run's folder, a ledger, a --json file")
         else:
-            runs += run_folders(name)
-    return Inputs(*(list(dict.fromkeys(paths)) for paths in (runs, abs, ledgers, documents)))
+            found.runs += run_folders(name)
+    for paths in (found.runs, found.abs, found.ledgers, found.documents):
+        paths[:] = dict.fromkeys(paths)
+    return found
 
 
 def assemble(inputs: Inputs, title: str = "") -> Page:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
 from harness.plan.settings import PLAIN
+from harness.report import text
 from harness.report.fitting_table import Column, Columns, FittingTable, as_table
 from harness.report.notes import UNTIMED, Notes, case_notes, measuring, noted, reproductions, untimed
 from harness.report.rows import (
@@ -23,19 +24,6 @@ from harness.report.rows import (
     first_setting,
     flag_effects,
     setting_comparisons,
-)
-from harness.report.text import (
-    Interval,
-    aligned,
-    decimals,
-    grouped,
-    microseconds,
-    ratio_column,
-    ratio_text,
-    significant,
-    time_column,
-    time_with_unit,
-    uncertain_ratio,
 )
 from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
@@ -81,13 +69,13 @@ def headline(case: CaseResult) -> Text:
         against = "not compared with the second"
     limit = first.percent_of_ceiling
     share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
-    time = time_with_unit(interval(first))
+    time = text.time_with_unit(interval(first))
     return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
 
 
 def _against(verdict: Verdict) -> str:
     """What a verdict says of its first row, in words."""
-    value, ends = uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
+    value, ends = text.uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
     if verdict.verdict == "faster":
         return f"{value} {verdict.b} {ends}"
     word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
@@ -116,11 +104,11 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
 
     host: with a column of the times that the host needs to launch a call
     """
-    header, times = time_column([interval(row.cell) for row in rows])
-    ratios = ratio_column([row.verdict for row in rows])
+    header, times = text.time_column([interval(row.cell) for row in rows])
+    ratios = text.ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
     if host:
-        columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]
+        columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
     columns[Column(f"vs {baseline}")] = [
         "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
     ]
@@ -128,7 +116,7 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
     return columns
 
 
-def interval(timed: Cell) -> Interval:
+def interval(timed: Cell) -> text.Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
 
 
@@ -138,11 +126,11 @@ def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
     for row, rate in zip(rows, rates, strict=True):
         value, low, high = row.cell.time_us, row.cell.low_us, row.cell.high_us
         if rate is None or not value or not low or not high:
-            numbers.append(significant(rate))
+            numbers.append(text.significant(rate))
         else:
-            digits = decimals(rate * (high - low) / 2 / value)
+            digits = text.decimals(rate * (high - low) / 2 / value)
             numbers.append(f"{rate:.{digits}f}")
-    return aligned(numbers)
+    return text.aligned(numbers)
 
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
@@ -153,8 +141,8 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
     columns: Columns = {
         Column("implementation"): [row.implementation for row in rows],
         Column("device"): [row.device for row in rows],
-        Column("time", right=True): [microseconds(row.time_us) for row in rows],
-        Column("TFLOPS", right=True): [significant(row.tflops or None) for row in rows],
+        Column("time", right=True): [text.microseconds(row.time_us) for row in rows],
+        Column("TFLOPS", right=True): [text.significant(row.tflops or None) for row in rows],
         Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
     }
     return Group("published by others, neither measured here nor ranked:", as_table(columns))
@@ -175,7 +163,7 @@ def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
         notes += _what_ran(comparison)
     for comparison in comparisons:
         if comparison.noise is not None:
-            pair = ratio_text(comparison.noise)
+            pair = text.ratio_text(comparison.noise)
             notes.append(("noise", f"{comparison.name} against itself in other workers: {pair}"))
     return Group(*parts, noted([*notes, *measuring(case.done)]))
 
@@ -220,7 +208,7 @@ def _what_ran(comparison: SettingComparison) -> Notes:
     ran = ", ".join(filter(None, [*baseline.kernels[:2], baseline.picked, *baseline.ran]))
     notes = [("what ran", f"{comparison.name}: {ran}")] if ran else []
     others = [row for row in comparison.others if row.verdict is not None and row.ran == "other kernels"]
-    for change, rows in grouped(others, lambda row: row.change).items():
+    for change, rows in text.grouped(others, lambda row: row.change).items():
         settings = "; ".join(row.cell.setting for row in rows)
         notes.append(("what ran", f"{comparison.name} @ {settings}: {change}"))
     return notes
@@ -236,7 +224,7 @@ def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType
         {
             Column("effect"): [effect.kind for effect in found],
             Column("change", wraps=True): [effect.what for effect in found],
-            Column("speedup"): ratio_column([effect.comparison for effect in found]),
+            Column("speedup"): text.ratio_column([effect.comparison for effect in found]),
             Column("verdict"): [effect_word(effect) for effect in found],
         }
     )
@@ -252,12 +240,12 @@ def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
 
 def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
     """A title, and a line for each implementation or regression."""
-    by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
+    by_case = text.grouped(records, lambda record: getattr(record, "case", "")).values()
     comparisons = [comparison for of_case in by_case for comparison in setting_comparisons(of_case, run)]
     timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
-    by_name = grouped(timed, lambda comparison: comparison.name)
+    by_name = text.grouped(timed, lambda comparison: comparison.name)
     if run.trees:
-        slower = [f"{v.a} at {v.case}: {ratio_text(v)}" for v in regressions(records)]
+        slower = [f"{v.a} at {v.case}: {text.ratio_text(v)}" for v in regressions(records)]
         if not by_name:
             return "nothing was measured, so nothing is known", []
         return (f"{len(slower)} regressed:", slower) if slower else ("nothing regressed", [])
@@ -281,12 +269,12 @@ def _advice(comparisons: Sequence[SettingComparison], margin: float) -> str:
         losses = [f"{name} is slower, {means[name]:.2f}x" for name in by_setting if slower[name]]
         return "; ".join([f"leave it as it is, no setting brings {margin:.0%} over {first}", *losses])
     best = max(better, key=means.__getitem__)
-    text = f"{best}: {means[best]:.2f}x"
+    advice = f"{best}: {means[best]:.2f}x"
     if len(by_setting[best]) > 1:
-        text += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
+        advice += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
     if slower[best]:
-        text += f"; but slower for {', '.join(slower[best])}"
-    return text
+        advice += f"; but slower for {', '.join(slower[best])}"
+    return advice
 
 
 def _mean_speedup(pairs: Sequence[tuple[Cell, Verdict]]) -> float:

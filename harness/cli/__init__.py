@@ -44,16 +44,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-MODULES = {
-    name: f"{__name__}.{name}:{name}" for name in ("campaign", "check", "doctor", "engine", "serving", "tune")
-}
+MODULES = {name: f"{__name__}.{name}:{name}" for name in ("campaign", "doctor", "engine", "serving", "tune")}
 MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report")}
-MODULES |= {
-    "compile": f"{__name__}.compile:compile_command",
-    "list": f"{__name__}.list:list_command",
-    "run": f"{__name__}.run:run",
-    "toggle": f"{__name__}.run:toggle",
-}
+MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}
+MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")}
 
 
 @click.group(

@@ -50,13 +50,6 @@ def _arch(name: str | None) -> str:
     return name or machine.arch
 
 
-def _triton(version: str) -> str:
-    """Raises ValueError."""
-    if version and not version[0].isdecimal():
-        raise ValueError(f"--triton takes a version like 3.6.0, not {version!r}")
-    return version
-
-
 def _ops(names: tuple[str, ...]) -> list[str]:
     from harness.plan.select import choose_op
 
@@ -120,7 +113,7 @@ def _workload(text: str | None) -> Workload | None:
 @click.option("--vllm", type=Path, metavar="PATH", help="The same for vLLM.")
 @click.option("--sglang", type=Path, metavar="PATH",
               help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
-@click.option("--triton", default="", callback=parsed_by(_triton), metavar="VERSION",
+@click.option("--triton", default="", metavar="VERSION",
               help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
 @click.option("--diff", nargs=2, type=Path, metavar="A B",
               help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
@@ -134,6 +127,7 @@ def engine(
     aiter: Path | None,
     vllm: Path | None,
     sglang: Path | None,
+    triton: str,
     diff: tuple[Path, Path] | None,
     entries: bool,
     folder: Path | None,
@@ -164,8 +158,11 @@ def engine(
         require_writable_folder(folder)
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
+    if triton and not triton[0].isdecimal():
+        raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
-    request = EngineRequest(paths={name: path for name, path in paths.items() if path}, **deployment)
+    paths_given = {name: path for name, path in paths.items() if path}
+    request = EngineRequest(paths=paths_given, triton=triton, **deployment)
     if diff:
         found = changes(request, *diff)
         if json_to:

@@ -46,7 +46,7 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
     from harness.report.terminal import show
 
     if json_to:
-        write_json(json_to, facts)
+        write_json(json_to, facts, allow_nan=False)
         return
     text = shown()
     if isinstance(text, str):
@@ -55,16 +55,20 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
         show(text, sys.stdout)
 
 
-def write_json(target: str, facts: object) -> None:
+def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
+    """Writes the facts to a file, or to stdout for `-`."""
     from harness.files import write
 
-    write(target, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
     from harness.plan.budget import parse_seconds
 
     return parse_seconds(text, option.opts[0])
+
+
+_time_option = functools.partial(click.option, show_default=True, callback=_seconds)
 
 
 def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
@@ -85,7 +89,6 @@ target_device = click.option("--device", help="cpu, cuda, cuda:1 ... (default: t
 ad_hoc_cases = click.option(
     "--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply."
 )
-boundary_option = click.option("--boundary", help="What the call covers: core, with_quant, with_routing.")
 cluster_option = click.option(
     "--cluster",
     metavar="[ADDRESS]",
@@ -117,19 +120,11 @@ threads_option = click.option(
     type=click.IntRange(1),
     help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
 )
-prepare_timeout = click.option(
-    "--prepare-timeout",
-    default="900s",
-    show_default=True,
-    callback=_seconds,
-    help="The most time to prepare an implementation.",
+prepare_timeout = _time_option(
+    "--prepare-timeout", default="900s", help="The most time to prepare an implementation."
 )
-call_timeout = click.option(
-    "--call-timeout",
-    default="120s",
-    show_default=True,
-    callback=_seconds,
-    help="The most time for one request to a worker.",
+call_timeout = _time_option(
+    "--call-timeout", default="120s", help="The most time for one request to a worker."
 )
 
 MEASURING = [
@@ -139,7 +134,7 @@ MEASURING = [
     ),
     click.option("--suite", help="Named cases (default: smoke); see `list suites`."),
     ad_hoc_cases,
-    boundary_option,
+    click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing."),
     target_device,
     cluster_option,
     cache_option,

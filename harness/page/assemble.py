@@ -16,7 +16,7 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, measured_cases
+from harness.page.case import MeasuredCase, measured_cases, us_text
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, roofline, rounds
@@ -49,12 +49,11 @@ COLOURS = {
 }
 """State of a shape -> its colour. People with any colour vision can tell these apart (Okabe and Ito)."""
 
-FOUR = partial(significant, digits=4)
 WHOLE = partial(significant, digits=9)
 COLUMNS: Columns = {
-    "share": ("share", FOUR), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
+    "share": ("share", us_text), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
     "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", WHOLE),
-    "kernel": "entry_kernel", "us": ("entry_us", FOUR), "entry in": "entry_file",
+    "kernel": "entry_kernel", "us": ("entry_us", us_text), "entry in": "entry_file",
     "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
 """The table of shapes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, short_keys, us_text
+from harness.page.case import TIMES, MeasuredCase, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
@@ -204,8 +204,7 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     ]
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
-        "when": "when", "time, us": ("time_us", us_text), "from, us": ("low_us", us_text),
-        "to, us": ("high_us", us_text), "of the median": ("ratio", "text"),
+        "when": "when", **TIMES, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
         anchor("devices", run.id),

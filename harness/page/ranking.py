@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from harness.catalogue.devices import Ceilings, peaks
-from harness.page.case import MeasuredCase, interval_ends, us_text, verdict_text
+from harness.page.case import TIMES, MeasuredCase, interval_ends, us_text, verdict_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import coded, interval_dots, name_step, names, provider, provider_colour, tips
 from harness.report.rows import Row
@@ -42,8 +42,7 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
     values = [_values(case, row) for case, row in rows]
     columns: Columns = {
-        "implementation": "name", "status": "status", "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+        "implementation": "name", "status": "status", **TIMES,
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "note": "reason",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import mul
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shapes.lengths import span_text
 from shapes.scheduler import Phase, Workload, simulate
@@ -81,7 +81,6 @@ def token_bins(workload: Workload) -> tuple[TokenBin, ...]:
 class _DecodePiece(NamedTuple):
     """Decode steps that are alike, with the mean, variance and range of the lengths of their batch."""
 
-    steps: int
     batch: int
     mean: float
     variance: float
@@ -93,7 +92,7 @@ def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE) -> list[Deco
     """Each bin keeps the number of its steps and the sum of their cached tokens, the latter to within half a
     token for each request. Its span has the mean variance of the lengths within a batch."""
     # Pieces that are equal, as those of waves in lockstep, become one.
-    counts: Counter[tuple[int, float, float, int, int]] = Counter()
+    pieces: Counter[_DecodePiece] = Counter()
     for phase in phases:
         if not phase.lengths:
             continue
@@ -104,26 +103,23 @@ def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE) -> list[Deco
         for start in range(0, phase.steps, STEPS_TOGETHER):
             steps = min(STEPS_TOGETHER, phase.steps - start)
             end = start + steps - 1
-            counts[batch, mean + (start + end) / 2, variance, shortest + start, longest + end] += steps
-    pieces = [_DecodePiece(steps, *piece) for piece, steps in counts.items()]
-    axes = (lambda piece: BATCH_COUNTS * math.log(piece.batch), lambda piece: math.log(piece.mean))
-    groups = grouped(pieces, axes, most)
-    return sorted((_decode_bin(group, sum(counts.values())) for group in groups), reverse=True)
+            middle = mean + (start + end) / 2
+            pieces[_DecodePiece(batch, middle, variance, shortest + start, longest + end)] += steps
+    groups = grouped(pieces, lambda piece: (BATCH_COUNTS * math.log(piece.batch), math.log(piece.mean)), most)
+    return sorted((_decode_bin(group, pieces.total()) for group in groups), reverse=True)
 
 
-def _decode_bin(pieces: list[_DecodePiece], total: int) -> DecodeBin:
-    steps = sum(piece.steps for piece in pieces)
-    batch = round(_sum(pieces, lambda piece: piece.batch) / steps)
-    tokens = sum(piece.steps * piece.batch * piece.mean for piece in pieces) / steps
-    variance = _sum(pieces, lambda piece: piece.variance) / steps
-    seen = (min(piece.shortest for piece in pieces), max(piece.longest for piece in pieces))
-    return DecodeBin(steps / total, batch, span_of(tokens / batch, variance, batch, seen))
+def _decode_bin(group: Counter[_DecodePiece], total: int) -> DecodeBin:
+    batch = round(_mean(group, lambda piece: piece.batch))
+    tokens = _mean(group, lambda piece: piece.batch * piece.mean)
+    variance = _mean(group, lambda piece: piece.variance)
+    seen = (min(piece.shortest for piece in group), max(piece.longest for piece in group))
+    return DecodeBin(group.total() / total, batch, span_of(tokens / batch, variance, batch, seen))
 
 
 class _PrefillPiece(NamedTuple):
     """Steps that prefill the same chunks, each (new, prefix)."""
 
-    steps: int
     chunks: tuple[tuple[int, int], ...]
 
     @property
@@ -146,123 +142,112 @@ class _PrefillPiece(NamedTuple):
         """Pairs of a new token and itself or an earlier token of its chunk."""
         return sum(new * (new + 1) // 2 for new, _ in self.chunks)
 
+    @property
+    def place(self) -> tuple[float, float, float]:
+        """The logarithms of the chunks, of the new tokens of a chunk, and of the pairs of a new token."""
+        mean = self.new / len(self.chunks)
+        pairs = (self.new_pairs + self.cached_pairs) / self.new
+        return math.log(len(self.chunks)), math.log(mean), math.log(pairs)
+
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST) -> list[PrefillBin]:
     """Each bin keeps the number of its steps, their new tokens to within half a token for each chunk, and
     with its prefix the pairs of new and cached tokens, which are the work."""
-    counts: Counter[tuple[tuple[int, int], ...]] = Counter()
+    pieces: Counter[_PrefillPiece] = Counter()
     for phase in phases:
         for step in range(phase.steps if phase.chunks else 0):
-            counts[tuple((new, prefix + step * new) for new, prefix in phase.chunks)] += 1
-    pieces = [_PrefillPiece(steps, chunks) for chunks, steps in counts.items()]
-    axes = (
-        lambda piece: math.log(len(piece.chunks)),
-        lambda piece: math.log(piece.new / len(piece.chunks)),
-        lambda piece: math.log((piece.new_pairs + piece.cached_pairs) / piece.new),
-    )
-    groups = grouped(pieces, axes, most)
-    return sorted((_prefill_bin(group, sum(counts.values())) for group in groups), reverse=True)
+            pieces[_PrefillPiece(tuple((new, prefix + step * new) for new, prefix in phase.chunks))] += 1
+    groups = grouped(pieces, lambda piece: piece.place, most)
+    return sorted((_prefill_bin(group, pieces.total()) for group in groups), reverse=True)
 
 
-def _prefill_bin(pieces: list[_PrefillPiece], total: int) -> PrefillBin:
-    steps = sum(piece.steps for piece in pieces)
-    batch = round(_sum(pieces, lambda piece: len(piece.chunks)) / steps)
-    tokens = _sum(pieces, lambda piece: piece.new)
-    variance = _sum(pieces, lambda piece: piece.variance) / steps
-    lengths = [new for piece in pieces for new, _ in piece.chunks]
-    new = span_of(tokens / steps / batch, variance, batch, (min(lengths), max(lengths)))
-    cached = _sum(pieces, lambda piece: piece.cached_pairs)
-    if cached < NEGLIGIBLE * _sum(pieces, lambda piece: piece.new_pairs):
+def _prefill_bin(group: Counter[_PrefillPiece], total: int) -> PrefillBin:
+    batch = round(_mean(group, lambda piece: len(piece.chunks)))
+    tokens = _mean(group, lambda piece: piece.new)
+    variance = _mean(group, lambda piece: piece.variance)
+    lengths = [new for piece in group for new, _ in piece.chunks]
+    new = span_of(tokens / batch, variance, batch, (min(lengths), max(lengths)))
+    cached = _mean(group, lambda piece: piece.cached_pairs)
+    if cached < NEGLIGIBLE * _mean(group, lambda piece: piece.new_pairs):
         cached = 0
-    return PrefillBin(steps / total, batch, new, str(round(cached / tokens)))
-
-
-class _TokenPiece(NamedTuple):
-    """Steps with the same number of tokens, `prompt` of which are of prompts."""
-
-    steps: int
-    tokens: int
-    prompt: int
+    return PrefillBin(group.total() / total, batch, new, str(round(cached / tokens)))
 
 
 def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
     """Each bin keeps the number of its steps, and their tokens to within half a token for each step."""
-    counts: Counter[tuple[int, int]] = Counter()
+    pieces: Counter[tuple[int, int]] = Counter()  # (tokens, those of prompts among them)
     for phase in phases:
-        counts[phase.prefill + len(phase.lengths), phase.prefill] += phase.steps
-    pieces = [_TokenPiece(steps, *piece) for piece, steps in counts.items()]
+        pieces[phase.prefill + len(phase.lengths), phase.prefill] += phase.steps
     bins = []
     for prefills in (False, True):
-        kind = [piece for piece in pieces if bool(piece.prompt) == prefills]
-        groups = grouped(kind, (lambda piece: math.log(piece.tokens),), MOST)
-        bins += sorted((_token_bin(group, sum(counts.values())) for group in groups), reverse=True)
+        kind = Counter({piece: steps for piece, steps in pieces.items() if bool(piece[1]) == prefills})
+        bins += sorted(
+            (
+                TokenBin(
+                    group.total() / pieces.total(),
+                    round(_mean(group, lambda piece: piece[0])),
+                    round(_mean(group, lambda piece: piece[1])),
+                )
+                for group in grouped(kind, lambda piece: (math.log(piece[0]),), MOST)
+            ),
+            reverse=True,
+        )
     return bins
 
 
-def _token_bin(pieces: list[_TokenPiece], total: int) -> TokenBin:
-    steps = sum(piece.steps for piece in pieces)
-    tokens = _sum(pieces, lambda piece: piece.tokens) / steps
-    prompt = _sum(pieces, lambda piece: piece.prompt) / steps
-    return TokenBin(steps / total, round(tokens), round(prompt))
+P = TypeVar("P", bound=tuple[object, ...])
+"""Facts that steps which are alike share. Pieces are counted by their steps."""
 
 
-class Piece(Protocol):
-    """Steps that are alike. Pieces of one type can be sorted."""
-
-    @property
-    def steps(self) -> int: ...
+def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
+    """The mean of a value over all steps."""
+    return sum(steps * value(piece) for piece, steps in pieces.items()) / pieces.total()
 
 
-P = TypeVar("P", bound=Piece)
-Axis = Callable[[P], float]
-
-
-def _sum(pieces: list[P], value: Axis[P]) -> float:
-    """The sum of a value over all steps."""
-    return sum(piece.steps * value(piece) for piece in pieces)
-
-
-def grouped(pieces: list[P], axes: Sequence[Axis[P]], most: int) -> list[list[P]]:
-    """Cuts the pieces into at most `most` groups, each time where that reduces the deviation along the axes
+def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
+    """Cuts the pieces into at most `most` groups, each time where that reduces the deviation of their places
     most. It stops once all pieces lie close to the mean of their group."""
-    total = sum(piece.steps for piece in pieces)
-    groups = [_group(pieces, axes, RARE * total)] if pieces else []
+    total = pieces.total()
+    groups = [_group(pieces, place, RARE * total)] if pieces else []
     while len(groups) < most and sum(group.deviation for group in groups) > CLOSE**2 * total:
         best = max(groups, key=lambda group: group.gain)
         if not best.parts:
             break
         groups.remove(best)
-        groups += [_group(part, axes, RARE * total) for part in best.parts]
+        groups += [_group(part, place, RARE * total) for part in best.parts]
     return [group.pieces for group in groups]
 
 
 @dataclass
 class _Group(Generic[P]):
-    pieces: list[P]
+    pieces: Counter[P]
     deviation: float
     """The squared distance from the mean, summed over axes and steps."""
     gain: float
     """How much of the deviation the best cut removes."""
-    parts: list[list[P]]
+    parts: list[Counter[P]]
     """The two groups of the best cut; empty where no cut is possible."""
 
 
-def _group(pieces: list[P], axes: Sequence[Axis[P]], least: float) -> _Group[P]:
+def _group(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], least: float) -> _Group[P]:
     """Finds the best cut into two groups of at least `least` steps each."""
     group = _Group(pieces, 0.0, 0.0, [])
-    weight = sum(piece.steps for piece in pieces)
-    for axis in axes:
-        points = sorted((axis(piece), piece) for piece in pieces)
-        mean = sum(x * piece.steps for x, piece in points) / weight
-        group.deviation += sum(piece.steps * (x - mean) ** 2 for x, piece in points)
+    weight = pieces.total()
+    for coordinates in zip(*map(place, pieces), strict=True):
+        points = sorted(
+            (x, steps, piece) for x, (piece, steps) in zip(coordinates, pieces.items(), strict=True)
+        )
+        mean = sum(x * steps for x, steps, _ in points) / weight
+        group.deviation += sum(steps * (x - mean) ** 2 for x, steps, _ in points)
         left, moment = 0, 0.0
-        for i, (x, piece) in enumerate(points[:-1], 1):
-            left += piece.steps
-            moment += piece.steps * (x - mean)
+        for i, (x, steps, _) in enumerate(points[:-1], 1):
+            left += steps
+            moment += steps * (x - mean)
             gain = moment**2 * weight / (left * (weight - left))
             if gain > group.gain and min(left, weight - left) >= least:
+                parts = (points[:i], points[i:])
                 group.gain = gain
-                group.parts = [[p for _, p in points[:i]], [p for _, p in points[i:]]]
+                group.parts = [Counter({piece: steps for _, steps, piece in part}) for part in parts]
     return group
 
 

@@ -37,9 +37,6 @@ class Case:
         """The name of the case within a run. Cases with equal keys are the same measurement."""
         return f"{self.op} {self.text} {self.boundary}"
 
-    def with_sizes(self, sizes: Mapping[str, Size]) -> Case:
-        return replace(self, sizes=dict(sizes))
-
 
 def merge(cases: Iterable[Case]) -> list[Case]:
     """Replaces cases with equal keys by one that has the sum of their weights, and keeps the order."""

@@ -18,7 +18,6 @@ import pytest
 
 import kernels
 from harness.cli import cli
-from harness.report import setting_table
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.journal import Journal
@@ -221,7 +220,7 @@ def test_tables_are_of_committed_runs():
     of_case = Journal(ROOT / "results/h200/mla_decode-b64")
     assert plain(case_table(next(iter(of_case.finished().values())))) + "\n" in blocks(ROOT / "README.md")
     of_settings = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
-    table = plain(setting_table.case_table(next(iter(of_settings.finished().values())), of_settings.run()))
+    table = plain(case_table(next(iter(of_settings.finished().values())), of_settings.run()))
     shown = next(block for block in blocks(ROOT / "docs" / "comparing.md") if "what ran" in block)
     assert shown.rstrip() in table
 

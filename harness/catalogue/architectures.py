@@ -12,16 +12,11 @@ from harness.errors import UsageError
 from harness.paths import DATA
 from kernels.tuning import Target
 
-LIMITS = DATA / "architectures.json"
-
-KINDS = ("interpreted", "compiled", "emulated", "measured")
-"""The kinds of evidence for a kernel of the suite, from the weakest to the strongest: it was right in
-Triton's interpreter on a CPU; it was compiled within the architecture's limits; an emulator executed its
-machine code; it was timed on the hardware."""
-
 Evidence = dict[str, dict[str, int]]
-"""Architecture -> kind -> the number of cases (interpreted, emulated, measured) or configurations
-(compiled)."""
+"""Architecture -> kind -> the number of cases, or of configurations if it is `compiled`. The kinds, from
+the weakest to the strongest: `interpreted` (right in Triton's interpreter on a CPU), `compiled` (within the
+architecture's limits), `emulated` (an emulator executed its machine code), `measured` (timed on the
+hardware)."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class Architecture:
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """Name -> architecture."""
-    read = json.loads(LIMITS.read_text())["architectures"]
+    read = json.loads((DATA / "architectures.json").read_text())["architectures"]
     return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 
 

@@ -13,8 +13,6 @@ from harness.paths import DATA
 from kernels.op import DTYPES, Work
 from kernels.platform import Platform
 
-DATASHEETS = DATA / "devices.json"
-
 CARD = re.compile(r"\b(?:pcie|nvl)\b")
 """Words, in small letters, for cards that have less power, memory or links than the chip's usual card."""
 PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
@@ -89,7 +87,7 @@ class Ceilings:
 
 def known_devices() -> list[JsonObject]:
     """The data sheets of all devices."""
-    devices: list[JsonObject] = json.loads(DATASHEETS.read_text())["devices"]
+    devices: list[JsonObject] = json.loads((DATA / "devices.json").read_text())["devices"]
     return devices
 
 

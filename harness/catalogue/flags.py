@@ -10,11 +10,10 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import UsageError
-from harness.files import JsonObject
 from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
@@ -44,7 +43,7 @@ class Flag:
     name: str
     library: str
     """The library that reads it."""
-    platforms: tuple[str, ...]
+    platforms: Sequence[str]
     """The kinds of platform on which it can matter."""
     default: str
     """The value that holds if it is not set; `unset` if no value does the same."""
@@ -57,11 +56,11 @@ class Flag:
     """Value -> meaning."""
     takes: str = ""
     """What else it takes, in words; empty where `values` are all."""
-    touches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    touches: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Op -> patterns of the implementations that it can change."""
-    chooses: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    chooses: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Value -> op -> the implementations that an engine then runs, its first choice first."""
-    archs: tuple[str, ...] = ()
+    archs: Sequence[str] = ()
     """The architectures on which it can matter; empty means all."""
     launch: str = ""
     """The only launch mode that shows it; empty means both."""
@@ -125,12 +124,7 @@ class Flag:
 @functools.cache
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
-    return {entry["name"]: _flag(entry) for entry in json.loads((DATA / "flags.json").read_text())["flags"]}
-
-
-def _flag(entry: JsonObject) -> Flag:
-    lists = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
-    return Flag(**{**entry, **lists})
+    return {entry["name"]: Flag(**entry) for entry in json.loads((DATA / "flags.json").read_text())["flags"]}
 
 
 def suggestions(name: str) -> list[str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.files import JsonObject
 from harness.paths import DATA
 
 
@@ -40,8 +40,8 @@ class Recipe:
     arch: str
     engine: str
     """The engine that it starts, with version and image."""
-    variables: tuple[Variable, ...]
-    options: tuple[str, ...] = ()
+    variables: Sequence[Variable]
+    options: Sequence[str] = ()
     """Options of the server. They are listed but not applied, as they are no environment variables."""
     note: str = ""
 
@@ -54,13 +54,11 @@ class Recipe:
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """Name -> recipe."""
-    entries = json.loads((DATA / "recipes.json").read_text())["recipes"]
-    return {entry["name"]: _recipe(entry) for entry in entries}
-
-
-def _recipe(entry: JsonObject) -> Recipe:
-    variables = tuple(Variable(**variable) for variable in entry["variables"])
-    return Recipe(**entry | {"variables": variables, "options": tuple(entry.get("options", ()))})
+    found = {}
+    for entry in json.loads((DATA / "recipes.json").read_text())["recipes"]:
+        variables = [Variable(**variable) for variable in entry.pop("variables")]
+        found[entry["name"]] = Recipe(**entry, variables=variables)
+    return found
 
 
 def find(name: str) -> Recipe:

@@ -4,22 +4,50 @@ here, so that `--help` and `list` start at once."""
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 import click
 
-from harness.cli.lazy import LazyGroup
 from harness.errors import STOPPED, USAGE, HarnessError
 from kernels import PluginError
 from kernels.tuning import StoredError
 
-COMMANDS = (
-    "campaign", "check", "claims", "compare", "compile", "doctor", "engine", "export", "list", "report",
-    "run", "serving", "toggle", "tune",
-)  # fmt: skip
-MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS} | {
-    "compile": f"{__name__}.compile:compile_command",
-    "list": f"{__name__}.list:list_command",
-}
+
+class LazyGroup(click.Group):
+    """The group's own `--help` imports the modules of all commands, so each command imports what it needs in
+    its body.
+
+    modules: `module:attribute` by the name of a command
+    """
+
+    def __init__(
+        self, *args: Any, modules: Mapping[str, str], **kwargs: Any
+    ) -> None:  # the parameters of click.Group
+        super().__init__(*args, **kwargs)
+        self.modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module, _, attribute = self.modules.get(cmd_name, "").partition(":")
+        return getattr(import_module(module), attribute) if module else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises click.UsageError, which lists the commands, if the first argument is none of them."""
+        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}; there are: {', '.join(self.list_commands(ctx))}.")
+        return super().resolve_command(ctx, args)
+
+
+MODULES = {name: f"{__name__}.{name}:{name}" for name in ("campaign", "doctor", "engine", "serving", "tune")}
+MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report")}
+MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}
+MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")}
 
 
 @click.group(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import cluster_option, gathered, interruptible, object_of, target_device
+from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
@@ -26,8 +26,8 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @click.command()
 @click.argument("file", required=False, metavar="[FILE.toml]")
 @click.option("--budget", default="25m", show_default=True, metavar="25m", help="Wall-clock, all in all.")
-@cluster_option
-@target_device
+@options.cluster_option
+@options.target_device
 @click.option("--out", metavar="DIR", help="Its folder (default: results/<machine>, or results/cluster).")
 @click.option("--resume", metavar="DIR", help="Go on with the campaign there, for another --budget.")
 @click.option(
@@ -40,9 +40,9 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @click.option(
     "--devices", multiple=True, metavar="TYPE=N", help="With --plan: so many of a type that is not here."
 )
-@click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
-@click.option("--quiet", is_flag=True, help="No tables and no progress.")
-@gathered("harness.campaign.execute:CampaignRequest")
+@options.threads_option
+@options.quiet_option
+@options.gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
     """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
 
@@ -76,7 +76,8 @@ def campaign(request: CampaignRequest) -> None:
     default = RESULTS / ("cluster" if cluster else machine_name(here))
     folder = Path(request.resume or request.out or default)
     display = CampaignTables(request.quiet, budget_s)
-    with interruptible(f"finished cases are recorded, campaign --resume {folder} measures the rest"), display:
+    what_next = f"finished cases are recorded, campaign --resume {folder} measures the rest"
+    with options.interruptible(what_next), display:
         if cluster:
             from harness.cluster.ray_cluster import RayPool
 
@@ -90,8 +91,7 @@ def campaign(request: CampaignRequest) -> None:
 
 def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
     """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
-    from harness.cli.run import run
-    from harness.cli.toggle import toggle, toggle_request
+    from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
     from harness.errors import UsageError
     from harness.run.plan import Request
@@ -101,10 +101,10 @@ def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
         return None
     command = {"run": run, "toggle": toggle, "tune": tune}[step.command]
     try:
-        options = command.make_context(step.command, list(step.arguments)).params
+        given = command.make_context(step.command, list(step.arguments)).params
     except click.ClickException as error:
         raise UsageError(f"step {step.name}: {error.format_message()}") from None
     if step.command == "tune":
-        return object_of(TuneRequest, options)
-    request = object_of(Request, options)
-    return (lambda platform: request) if step.command == "run" else toggle_request(request, **options)
+        return options.object_of(TuneRequest, given)
+    request = options.object_of(Request, given)
+    return (lambda platform: request) if step.command == "run" else toggle_request(request, **given)

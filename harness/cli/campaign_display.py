@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.campaign.execute import CampaignOutcome, CampaignRequest
 from harness.campaign.plan import DEFAULTS, PlannedJob, ReadStep, jobs_of, planned_job, simulated, steps_of
 from harness.catalogue.architectures import architectures
@@ -28,6 +26,7 @@ from harness.report import case_table
 from harness.report.notes import spread_lines
 from harness.report.rows import CaseResult
 from harness.report.terminal import plain
+from harness.report.text import table
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
@@ -84,7 +83,7 @@ class CampaignTables(TerminalDisplay):
             for job in outcome.jobs
         ]
         self.print("")
-        self.print(tabulate(rows, ["step", "done", "rows"], tablefmt="simple"))
+        self.print(table(rows, ["step", "done", "rows"]))
         self.print(f"\n{minutes(outcome.wall_s)} of {minutes(self.budget_s)}; recorded in {outcome.folder}")
         for line in spread_lines(spreads(outcome.calibrations)):
             self.print(line)
@@ -112,9 +111,8 @@ def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
         for job in sorted(jobs, key=lambda job: (job.begins_s is None, job.begins_s))
         if job.cases
     ]
-    table = tabulate(rows, ["step", "fits", "begins", "ends"], tablefmt="simple", disable_numparse=True)
     last = max((job.ends_s or 0.0 for job in jobs), default=0.0)
-    return f"{table}\nabout {minutes(last)} of {minutes(left_s)}\n"
+    return f"{table(rows, ['step', 'fits', 'begins', 'ends'])}\nabout {minutes(last)} of {minutes(left_s)}\n"
 
 
 def minutes(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import json_option, only_op
+from harness.cli.options import answer, json_option, only_op
 
 if TYPE_CHECKING:
     from harness.compile.compiler import CompileEach, Resources
@@ -33,16 +33,12 @@ FIRST_S = 300.0  # seconds for a cluster to compile its first kernel
 def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
     """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here. The exit code
     is 1 where one exceeds a limit, spills, or lacks the matrix instructions that it could have."""
-    import json
-
     import kernels
     from harness.catalogue.architectures import select_architectures
     from harness.compile.survey import able, compiles
     from harness.errors import FAILED, OK, NothingRan
-    from harness.files import write
     from harness.plan.select import choose_op
     from harness.report.compile_table import compile_table
-    from harness.report.terminal import show
 
     kernels.import_plugins()  # their sources are compiled, too
     ops = [choose_op(op).name] if op else list(kernels.OPS)
@@ -55,10 +51,8 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton
 
-    if json_to:
-        write(json_to, json.dumps({"triton": triton.__version__, "compiles": rows}, indent=1) + "\n")
-    else:
-        show(compile_table(rows), sys.stdout)
+    facts = {"triton": triton.__version__, "compiles": rows}
+    answer(json_to, facts, lambda: compile_table(rows))
     bad = [row for row in rows if not row["ok"]]
     for row in bad:
         name = f"{row['target']} {row['op']} {row['kernel']} {row['config']}"

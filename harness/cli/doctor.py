@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import json_option, target_device
+from harness.cli.options import answer, json_option, target_device
 
 
 @click.command()
@@ -28,11 +28,9 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
     if paths:
         raise click.UsageError("PATH goes with --bind")
     import contextlib
-    import json
 
     from harness.doctor.examine import examine
     from harness.errors import NothingRan
-    from harness.files import write
     from harness.machine.device import choose_device
     from harness.machine.monitor import monitor_for
     from harness.report.doctor_text import doctor_text
@@ -52,22 +50,16 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
             complaints.append(blocked)
         complaints += monitor.before()
         facts = examine(platform, monitor.readable(), complaints, quick, monitor)
-    if json_to:
-        write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    else:
-        print(doctor_text(facts))
+    answer(json_to, facts, lambda: doctor_text(facts))
 
 
 def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     """Prints which rows bind. Returns the exit code, FAILED where a row's calls do not fit."""
-    import json
     from dataclasses import asdict
 
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.errors import FAILED, OK, NothingRan
-    from harness.files import write
     from harness.report.doctor_text import binding_table
-    from harness.report.terminal import show
 
     releases = [release for path in paths for release in releases_in(path)] if paths else installed()
     if not releases:
@@ -77,8 +69,5 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     if not rows:
         these = ", ".join(f"{release.library} {release.version}" for release in releases)
         raise NothingRan(f"no row takes anything of {these}")
-    if json_to:
-        write(json_to, json.dumps({"bindings": rows}, indent=1) + "\n")
-    else:
-        show(binding_table(rows), sys.stdout)
+    answer(json_to, {"bindings": rows}, lambda: binding_table(rows))
     return FAILED if any(row["status"] == BREAKS for row in rows) else OK

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import json_option, parsed_by, write_json
 
 if TYPE_CHECKING:
     from harness.engine import EngineView
@@ -28,59 +29,112 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
 """What --workload takes; the first three are required."""
 
 
+def _model(name: str) -> ModelConfig:
+    """Raises ValueError."""
+    from shapes.models import model, models, read_model
+
+    if Path(name).exists():
+        return read_model(Path(name))
+    if name not in models():
+        known = ", ".join(models())
+        raise ValueError(f"unknown model {name!r}; models: {known}, or a folder with a config.json")
+    return model(name)
+
+
+def _arch(name: str | None) -> str:
+    from kernels.platform import detect
+
+    machine = detect()
+    if not name and machine.kind == "cpu":
+        click.echo("note: this is about the CPU of this machine; --arch names a GPU", err=True)
+    return name or machine.arch
+
+
+def _ops(names: tuple[str, ...]) -> list[str]:
+    from harness.plan.select import choose_op
+
+    return [choose_op(name).name for name in names]
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
+    from kernels.engines.deploy import settings
+
+    found = settings(given)
+    for name in found:
+        if name in OWN_OPTIONS:
+            raise ValueError(f"--with takes no --{name}: here it is {OWN_OPTIONS[name]}")
+    return found
+
+
+def _workload(text: str | None) -> Workload | None:
+    """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
+    ValueError."""
+    from shapes.scheduler import Workload
+
+    if text is None:
+        return None
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in OF_A_WORKLOAD or not number.isdecimal():
+            takes = ", ".join(f"{each}=N" for each in OF_A_WORKLOAD)
+            raise ValueError(f"--workload takes {takes}, not {part.strip()!r}")
+        if name in values:
+            raise ValueError(f"--workload has {name} twice")
+        values[name] = int(number)
+    if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
+        raise ValueError(f"--workload needs {', '.join(missing)}")
+    concurrency = values["concurrency"]
+    prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
+    return Workload(values["isl"], values["osl"], concurrency, prompts, token_budget=chunk)
+
+
 @click.command()
 @click.argument("engine", type=click.Choice(["sglang", "vllm"]), metavar="sglang|vllm")
-@click.option("--arch", metavar="NAME",
+@click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
               help="gfx942, sm_90 ... or a GPU: MI325X, H100.  [default: this machine's]")  # fmt: skip
-@click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
+@click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
+              metavar="NAME|DIR",
               help="deepseek-r1, deepseek-v3 or a folder with a config.json.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
 @click.option("--ep", type=click.IntRange(1), default=1, show_default=True,
               help="Ranks that share the experts: all or one.")  # fmt: skip
 @click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
 @click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True, help="KV cache.")
-@click.option("--workload", metavar="isl=N,osl=N,concurrency=N",
+@click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
               help="What is served; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches of "
               "1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
-@click.option("--with", "given", multiple=True, metavar="NAME=VALUE",
+@click.option("--with", "given", multiple=True, callback=parsed_by(_settings), metavar="NAME=VALUE",
               help="A variable or flag that is set for the engine.")  # fmt: skip
-@click.option("--op", multiple=True, help="Only this op.")
-@click.option("--aiter", metavar="PATH",
+@click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), help="Only this op.")
+@click.option("--aiter", type=Path, metavar="PATH",
               help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.")  # fmt: skip
-@click.option("--vllm", metavar="PATH", help="The same for vLLM.")
-@click.option("--sglang", metavar="PATH",
+@click.option("--vllm", type=Path, metavar="PATH", help="The same for vLLM.")
+@click.option("--sglang", type=Path, metavar="PATH",
               help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
 @click.option("--triton", default="", metavar="VERSION",
               help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
-@click.option("--diff", nargs=2, metavar="A B",
+@click.option("--diff", nargs=2, type=Path, metavar="A B",
               help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
 @click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
-@click.option("--write", "folder", metavar="DIR",
+@click.option("--write", "folder", type=Path, metavar="DIR",
               help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
 @json_option("Write JSON there.")
 def engine(
-    engine: str,
-    arch: str | None,
-    model: str,
-    tp: int,
-    ep: int,
-    dp_attention: bool,
-    kv: str,
-    workload: str | None,
-    given: tuple[str, ...],
-    op: tuple[str, ...],
-    aiter: str | None,
-    vllm: str | None,
-    sglang: str | None,
+    aiter: Path | None,
+    vllm: Path | None,
+    sglang: Path | None,
     triton: str,
-    diff: tuple[str, str] | None,
+    diff: tuple[Path, Path] | None,
     entries: bool,
-    folder: str | None,
+    folder: Path | None,
     page: str | None,
     csv_to: str | None,
     json_to: str | None,
+    **deployment: Any,  # click passes untyped values
 ) -> None:
     """Says what sglang or vllm runs for each shape of a deployment: the implementation and the line of source
     that decides it, the tuned table that it looks into, the entry that it finds or what runs instead, and
@@ -91,65 +145,43 @@ def engine(
     python -m harness engine vllm --arch gfx942 --tp 4 --with VLLM_ROCM_USE_AITER=1
     python -m harness engine vllm --arch gfx942 --with VLLM_ROCM_USE_AITER=1 --aiter ~/aiter --write untuned
     """
-    import json
-    import sys
-
     from harness.engine import EngineRequest, changes, engine_view
     from harness.errors import UsageError
     from harness.files import require_writable, require_writable_folder, write
-    from harness.plan.select import choose_op
     from harness.report.engine_table import changes_text, engine_csv, engine_text
     from harness.report.terminal import show
-    from kernels.platform import detect
 
     require_writable(json_to, csv_to)
     if page:
         require_writable(page, None)
     if folder:
-        require_writable_folder(Path(folder))
+        require_writable_folder(folder)
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
-    machine = detect()
-    if not arch and machine.kind == "cpu":
-        click.echo("note: this is about the CPU of this machine; --arch names a GPU", err=True)
     paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
-    try:
-        request = EngineRequest(
-            engine,
-            arch or machine.arch,
-            _model(model),
-            tp,
-            ep,
-            dp_attention,
-            kv,
-            _workload(workload) if workload else None,
-            _settings(given),
-            {name: Path(path) for name, path in paths.items() if path},
-            triton,
-            [choose_op(name).name for name in op],
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    paths_given = {name: path for name, path in paths.items() if path}
+    request = EngineRequest(paths=paths_given, triton=triton, **deployment)
     if diff:
-        found = changes(request, Path(diff[0]), Path(diff[1]))
+        found = changes(request, *diff)
         if json_to:
-            write(json_to, json.dumps(found.facts(), indent=1) + "\n")
+            write_json(json_to, found.facts())
         if json_to != "-":
-            click.echo(changes_text(found))
+            print(changes_text(found))
         return
     view = engine_view(request)
     if json_to:
-        write(json_to, json.dumps(view.facts(), indent=1) + "\n")
+        write_json(json_to, view.facts())
     if csv_to:
         write(csv_to, engine_csv(view))
     if page:
-        from harness.page.assemble import write_page
+        from harness.page.assemble import engine_page
+        from harness.page.html import write_page
 
-        write_page(view, page)
+        write_page(engine_page(view), page, f"files of {', '.join(view.libraries) or 'the engine'}")
     if folder:
-        _write_untuned(view, Path(folder))
+        _write_untuned(view, folder)
     if "-" not in (json_to, csv_to, page):
         show(engine_text(view, entries), sys.stdout)
 
@@ -176,47 +208,3 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
         click.echo(text + "aiter/ops/triton/utils/_triton/tunning/screen.py", err=True)
     elif not texts:
         click.echo("nothing written: no file lacks a shape", err=True)
-
-
-def _model(name: str) -> ModelConfig:
-    """Raises ValueError."""
-    from shapes.models import model, models, read_model
-
-    if Path(name).exists():
-        return read_model(Path(name))
-    if name not in models():
-        known = ", ".join(models())
-        raise ValueError(f"unknown model {name!r}; models: {known}, or a folder with a config.json")
-    return model(name)
-
-
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
-    """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
-    from kernels.engines.deploy import settings
-
-    found = settings(given)
-    for name in found:
-        if name in OWN_OPTIONS:
-            raise ValueError(f"--with takes no --{name}: here it is {OWN_OPTIONS[name]}")
-    return found
-
-
-def _workload(text: str) -> Workload:
-    """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
-    ValueError."""
-    from shapes.scheduler import Workload
-
-    values: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = part.strip().partition("=")
-        if name not in OF_A_WORKLOAD or not number.isdecimal():
-            takes = ", ".join(f"{each}=N" for each in OF_A_WORKLOAD)
-            raise ValueError(f"--workload takes {takes}, not {part.strip()!r}")
-        if name in values:
-            raise ValueError(f"--workload has {name} twice")
-        values[name] = int(number)
-    if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
-        raise ValueError(f"--workload needs {', '.join(missing)}")
-    concurrency = values["concurrency"]
-    prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
-    return Workload(values["isl"], values["osl"], concurrency, prompts, token_budget=chunk)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from harness.cli.options import json_option, only_op
+from harness.cli.options import answer, json_option, only_op
 from kernels.platform import KINDS
 
 LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "recipes"]
@@ -38,15 +36,11 @@ def list_command(
     json_to: str | None,
 ) -> None:
     """List what the suite has, and what can run here, with reasons."""
-    import json
-
     import kernels
     from harness.catalogue.devices import known_devices
     from harness.errors import UsageError
-    from harness.files import write
     from harness.plan.select import choose_op
     from harness.report.lists import listing, of_case
-    from harness.report.terminal import show
     from kernels.engines import kind
     from kernels.platform import detect, named
 
@@ -62,11 +56,8 @@ def list_command(
     if arch and not platform:
         raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
     machine = named(platform, arch) if platform else detect()
-    listed = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
-    if json_to:
-        write(json_to, json.dumps(listed.rows, indent=1) + "\n")
-        return
-    if what == "impls" or not machine.here:
+    rows, shown = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
+    if not json_to and (what == "impls" or not machine.here):
         elsewhere = "" if machine.here else " (not this machine)"
         print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)
-    show(listed.shown(), sys.stdout)
+    answer(json_to, rows, shown)

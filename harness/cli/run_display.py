@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
-from harness.report import case_table, notes, setting_table
+from harness.report import case_table, notes
 from harness.report.terminal import show
 from harness.results.comparison import spreads
 from harness.results.schema import CaseDone, Cell, Record, Run
@@ -58,10 +58,7 @@ class RunDisplay(TerminalDisplay):
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """Prints the table of a finished case."""
         self.print("")
-        if run.contrast == "settings":
-            self.print(setting_table.case_table(records, run))
-        else:
-            self.print(case_table.case_table(records, run))
+        self.print(case_table.case_table(records, run))
         if (figures := case_table.published(self.published, case)) is not None:
             self.print(figures)
         self.print("")
@@ -69,7 +66,7 @@ class RunDisplay(TerminalDisplay):
     def end(self, run: Run, outcome: Outcome) -> None:
         """Prints a conclusion on the settings, what was measured, and what the budget did not reach."""
         if run.contrast == "settings":
-            self.print(setting_table.conclusion(outcome.records, run))
+            self.print(case_table.conclusion(outcome.records, run))
         self.print(end_text(outcome))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import ad_hoc_cases, cluster_option, gathered, interruptible, only_op, seconds_option
+from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.tune.race import TuneRequest
@@ -24,10 +24,10 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 
 
 @click.command()
-@only_op
+@options.only_op
 @click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
 @click.option("--suite", help="Only these cases (default: those of all suites).")
-@ad_hoc_cases
+@options.ad_hoc_cases
 @click.option("--target", hidden=True, expose_value=False, is_eager=True, callback=_no_target)
 @click.option("--shard", metavar="I/N", help="Race the I-th of N parts of the cases only.")
 @click.option("--out", "tuned", metavar="DIR", help="Where to store (default: kernels/tuned, read by runs).")
@@ -44,12 +44,11 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @click.option("--journal", "out", metavar="DIR", help="The rounds (default: a new folder in results/local/).")
 @click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: race cases where something failed again.")
-@click.option("--disturbed", type=click.Choice(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",
-              help="As of `run`.")  # fmt: skip
-@seconds_option("--prepare-timeout", "900s", "As of `run`.", show_default=False)
-@seconds_option("--call-timeout", "120s", "As of `run`.", show_default=False)
-@cluster_option
-@gathered("harness.tune.race:TuneRequest")
+@options.disturbed_option
+@options.prepare_timeout
+@options.call_timeout
+@options.cluster_option
+@options.gathered("harness.tune.race:TuneRequest")
 def tune(request: TuneRequest) -> None:
     """Choose configurations of tunable kernels, the suite's Triton kernels among them, by racing them.
 
@@ -62,17 +61,15 @@ def tune(request: TuneRequest) -> None:
     what the engine takes now, from its table or by default. Winners go into --out as the engine's tables.
     Where nothing is faster, the engine's own configuration stays.
     """
-    import json
-
     import kernels
     from harness.cli.run_display import RaceTables
-    from harness.files import require_writable_folder, write
+    from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune import race
 
     kernels.import_plugins()  # their configurations are looked at in this process
     parse_shard(request.shard)
-    with interruptible("finished cases are stored, tune --resume RUN races the rest"):
+    with options.interruptible("finished cases are stored, tune --resume RUN races the rest"):
         if request.stores:
             require_writable_folder(request.folder, "; give another by --out")
         with RaceTables() as display:
@@ -83,5 +80,5 @@ def tune(request: TuneRequest) -> None:
             else:
                 code, rows = race.tune(request, display)
         if request.json:
-            write(request.json, json.dumps({"tuned": rows}, indent=1) + "\n")
+            options.write_json(request.json, {"tuned": rows})
         sys.exit(code)

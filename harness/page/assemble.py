@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.files import write
-from harness.page.case import MeasuredCase, measured_cases
+from harness.page.case import MeasuredCase, measured_cases, us_text
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, roofline, rounds
@@ -29,13 +27,11 @@ from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
-from harness.report.case_table import headline
+from harness.report.case_table import conclusion_lines, headline
 from harness.report.compile_table import HEADERS, compile_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 from harness.report.notes import case_notes
-from harness.report.rows import grouped
-from harness.report.setting_table import conclusion_lines
-from harness.report.text import significant
+from harness.report.text import grouped, significant
 from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders
@@ -53,24 +49,19 @@ COLOURS = {
 }
 """State of a shape -> its colour. People with any colour vision can tell these apart (Okabe and Ito)."""
 
-FOUR = partial(significant, digits=4)
 WHOLE = partial(significant, digits=9)
 COLUMNS: Columns = {
-    "share": ("share", FOUR), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
+    "share": ("share", us_text), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
     "decided in": "decided_in", "state": "state", "table": "table", "as": ("entry_m", WHOLE),
-    "kernel": "entry_kernel", "us": ("entry_us", FOUR), "entry in": "entry_file",
+    "kernel": "entry_kernel", "us": ("entry_us", us_text), "entry in": "entry_file",
     "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
 """The table of shapes."""
 
 
-def write_page(view: EngineView, target: str) -> None:
-    from harness.page.html import html
-
-    at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+def engine_page(view: EngineView) -> Page:
     title = f"{view.release} on {view.device}"
-    page = Page(title, "; ".join(heading(view)), [engine_section(view)])
-    write(target, html(page, f"{at}, from files of {', '.join(view.libraries) or 'the engine'}"))
+    return Page(title, "; ".join(heading(view)), [engine_section(view)])
 
 
 def engine_section(view: EngineView) -> PageSection:
@@ -126,7 +117,7 @@ MOST_ROUNDS = 4000
 COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
     """Paths, each once."""
 
@@ -143,33 +134,32 @@ class Inputs:
 def inputs(names: Iterable[str]) -> Inputs:
     """What the names stand for; a folder, or its archive, stands for all records below it. Raises UsageError
     where a name is no record."""
-    runs: list[Path] = []
-    abs: list[Path] = []
-    ledgers: list[Path] = []
-    documents: list[Path] = []
+    found = Inputs([], [], [], [])
     for name in names:
         path = Path(name)
         path = path.parent if path.name in RECORDS else path
         if path.is_dir() or (path.suffix == ".zip" and archive.is_folder(path)):
             experiments = {file.parent for file in archive.below(path, EXPERIMENT)}
             files = [file for file in archive.below(path, "run.json") if not experiments & {*file.parents}]
-            records = (files, archive.below(path, AB), archive.below(path, LEDGER))
-            runs += [file.parent for file in files]
-            abs += [file.parent for file in records[1]]
-            ledgers += records[2]
-            if not any(records):
+            abs, ledgers = archive.below(path, AB), archive.below(path, LEDGER)
+            found.runs += [file.parent for file in files]
+            found.abs += [file.parent for file in abs]
+            found.ledgers += ledgers
+            if not (files or abs or ledgers):
                 written = sorted(path.glob("*.json"))
-                documents += written
-                runs += [] if written else run_folders(path)
+                found.documents += written
+                found.runs += [] if written else run_folders(path)
         elif path.is_file() and path.suffix == ".jsonl":
-            ledgers.append(path)
+            found.ledgers.append(path)
         elif archive.is_file(path) and path.suffix == ".json":
-            documents.append(path)
+            found.documents.append(path)
         elif path.is_file():
             raise UsageError(f"{path} is no record: name a run's folder, a ledger, a --json file")
         else:
-            runs += run_folders(name)
-    return Inputs(*(list(dict.fromkeys(paths)) for paths in (runs, abs, ledgers, documents)))
+            found.runs += run_folders(name)
+    for paths in (found.runs, found.abs, found.ledgers, found.documents):
+        paths[:] = dict.fromkeys(paths)
+    return found
 
 
 def assemble(inputs: Inputs, title: str = "") -> Page:

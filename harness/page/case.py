@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.page.document import anchor
+from harness.page.document import Columns, anchor
 from harness.report.rows import CaseResult
 from harness.report.text import ratio_text, significant
 from harness.results.comparison import Spread, spreads
@@ -75,6 +75,12 @@ def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
 
 def us_text(us: float | None) -> str:
     return significant(us, 4)
+
+
+TIMES: Columns = {
+    "time, us": ("time_us", us_text), "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+}  # fmt: skip
+"""The columns of a time and the ends of its interval."""
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -15,20 +16,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.errors import UsageError
-from harness.files import explained, replace
+from harness.files import explained, replace, write
 from harness.page.document import Page
 from harness.page.style import TEMPLATES, specification
 from harness.paths import cache
 
-PIXELS = 2.0
-"""The pixels of a PNG for each pixel of the chart."""
+
+def write_page(page: Page, target: str, source: str) -> None:
+    """Writes the page as HTML; its last line says when and from what it was made. Raises UsageError."""
+    at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    write(target, html(page, f"{at}, from {source}"))
 
 
 def html(page: Page, created: str) -> str:
-    """The page as HTML.
-
-    created: when and from what it was made, for its last line
-    """
+    """created: the last line of the page"""
     loader = FileSystemLoader(TEMPLATES)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -71,7 +72,7 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
             text = json.dumps(specification(chart) | {"background": "white"})
             drawn = text.replace("currentColor", "#222222")
             if png:
-                replace(file, vl_convert.vegalite_to_png(drawn, scale=PIXELS))
+                replace(file, vl_convert.vegalite_to_png(drawn, scale=2.0))
             else:
                 replace(file, vl_convert.vegalite_to_svg(drawn) + "\n")
     return files

@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, short_keys, us_text
+from harness.page.case import TIMES, MeasuredCase, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
@@ -173,40 +173,38 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None
-    ratios = [ratio for spread in cases[0].spreads for ratio in spread.to_median]
-    texts: dict[tuple[str, str], str] = {}
-    speeds = []
-    for ratio in ratios:
-        of = ratio.comparison
-        text = "the median" if of.low == of.high else ratio_text(of)
-        texts[ratio.device, ratio.case] = text
-        speeds.append(
-            {
-                "name": f"{ratio.device} at {ratio.case}",
-                "ratio": 1 / of.ratio,
-                "low": 1 / of.high,
-                "high": 1 / of.low,
-                "verdict": verdict(1 / of.high, 1 / of.low, noise=LAG),
-                "text": text,
-            }
-        )
+    ratios = {
+        (ratio.device, ratio.case): ratio.comparison
+        for spread in cases[0].spreads
+        for ratio in spread.to_median
+    }
+    texts = {at: "the median" if of.low == of.high else ratio_text(of) for at, of in ratios.items()}
+    speeds = [
+        {
+            "name": f"{device} at {case}",
+            "ratio": 1 / of.ratio,
+            "low": 1 / of.high,
+            "high": 1 / of.low,
+            "verdict": verdict(1 / of.high, 1 / of.low, noise=LAG),
+            "text": texts[device, case],
+        }
+        for (device, case), of in ratios.items()
+    ]
     tooltip = tips(name="device", text="time of the median", verdict="")
     picture = forest(speeds, "speed over the median device's", noise_band(LAG), tooltip=tooltip)
     measured = Counter(case.done.device for case in cases)
-    times = {(ratio.device, ratio.case): ratio.comparison.ratio for ratio in ratios}
     rows = [
         c.model_dump()
         | {
             "cases": measured[c.device],
-            "ratio": times.get((c.device, c.case)),
+            "ratio": ratios[c.device, c.case].ratio if (c.device, c.case) in ratios else None,
             "text": texts.get((c.device, c.case), ""),
         }
         for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device))
     ]
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
-        "when": "when", "time, us": ("time_us", us_text), "from, us": ("low_us", us_text),
-        "to, us": ("high_us", us_text), "of the median": ("ratio", "text"),
+        "when": "when", **TIMES, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
         anchor("devices", run.id),

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from harness.catalogue.devices import Ceilings, peaks
-from harness.page.case import MeasuredCase, interval_ends, us_text, verdict_text
+from harness.page.case import TIMES, MeasuredCase, interval_ends, us_text, verdict_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import coded, interval_dots, name_step, names, provider, provider_colour, tips
 from harness.report.rows import Row
@@ -42,8 +42,7 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
     values = [_values(case, row) for case, row in rows]
     columns: Columns = {
-        "implementation": "name", "status": "status", "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+        "implementation": "name", "status": "status", **TIMES,
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "note": "reason",
@@ -159,19 +158,9 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
     """A tick for each row and round: first all rounds in the samples, then the disturbed ones left out."""
     counted = {(r.block, r.round) for r in case.done.disturbed if r.counted}
-    times: list[tuple[str, int, int, float, str, str]] = []
-    for cell in case.timed:
-        pairs = [v.samples for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
-        for name, samples in ((cell.name, cell.samples), *((cell.name + AGAIN, pair) for pair in pairs)):
-            for (block, number), seconds in samples.by_round.items():
-                state = "disturbed" if (block, number) in counted else "quiet"
-                times.append((name, block, number, seconds, state, state))
-    for dropped in case.done.disturbed:
-        state = f"left out: {dropped.reason}"
-        for name, seconds in dropped.seconds.items():
-            times.append((name, dropped.block, dropped.round, seconds, state, "left out"))
-    for name, block, number, seconds, state, kind in times:
-        yield {
+
+    def tick(name: str, block: int, number: int, seconds: float, state: str, kind: str) -> dict[str, Any]:
+        return {
             "name": name,
             "of": name.removesuffix(AGAIN),
             "provider": provider(name),
@@ -181,6 +170,17 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
             "state": state,
             "kind": kind,
         }
+
+    for cell in case.timed:
+        pairs = [v.samples for v in case.verdicts if v.about == "A/A" and v.b == cell.name]
+        for name, samples in ((cell.name, cell.samples), *((cell.name + AGAIN, pair) for pair in pairs)):
+            for (block, number), seconds in samples.by_round.items():
+                state = "disturbed" if (block, number) in counted else "quiet"
+                yield tick(name, block, number, seconds, state, state)
+    for dropped in case.done.disturbed:
+        for name, seconds in dropped.seconds.items():
+            state = f"left out: {dropped.reason}"
+            yield tick(name, dropped.block, dropped.round, seconds, state, "left out")
 
 
 def _rounds_picture(

@@ -10,12 +10,11 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, interval_ends, shared_sizes, us_text, verdict_text
+from harness.page.case import TIMES, MeasuredCase, interval_ends, shared_sizes, us_text, verdict_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import OTHER, PROVIDERS, coded, provider, tips
 from harness.report.notes import apart
-from harness.report.rows import grouped
-from harness.report.text import microseconds, short_ratio, significant, unit
+from harness.report.text import grouped, microseconds, short_ratio, significant, unit
 from shapes.case import text_of
 
 LOAD = ("batch", "tokens", "m", "new", "ctx")
@@ -56,8 +55,7 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Iterator[Cha
     for point in points:
         point |= {key: point[f"{key}_us"] / microseconds_of_unit for key in ("time", "low", "high")}
     columns: Columns = {
-        size: ("x", str), "implementation": "name", "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+        size: ("x", str), "implementation": "name", **TIMES,
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
     }  # fmt: skip

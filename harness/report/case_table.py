@@ -1,42 +1,48 @@
-"""The table of a measured case: the fastest row, all rows with a time, fastest first, and notes; and what
-others published of the case."""
+"""The table of a measured case: the fastest row, all rows with a time, fastest first, and notes; or its
+settings (flags, revisions), their effects, and which setting to take. And what others published of a case."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
+from harness.plan.settings import PLAIN
+from harness.report import text
 from harness.report.fitting_table import Column, Columns, FittingTable, as_table
-from harness.report.notes import UNTIMED, case_notes, noted
-from harness.report.rows import CaseResult, Row
-from harness.report.text import (
-    Interval,
-    aligned,
-    decimals,
-    microseconds,
-    ratio_column,
-    significant,
-    time_column,
-    time_with_unit,
-    uncertain_ratio,
+from harness.report.notes import UNTIMED, Notes, case_notes, measuring, noted, reproductions, untimed
+from harness.report.rows import (
+    CaseResult,
+    Row,
+    SettingComparison,
+    effect_word,
+    first_setting,
+    flag_effects,
+    setting_comparisons,
 )
+from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
+from harness.statistics.intervals import weighted_mean
 from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 """Styles of verdicts."""
+LONG = 40
+"""Characters of a setting in one line; a longer one has a line for each variable."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
-    """The heading, the fastest row, the ranking and the notes of one finished case. With the run, notes hold
-    commands that check its wrong rows alone."""
+    """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings a
+    table of these. With the run, notes hold commands that check its wrong rows alone."""
     case = CaseResult.of(records)
+    if run and run.contrast == "settings":
+        return _case_under_settings(case, run)
     ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
     return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
 
@@ -63,13 +69,13 @@ def headline(case: CaseResult) -> Text:
         against = "not compared with the second"
     limit = first.percent_of_ceiling
     share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
-    time = time_with_unit(interval(first))
+    time = text.time_with_unit(interval(first))
     return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
 
 
 def _against(verdict: Verdict) -> str:
     """What a verdict says of its first row, in words."""
-    value, ends = uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
+    value, ends = text.uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
     if verdict.verdict == "faster":
         return f"{value} {verdict.b} {ends}"
     word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
@@ -98,11 +104,11 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
 
     host: with a column of the times that the host needs to launch a call
     """
-    header, times = time_column([interval(row.cell) for row in rows])
-    ratios = ratio_column([row.verdict for row in rows])
+    header, times = text.time_column([interval(row.cell) for row in rows])
+    ratios = text.ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
     if host:
-        columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]
+        columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
     columns[Column(f"vs {baseline}")] = [
         "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
     ]
@@ -110,7 +116,7 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
     return columns
 
 
-def interval(timed: Cell) -> Interval:
+def interval(timed: Cell) -> text.Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
 
 
@@ -120,11 +126,11 @@ def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
     for row, rate in zip(rows, rates, strict=True):
         value, low, high = row.cell.time_us, row.cell.low_us, row.cell.high_us
         if rate is None or not value or not low or not high:
-            numbers.append(significant(rate))
+            numbers.append(text.significant(rate))
         else:
-            digits = decimals(rate * (high - low) / 2 / value)
+            digits = text.decimals(rate * (high - low) / 2 / value)
             numbers.append(f"{rate:.{digits}f}")
-    return aligned(numbers)
+    return text.aligned(numbers)
 
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
@@ -135,8 +141,147 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
     columns: Columns = {
         Column("implementation"): [row.implementation for row in rows],
         Column("device"): [row.device for row in rows],
-        Column("time", right=True): [microseconds(row.time_us) for row in rows],
-        Column("TFLOPS", right=True): [significant(row.tflops or None) for row in rows],
+        Column("time", right=True): [text.microseconds(row.time_us) for row in rows],
+        Column("TFLOPS", right=True): [text.significant(row.tflops or None) for row in rows],
         Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
     }
     return Group("published by others, neither measured here nor ranked:", as_table(columns))
+
+
+# Settings: flags, revisions
+
+
+def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
+    """Settings of each implementation, whether other kernels ran, and effects of flags over all settings."""
+    comparisons = setting_comparisons([*case.cells, *case.verdicts], run)
+    parts: list[RenderableType] = [heading(case.cells[0]), ""]
+    if case.timed:
+        parts += [_settings(comparisons, run), ""]
+    notes = [*untimed(_each_once(case.cells, run)), *reproductions(case.cells, run)]
+    for comparison in comparisons:
+        parts += _effects(comparison, run)
+        notes += _what_ran(comparison)
+    for comparison in comparisons:
+        if comparison.noise is not None:
+            pair = text.ratio_text(comparison.noise)
+            notes.append(("noise", f"{comparison.name} against itself in other workers: {pair}"))
+    return Group(*parts, noted([*notes, *measuring(case.done)]))
+
+
+def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
+    """An implementation that can run under no setting has one cell here instead of one for each setting."""
+    first = next(iter(run.settings))
+    never = {(c.impl, c.launch, c.reason) for c in cells if c.status == "unsupported" and c.setting == first}
+    kept = []
+    for cell in cells:
+        if (cell.impl, cell.launch, cell.reason) not in never:
+            kept.append(cell)
+        elif cell.setting == first:
+            kept.append(cell.model_copy(update={"setting": PLAIN}))
+    return kept
+
+
+def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
+    """A line for each setting with a time, below the first setting of its implementation."""
+    every = [row for comparison in comparisons for row in (comparison.baseline, *comparison.others)]
+    rows = [row for row in every if row.cell.time_us is not None]
+    return as_table(
+        {Column("implementation, setting", wraps=True): [_name(row) for row in rows]}
+        | columns_of(rows, first_setting(run), host=False)
+        | {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
+    )
+
+
+def _name(row: Row) -> str:
+    """The implementation with the first setting; below it the other settings, indented."""
+    setting = row.cell.setting
+    if row.is_baseline:
+        return row.cell.name
+    return "  " + (setting.replace(", ", ",\n  ") if len(setting) > LONG else setting)
+
+
+def _what_ran(comparison: SettingComparison) -> Notes:
+    """What ran under the first setting; and where another setting changed it, from what to what."""
+    baseline = comparison.baseline.cell
+    if baseline.time_us is None:
+        return []
+    ran = ", ".join(filter(None, [*baseline.kernels[:2], baseline.picked, *baseline.ran]))
+    notes = [("what ran", f"{comparison.name}: {ran}")] if ran else []
+    others = [row for row in comparison.others if row.verdict is not None and row.ran == "other kernels"]
+    for change, rows in text.grouped(others, lambda row: row.change).items():
+        settings = "; ".join(row.cell.setting for row in rows)
+        notes.append(("what ran", f"{comparison.name} @ {settings}: {change}"))
+    return notes
+
+
+def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType]:
+    found = flag_effects(comparison, run)
+    if not found:
+        return
+    sure = f"all of them together {100 * run.confidence:.0f} % sure"
+    yield f"effects of the flags on {comparison.name}, {sure}:"
+    yield as_table(
+        {
+            Column("effect"): [effect.kind for effect in found],
+            Column("change", wraps=True): [effect.what for effect in found],
+            Column("speedup"): text.ratio_column([effect.comparison for effect in found]),
+            Column("verdict"): [effect_word(effect) for effect in found],
+        }
+    )
+    yield ""
+
+
+def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
+    """For each implementation which setting to take, in which cases, and how much it brings; for revisions
+    what regressed."""
+    title, lines = conclusion_lines(records, run)
+    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+
+
+def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
+    """A title, and a line for each implementation or regression."""
+    by_case = text.grouped(records, lambda record: getattr(record, "case", "")).values()
+    comparisons = [comparison for of_case in by_case for comparison in setting_comparisons(of_case, run)]
+    timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
+    by_name = text.grouped(timed, lambda comparison: comparison.name)
+    if run.trees:
+        slower = [f"{v.a} at {v.case}: {text.ratio_text(v)}" for v in regressions(records)]
+        if not by_name:
+            return "nothing was measured, so nothing is known", []
+        return (f"{len(slower)} regressed:", slower) if slower else ("nothing regressed", [])
+    lines = [f"{name}: {_advice(comparisons, run.margin)}" for name, comparisons in by_name.items()]
+    return ("recommendation:" if lines else "", lines)
+
+
+def _advice(comparisons: Sequence[SettingComparison], margin: float) -> str:
+    """The setting that is faster in some case and brings most over all cases, by their weights."""
+    by_setting: dict[str, list[tuple[Cell, Verdict]]] = {}
+    for comparison in comparisons:
+        for row in comparison.others:
+            if row.verdict and row.verdict.ratio is not None:
+                by_setting.setdefault(row.cell.setting, []).append((comparison.baseline.cell, row.verdict))
+    means = {setting: _mean_speedup(pairs) for setting, pairs in by_setting.items()}
+    faster = {setting: _cases(pairs, "faster") for setting, pairs in by_setting.items()}
+    slower = {setting: _cases(pairs, "slower") for setting, pairs in by_setting.items()}
+    better = [setting for setting in by_setting if faster[setting] and means[setting] > 1 + margin]
+    if not better:
+        first = comparisons[0].baseline.cell.setting
+        losses = [f"{name} is slower, {means[name]:.2f}x" for name in by_setting if slower[name]]
+        return "; ".join([f"leave it as it is, no setting brings {margin:.0%} over {first}", *losses])
+    best = max(better, key=means.__getitem__)
+    advice = f"{best}: {means[best]:.2f}x"
+    if len(by_setting[best]) > 1:
+        advice += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
+    if slower[best]:
+        advice += f"; but slower for {', '.join(slower[best])}"
+    return advice
+
+
+def _mean_speedup(pairs: Sequence[tuple[Cell, Verdict]]) -> float:
+    """The geometric mean of a setting's ratios to the first setting, weighted by the cases' weights."""
+    logs = [math.log(verdict.ratio or math.nan) for _, verdict in pairs]
+    return math.exp(weighted_mean(logs, [cell.weight or 1.0 for cell, _ in pairs]))
+
+
+def _cases(pairs: Sequence[tuple[Cell, Verdict]], word: str) -> list[str]:
+    return [cell.case for cell, verdict in pairs if verdict.verdict == word]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.rows import grouped
-from harness.report.text import interval, microseconds, ratio_text, table
+from harness.report.text import grouped, interval, microseconds, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 from kernels.platform import Platform
-
-T = TypeVar("T")
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 CLAIMS_NOTE = """
@@ -29,24 +25,26 @@ can time:"""
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
     columns = [Column(header, right=header in "AB") for header in HEADERS[:-1]]
     columns.append(Column(HEADERS[-1], wraps=True, spare=1))
-    return Group(*_parts(a, b, comparison, lambda rows: FittingTable(columns, rows)))
+    parts = _parts(a, b, comparison)
+    return Group(*(part if isinstance(part, str) else FittingTable(columns, part) for part in parts))
 
 
 def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
-    return "\n".join(_parts(a, b, comparison, lambda rows: table(rows, HEADERS, style="github")))
+    parts = _parts(a, b, comparison)
+    return "\n".join(
+        part if isinstance(part, str) else table(part, HEADERS, style="github") for part in parts
+    )
 
 
-def _parts(
-    a: RecordedRun, b: RecordedRun, comparison: Compared, as_table: Callable[[list[list[str]]], T]
-) -> Iterator[str | T]:
-    """The lines of the report, and a table for each case, which `as_table` makes of its cells."""
+def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | list[list[str]]]:
+    """The lines of the report, and the cells of a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
     yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
     yield from (*comparison.notes, "")
     for case, rows in grouped(comparison.rows, lambda row: row.case).items():
         yield from (f"{case}  ({100 * rows[0].weight:.1f} % of the suite)", "")
-        yield from (as_table([_cells(row) for row in rows]), "")
+        yield from ([_cells(row) for row in rows], "")
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
         yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))

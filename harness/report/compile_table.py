@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from harness.compile.survey import tile
 from harness.files import JsonObject
-from harness.report.text import extent
-
-if TYPE_CHECKING:
-    from harness.report.fitting_table import FittingTable
+from harness.report.fitting_table import Column, FittingTable
+from harness.report.text import extent, grouped
 
 HEADERS = (
     "target", "op", "kernel", "tile", "configs", "registers", "spills", "scratch B", "shared KB", "code KB",
@@ -26,9 +23,7 @@ SPARE = {
 def compile_lines(rows: Sequence[JsonObject]) -> list[list[str]]:
     """A line for each target, op, kernel and tile. It has the range over the configurations of that tile,
     which differ in sizes only."""
-    groups: dict[tuple[str, ...], list[JsonObject]] = {}
-    for row in rows:
-        groups.setdefault((row["target"], row["op"], row["kernel"], tile(row["config"])), []).append(row)
+    groups = grouped(rows, lambda row: (row["target"], row["op"], row["kernel"], tile(row["config"])))
     return [
         [
             *key,
@@ -47,8 +42,6 @@ def compile_lines(rows: Sequence[JsonObject]) -> list[list[str]]:
 
 
 def compile_table(rows: Sequence[JsonObject]) -> FittingTable:
-    from harness.report.fitting_table import Column, FittingTable
-
     columns = [
         Column(name, right=name in HEADERS[4:11], wraps=name == "tile", spare=SPARE.get(name, 0))
         for name in HEADERS

@@ -12,7 +12,7 @@ from harness.report.terminal import WIDTH
 from harness.report.text import duration, significant
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
 
     from harness.files import JsonObject
 
@@ -160,42 +160,31 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    from harness.report.fitting_table import Column, FittingTable
+    from harness.report.fitting_table import Column, Columns, as_table
+    from harness.report.text import grouped
 
-    broken = [row for row in rows if row["status"] == "breaks"]
-    parts: list[Text | FittingTable] = []
-    for row in broken:
-        name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
-        line = Text.assemble(name, ("breaks", STYLES["breaks"]), f": {row['reason']}")
-        line.no_wrap, line.overflow = True, "ignore"
-        parts.append(line)
-    for library, version in dict.fromkeys((row["library"], row["version"]) for row in rows):
-        mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
+    parts: list[RenderableType] = []
+    for row in rows:
+        if row["status"] == "breaks":
+            name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
+            text = Text(name, no_wrap=True, overflow="ignore")
+            parts.append(text.append("breaks", STYLES["breaks"]).append(f": {row['reason']}"))
+    for (library, version), mine in grouped(rows, lambda row: (row["library"], row["version"])).items():
         counts = Counter(row["status"] for row in mine)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         read = mine[0]["last_read"]
         newer = f"; newer than {read}, the last that was read" if read else ""
         if parts:
-            parts.append(Text())
+            parts.append("")
         parts.append(Text(f"{library} {version}: {summary}{newer}", "bold"))
-        columns = [
-            Column("op"),
-            Column("implementation"),
-            Column("calls"),
-            Column("reason", wraps=True),
-            Column("without", wraps=True, spare=1),
-        ]
-        cells = [
-            (
-                row["op"],
-                row["implementation"],
-                Text(row["status"], STYLES.get(row["status"], "")),
-                row["reason"],
-                row["without"],
-            )
-            for row in mine
-            if row not in broken
-        ]
-        if cells:
-            parts.append(FittingTable(columns, cells))
+        fit = [row for row in mine if row["status"] != "breaks"]
+        if fit:
+            columns: Columns = {
+                Column("op"): [row["op"] for row in fit],
+                Column("implementation"): [row["implementation"] for row in fit],
+                Column("calls"): [Text(row["status"], STYLES.get(row["status"], "")) for row in fit],
+                Column("reason", wraps=True): [row["reason"] for row in fit],
+                Column("without", wraps=True, spare=1): [row["without"] for row in fit],
+            }
+            parts.append(as_table(columns))
     return Group(*parts)

@@ -6,16 +6,16 @@ import re
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
 
 from harness.engine import Changes, EngineView, Shape, as_given
+from harness.report.fitting_table import Column, FittingTable
+from harness.report.text import grouped
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
-    from harness.report.fitting_table import FittingTable
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -37,8 +37,6 @@ class Section:
     notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
         yield Text(self.heading, "bold")
         for line in "\n".join(self.notes).splitlines():
             whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", NO_BREAK), line)
@@ -50,9 +48,6 @@ class Section:
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     """entries: the table has a row for each shape, with its entry, instead of a row for each layer."""
-    from rich.console import Group
-    from rich.text import Text
-
     files = _files(view)
     parts: list[RenderableType] = [
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
@@ -121,8 +116,6 @@ def summary(view: EngineView) -> list[str]:
 
 def _layers(view: EngineView) -> FittingTable:
     """A row for each layer that one implementation serves; the largest shares of the time come first."""
-    from harness.report.fitting_table import Column, FittingTable
-
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"),
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"), Column("not at"),
@@ -144,8 +137,6 @@ def _layers(view: EngineView) -> FittingTable:
 
 def _entries(view: EngineView, files: dict[str, int]) -> FittingTable:
     """A row for each shape; the largest shares of the time come first."""
-    from harness.report.fitting_table import Column, FittingTable
-
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
         Column("as", right=True), Column("us", right=True), Column("entry"),
@@ -246,10 +237,9 @@ def _share(shapes: Iterable[Shape]) -> float:
 
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
     """Shapes by their key; the groups with the largest share of the time come first."""
-    groups: dict[Key, list[Shape]] = {}
-    for key, shape in pairs:
-        groups.setdefault(key, []).append(shape)
-    return sorted(groups.items(), key=lambda group: -_share(group[1]))
+    groups = grouped(pairs, lambda pair: pair[0]).items()
+    shapes = [(key, [shape for _, shape in group]) for key, group in groups]
+    return sorted(shapes, key=lambda group: -_share(group[1]))
 
 
 def layer_text(shape: Shape) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -40,12 +40,8 @@ INDENT = "    "
 Row = Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Listing:
-    rows: Sequence[Row]
-    """The objects of JSON."""
-    shown: Callable[[], RenderableType]
-    """Makes the same for people."""
+Listing = tuple[Sequence[Row], Callable[[], RenderableType]]
+"""The objects of JSON; and a function that makes the same for people."""
 
 
 def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
@@ -53,18 +49,18 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
     and recipes are listed. Raises UsageError for an unknown suite."""
     if what == "impls":
         rows = _implementations(ops, platform)
-        return Listing(rows, lambda: _by_reason(rows))
+        return rows, lambda: _by_reason(rows)
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
-        return Listing(rows, lambda: _by_suite(rows))
+        return rows, lambda: _by_suite(rows)
     if what == "flags":
         flags = _flags(ops, platform)
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
-        return Listing(rows, lambda: _unbroken(flags_text(flags)))
+        return rows, lambda: flags_text(flags)
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
-        return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(text))
+        return [asdict(recipe) for recipe in listed], lambda: text
     if what == "ops":
         rows = [
             {
@@ -101,7 +97,7 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
             for f in figures()
             if f.op in ops
         ]
-    return Listing(rows, lambda: _table(rows))
+    return rows, lambda: _table(rows)
 
 
 def of_case(op: str, text: str, platform: Platform) -> Listing:
@@ -118,7 +114,7 @@ def of_case(op: str, text: str, platform: Platform) -> Listing:
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
     shown = [row | {"runs": row["takes"], "why not": row["reason"], "near": row["runs"]} for row in rows]
-    return Listing(rows, lambda: _by_reason(shown, f"take {cases[0].text}"))
+    return rows, lambda: _by_reason(shown, f"take {cases[0].text}")
 
 
 def _table(rows: Sequence[Row]) -> FittingTable:
@@ -240,11 +236,6 @@ def _flags(ops: Sequence[str], platform: Platform) -> list[Flag]:
         if wanted and (platform.here or acts):
             listed.append(flag)
     return listed
-
-
-def _unbroken(text: str) -> Text:
-    """A text whose lines are broken already."""
-    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def flags_text(flags: Sequence[Flag]) -> str:

@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.rows import CaseResult, grouped
-from harness.report.text import ratio_text
+from harness.report.rows import CaseResult
+from harness.report.text import grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
 from harness.statistics.paired import MAX_NOISE, noise_of
@@ -34,8 +34,6 @@ UNTIMED = {
     "unsupported": "dim",
 }
 """Statuses without a time, the worst first, with their styles."""
-WRONG_FOLDER = "wrong"
-"""The folder in which the printed command saves the output of a wrong row."""
 OTHER_CASE = re.compile(r"at ((?:\S+=\S+ ?)+): ")
 """Begins the reason where the case that showed the error is another one: see CaseRun.ragged."""
 FAR = "with addresses of more than 32 bits: "
@@ -48,8 +46,6 @@ HELP = {
     "process": "stop what runs beside",
 }
 """What to do against a disturbance, by a word of a monitor's reason."""
-PROCESSES = 2
-"""The number of processes that are named, those with the most CPU time first."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
@@ -132,7 +128,7 @@ def _command(cell: Cell, run: Run) -> str:
         words.append(f"--threads {run.threads}")
     unset = [f"-u {name}" for name, value in variables.items() if value is None]
     before = f"env {' '.join(unset)} " if unset else ""
-    return f"{before}python -m harness check {' '.join(words)} --save {WRONG_FOLDER}"
+    return f"{before}python -m harness check {' '.join(words)} --save wrong"
 
 
 def _quoted(text: str) -> str:
@@ -238,8 +234,8 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     for case in disturbed:
         for conditions in case.conditions:
             percents |= Counter(conditions.get("processes", {}))  # the larger of both
-    if percents:
-        what += f", most of it {', '.join(name for name, _ in percents.most_common(PROCESSES))}"
+    if percents:  # the two with the most CPU time are named
+        what += f", most of it {', '.join(name for name, _ in percents.most_common(2))}"
     help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
     return (
         f"not quiet: {len(reasons)} of {rounds} rounds count though something else used the machine, or "

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from harness.plan.entry import entry_name
 from harness.plan.settings import PLAIN
+from harness.report.text import grouped
 from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import noise_of
 
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
-
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by their key, in the order in which the keys come first."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
-"""Numbers as text: times and ratios in the digits that their intervals support; and plain tables."""
+"""Numbers as text: times and ratios in the digits that their intervals support; plain tables; groups."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from tabulate import tabulate
 
 if TYPE_CHECKING:
     from harness.results.schema import Verdict
     from harness.statistics.paired import Comparison
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
 
 WIDTH = 150
 """Characters of a line of text."""
@@ -163,3 +166,11 @@ def filled_columns(
     """The rows and headers without the columns that are empty in every row."""
     filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
     return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their key, in the order in which the keys come first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

@@ -69,6 +69,6 @@ def test_the_messages_are_as_committed(bare, checkout, tmp_path_factory, snapsho
         f"import sys; sys.modules['vl_convert'] = None; sys.argv[1:] = ['report', {str(recorded)!r}]; {PLAIN}"
     )
     run("a report without what draws", ["-c", undrawn], sys.executable)
-    (checkout / "harness/cli/lazy.py").unlink()
+    (checkout / "harness/errors.py").unlink()
     run("without something of our own", ["-m", "harness", "list"], sys.executable)
     snapshot(Path(__file__).parent / "snapshots" / "start.txt", "\n".join(texts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.lazy import LazyGroup
+from harness.cli import LazyGroup
 
 MODULES = {
     name: f"{__name__}.{name}:{name}" for name in ("ab", "compare", "ledger", "load", "predict", "trace")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.cli.report import report
+from harness.cli.recorded import report
 from harness.errors import UsageError
 from harness.page.assemble import MOST_CASES, assemble, inputs
 from harness.paths import RESULTS

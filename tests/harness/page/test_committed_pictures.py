@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
-from harness.cli.report import report
+from harness.cli.recorded import report
 from tests.support.paths import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.catalogue.architectures import architectures
-from harness.cli.toggle import toggle_request
+from harness.cli.run import toggle_request
 from harness.errors import HarnessError
 from harness.plan.toggle import MARGIN, plan_toggle
 from harness.results.journal import Journal

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.report.setting_table import case_table, conclusion, conclusion_lines
+from harness.report.case_table import case_table, conclusion, conclusion_lines
 from harness.report.terminal import plain
 from harness.results.journal import Journal
 from harness.results.schema import Cell, Verdict

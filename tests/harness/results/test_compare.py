@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_benchmark
 
-from harness.cli.export import session
+from harness.cli.recorded import session
 from harness.results.comparison import compared, means, spreads
 from harness.results.journal import Journal
 from harness.results.read import read

@@ -1,0 +1,206 @@
+"""Commands on recorded runs: `report`, `compare`, `claims`, `export`. `compare --revisions` measures one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.options import RECORDED, answer, interruptible, json_option, measuring
+
+if TYPE_CHECKING:
+    from harness.files import JsonObject
+    from harness.results.schema import Cell, Run
+    from harness.run.plan import Request
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="Where to write the page.",
+)
+@click.option("--title", default="", help="The title of the page (default: what it shows).")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
+@click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
+@click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
+@click.option(
+    "--chart",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --svg or --png: only charts with such a file name.",
+)
+def report(
+    runs: tuple[str, ...],
+    output: str,
+    title: str,
+    show: bool,
+    svg: str | None,
+    png: str | None,
+    chart: tuple[str, ...],
+) -> None:
+    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, roofline, rounds, flags,
+    what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
+    `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
+    it."""
+    from pathlib import Path
+
+    if chart and not (svg or png):
+        raise click.UsageError("--chart is for --svg and --png; a page has all")
+    from harness.files import require_writable, require_writable_folder
+    from harness.page.assemble import assemble, inputs
+    from harness.page.html import pictures, write_page
+
+    known = inputs(runs)
+    folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
+    for folder, _ in folders:
+        require_writable_folder(folder)
+    if not folders:
+        require_writable(output, None)
+    page = assemble(known, title)
+    for folder, is_png in folders:
+        click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
+    if folders:
+        return
+    write_page(page, output, ", ".join(runs))
+    if output != "-":
+        click.echo(f"{len(list(page.charts()))} charts in {output}", err=True)
+    if show:
+        click.launch(Path(output).resolve().as_uri())
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
+@click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
+@click.option("--force", is_flag=True, help="Compare runs of different machines or terms too, and mark it.")
+@click.option("--markdown", metavar="FILE|-", help="Also write the report there, for a pull request.")
+@measuring
+def compare(
+    request: Request,
+    runs: tuple[str, ...],
+    revisions: tuple[str, str] | None,
+    force: bool,
+    markdown: str | None,
+) -> None:
+    """Show what became faster or slower between two recorded runs, or between two revisions of this
+    repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
+    if revisions and not runs:
+        from harness.cli.run_display import RunDisplay
+        from harness.plan.settings import revision_settings
+        from harness.run.execute import run
+
+        # The kernels of each revision are a setting.
+        request = replace(request, settings=revision_settings(revisions))
+        with interruptible(RECORDED), RunDisplay(request) as display:
+            sys.exit(run(request, display))
+    if len(runs) != 2 or revisions:
+        raise click.UsageError("name two runs, or --revisions A B and an --op")
+    from harness.errors import FAILED, OK, NothingRan, UsageError
+    from harness.files import write
+    from harness.report.comparison_table import comparison_markdown, comparison_table
+    from harness.report.terminal import show
+    from harness.results.comparison import compared
+    from harness.results.read import read
+
+    a, b = map(read, runs)
+    comparison = compared(a, b)
+    if comparison.incompatible and not force:
+        reasons = "; ".join(comparison.incompatible)
+        raise UsageError(f"{runs[0]} and {runs[1]} cannot be compared: {reasons} (--force marks it only)")
+    if not comparison.rows:
+        missing = "; ".join(comparison.missing[:3]) or "both are empty"
+        raise NothingRan(f"no cell has a time in both runs: {missing}")
+    show(comparison_table(a, b, comparison), sys.stdout)
+    if markdown:
+        write(markdown, comparison_markdown(a, b, comparison) + "\n")
+    sys.exit(FAILED if comparison.regressions else OK)
+
+
+@click.command()
+@click.argument("runs", nargs=-1)
+@json_option("Write JSON there instead of a table.")
+def claims(runs: tuple[str, ...], json_to: str | None) -> None:
+    """Compare AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) with recorded RUNS
+    (default: all under results/)."""
+    from dataclasses import asdict
+
+    from harness.catalogue.published import CLAIMS, read
+    from harness.paths import PUBLISHED, RESULTS
+    from harness.report.comparison_table import claims_table
+    from harness.results.claims import examine, recorded_cells
+    from kernels.platform import detect
+
+    document, machine = read(PUBLISHED / CLAIMS), detect()
+    cells = [cell for run in runs or [str(RESULTS)] for cell in recorded_cells(run)]
+    tests = examine(document, machine, cells)
+    about = {name: document[name] for name in ("source", "device", "arch", "unknown")}
+    facts = about | {"tests": [asdict(test) for test in tests]}
+    answer(json_to, facts, lambda: claims_table(document, tests, machine))
+
+
+@click.command()
+@click.argument("run")
+@click.option("-o", "--output", metavar="FILE|-", help="Default: benchmark.json in the run's folder.")
+def export(run: str, output: str | None) -> None:
+    """A recorded RUN as a file that `pytest-benchmark compare` reads."""
+    import json
+
+    from harness.errors import NothingRan
+    from harness.files import write
+    from harness.results.read import read
+
+    recorded = read(run)
+    cells = [cell for cell in recorded.cells.values() if cell.samples.seconds]
+    if not cells:
+        raise NothingRan(f"{recorded.folder} holds no time")
+    target = output or str(recorded.folder / "benchmark.json")
+    write(target, json.dumps(session(recorded.run, cells), indent=4) + "\n")
+    if target != "-":
+        print(f"wrote {target}", file=sys.stderr)
+
+
+def session(run: Run, cells: list[Cell]) -> JsonObject:
+    """The object that pytest-benchmark 5 saves: its rounds are the run's, in seconds per call."""
+    import pytest_benchmark
+
+    machine = run.provenance.get("machine", {})
+    git = run.provenance.get("git", {})
+    return {
+        "machine_info": machine
+        | {"node": machine.get("host", ""), "versions": run.provenance.get("versions", {})},
+        "commit_info": {"id": git.get("commit", "unknown"), "dirty": git.get("dirty", False)},
+        "benchmarks": [_benchmark(cell) for cell in cells],
+        "datetime": run.created,
+        "version": pytest_benchmark.__version__,
+    }
+
+
+def _benchmark(cell: Cell) -> JsonObject:
+    from pytest_benchmark.stats import Stats
+
+    stats = Stats()
+    for seconds in cell.samples.seconds:
+        stats.update(seconds)
+    hidden = {"samples", "kind", "time_us", "low_us", "high_us"}
+    return {
+        "group": cell.case,
+        "name": f"{cell.name}[{cell.case}]",
+        "fullname": f"{cell.op}::{cell.name}[{cell.case}]",
+        "params": {
+            "op": cell.op,
+            "implementation": cell.impl,
+            "case": cell.case,
+            "arm": cell.setting,
+            "launch": cell.launch,
+        },
+        "param": cell.case,
+        "extra_info": cell.model_dump(exclude=hidden),
+        "options": {"timer": "device", "warmup": True},
+        "stats": stats.as_dict() | {"iterations": 1, "data": cell.samples.seconds},
+    }

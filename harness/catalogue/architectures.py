@@ -12,11 +12,13 @@ from harness.errors import UsageError
 from harness.paths import DATA
 from kernels.tuning import Target
 
+KINDS = ("interpreted", "compiled", "emulated", "measured")
+"""The kinds of evidence for a kernel of the suite, from the weakest to the strongest: it was right in
+Triton's interpreter on a CPU; it was compiled within the architecture's limits; an emulator executed its
+machine code; it was timed on the hardware."""
+
 Evidence = dict[str, dict[str, int]]
-"""Architecture -> kind -> the number of cases, or of configurations if it is `compiled`. The kinds, from
-the weakest to the strongest: `interpreted` (right in Triton's interpreter on a CPU), `compiled` (within the
-architecture's limits), `emulated` (an emulator executed its machine code), `measured` (timed on the
-hardware)."""
+"""Architecture -> kind -> the number of cases, or of configurations if it is `compiled`."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import RECORDED, answer, interruptible, json_option, measuring
+from harness.cli.options import answer, json_option, measuring
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -91,14 +91,14 @@ def compare(
     """Show what became faster or slower between two recorded runs, or between two revisions of this
     repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
     if revisions and not runs:
-        from harness.cli.run_display import RunDisplay
+        from harness.cli.run import measure
         from harness.plan.settings import revision_settings
-        from harness.run.execute import run
 
+        if request.cluster:
+            raise click.UsageError("--revisions measures on this machine: leave out --cluster")
         # The kernels of each revision are a setting.
         request = replace(request, settings=revision_settings(revisions))
-        with interruptible(RECORDED), RunDisplay(request) as display:
-            sys.exit(run(request, display))
+        measure(request, lambda _: request)
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     from harness.errors import FAILED, OK, NothingRan, UsageError

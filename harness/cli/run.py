@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
-    _measure(request, lambda _: request)
+    measure(request, lambda _: request)
 
 
 @click.command()
@@ -52,10 +52,10 @@ def run(request: Request) -> None:
 def toggle(request: Request, **design: Any) -> None:  # click passes untyped values
     """Show what environment flags do to each implementation, and whether they changed which kernels ran.
     `list flags` says what each flag acts on."""
-    _measure(request, toggle_request(request, **design))
+    measure(request, toggle_request(request, **design))
 
 
-def _measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
+def measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
     """Measures on this machine or a cluster, and exits.
 
     request_of: makes the request for a platform from the one that the command was given

@@ -307,7 +307,7 @@ class EngineTables:
 
     def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
-        missed = list(self._asked) if self._invariant else self._missed(target)
+        missed = self._missed(target)
         for kind in sorted(kinds & {name[0] for name in missed}, reverse=True):
             device = self._device(target, kind == "E")
             try:

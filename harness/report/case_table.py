@@ -32,6 +32,10 @@ from shapes.case import Case
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 """Styles of verdicts."""
 
+LONGEST_BASELINE = 40
+"""The longest name of a baseline, in characters, that stands in the header of a column. Headers do not wrap,
+and in a race the name includes the configuration."""
+
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case. With the run, notes hold
@@ -103,7 +107,8 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
     columns: Columns = {Column(header): times}
     if host:
         columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]
-    columns[Column(f"vs {baseline}")] = [
+    against = baseline if len(baseline) <= LONGEST_BASELINE else "baseline"
+    columns[Column(f"vs {against}")] = [
         "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
     ]
     columns[Column("verdict")] = [Text(row.word, STYLES.get(row.word, "")) for row in rows]

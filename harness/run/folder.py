@@ -196,9 +196,10 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
         before, after = then[group], now[group]
         for name in names or sorted(before | after):
             if before.get(name) != after.get(name):
+                help = f"give --device {before.get(name)}" if name == "device_id" else "start a new run"
                 raise UsageError(
                     f"{journal.folder} was measured with {name} {before.get(name)}; here it is "
-                    f"{after.get(name)}: start a new run"
+                    f"{after.get(name)}: {help}"
                 )
     return journal, RunPlan.of(record, request)
 

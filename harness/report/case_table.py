@@ -36,6 +36,10 @@ STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 LONG = 40
 """Characters of a setting in one line; a longer one has a line for each variable."""
 
+LONGEST_BASELINE = 40
+"""The longest name of a baseline, in characters, that stands in the header of a column. Headers do not wrap,
+and in a race the name includes the configuration."""
+
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings a
@@ -109,7 +113,8 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
     columns: Columns = {Column(header): times}
     if host:
         columns[Column("host", right=True, spare=3)] = [text.microseconds(row.cell.host_us) for row in rows]
-    columns[Column(f"vs {baseline}")] = [
+    against = baseline if len(baseline) <= LONGEST_BASELINE else "baseline"
+    columns[Column(f"vs {against}")] = [
         "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
     ]
     columns[Column("verdict")] = [Text(row.word, STYLES.get(row.word, "")) for row in rows]

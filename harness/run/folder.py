@@ -190,9 +190,8 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
     for name, before, after in differing(then, now, ("device", "device_id", "arch", "driver")):
-        raise UsageError(
-            f"{journal.folder} was measured with {name} {before}; here it is {after}: start a new run"
-        )
+        then_do = f"give --device {before}" if name == "device_id" else "start a new run"
+        raise UsageError(f"{journal.folder} was measured with {name} {before}; here it is {after}: {then_do}")
     return journal, RunPlan.of(record, request)
 
 

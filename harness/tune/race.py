@@ -162,7 +162,7 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
                 measuring_s = parse_seconds(request.budget, "--budget")
             is_engine = isinstance(implementation, EngineTuned)
             beside_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
-            each = f"{name}: {len(cases)} cases, {entries} configurations"
+            each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
             yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
             if isinstance(implementation, EngineTuned):
                 yield (

@@ -232,8 +232,10 @@ def fitted(
     (`DENSE,MOE`), and a note where they are not all. Raises UsageError or NothingRan."""
     whole, memory = step, free_memory(platform)
     if layers:
+        if not re.fullmatch(r"\d+,\d+", layers):
+            raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
+        dense, moe = map(int, layers.split(","))
         try:
-            dense, moe = map(int, layers.split(","))
             step = replace(step, dense=dense, moe=moe)
         except ValueError as error:
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None

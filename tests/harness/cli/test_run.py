@@ -129,6 +129,7 @@ def copied(finished, place, tmp_path):
         (["provenance", "machine", of], "another", f"was measured with {of} another; here it is ")
         for of in ("device", "arch", "driver")
     ),
+    (["provenance", "machine", "device_id"], "cuda:1", "here it is cpu: give --device cuda:1"),
     (["provenance", "versions", "torch"], "9", "was measured with torch 9; here it is "),
     (["provenance", "versions", "aiter"], "1.0", "aiter 1.0; here it is None: start a new"),
 ])  # fmt: skip

@@ -34,7 +34,7 @@ def test_committed_pictures_are_what_make_makes(tmp_path):
     for file in committed:
         png = (tmp_path / "png" / f"{file.stem}.png").read_bytes()
         width = float(ElementTree.parse(tmp_path / "svg" / file.name).getroot().attrib["width"])
-        assert png.startswith(b"\x89PNG") and abs(int.from_bytes(png[16:20]) - 2 * width) < 2
+        assert png.startswith(b"\x89PNG") and abs(int.from_bytes(png[16:20], "big") - 2 * width) < 2
         texts, marks = drawn(file)
         assert len(texts) > 10 and len(marks) > 10
         assert "currentColor" not in (tmp_path / "svg" / file.name).read_text()

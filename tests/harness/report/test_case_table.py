@@ -90,6 +90,18 @@ def test_tables_say_what_is_committed(snapshot):
     snapshot(SNAPSHOT, "\n".join(f"=== {name}\n{table(*records)}\n" for name, records in TABLES.items()))
 
 
+def test_the_long_name_of_a_race_s_baseline_widens_no_column():
+    name = "triton.split_kv heads=16 tokens=64 swap=False reload=False per_unit=1 warps=4 stages=2"
+    rows = [timed(name, 10.0, 0.1, host_us=3.0), timed(name.replace("64", "32"), 20.0, 0.1, host_us=3.0)]
+    compared = [
+        verdict(rows[1].impl, "baseline", 0.4, 0.6, 0.5, "slower"),
+        verdict(f"{name} (again)", "A/A", 0.99, 1.01),
+    ]
+    shown = table(*rows, *(each.model_copy(update={"b": name}) for each in compared))
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert "vs baseline" in shown
+
+
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, None])
 def test_it_fits_a_terminal_and_names_what_has_no_room(snapshot, columns):
     long = "cutlass @ A=1"

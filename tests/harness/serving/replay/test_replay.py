@@ -280,8 +280,8 @@ def test_layers_are_left_out_where_memory_is_short():
     small, note = fitted(whole, None, arms, replace(gpu, memory=48 * 10**9))
     assert small.dense == 3 and 5 < small.moe < 30 and "58 MoE layers were replayed" in note[0]
     assert fitted(whole, "1,2", arms, gpu)[0].layers == 3
-    for layers in ("2", "0,0", "-1,2"):
-        with pytest.raises(UsageError, match="DENSE,MOE"):
+    for layers, said in (("2", "two numbers"), ("-1,2", "two numbers"), ("0,0", "one layer")):
+        with pytest.raises(UsageError, match=f"DENSE,MOE.*{said}"):
             fitted(whole, layers, arms, gpu)
     with pytest.raises(NothingRan, match="more than the device has"):
         fitted(whole, None, arms, replace(gpu, memory=10**9))

@@ -69,7 +69,8 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
             from harness.cluster.execute import run_on_cluster
 
             sys.exit(run_on_cluster(request, request_of, display))
-        sys.exit(execute.run(request_of(choose_device(request.device)), display))
+        platform = choose_device(request.device)
+        sys.exit(execute.run(request_of(platform), platform, display))
 
 
 def toggle_request(request: Request, **options: Any) -> Callable[[Platform], Request]:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull, require_writable
-from harness.machine.device import choose_device, surroundings
+from harness.machine.device import surroundings
 from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
@@ -37,6 +37,7 @@ from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import Request, RunPlan, case_of
 from harness.workers.process import WorkerProcess
+from kernels.platform import Platform
 from shapes.case import Case
 
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
@@ -74,11 +75,11 @@ class Display(Protocol):
         """Shows the finished run."""
 
 
-def run(request: Request, display: Display) -> int:
-    """Measures what a request asks for, and returns the exit code. Raises HarnessError."""
+def run(request: Request, platform: Platform, display: Display) -> int:
+    """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
-    with own_device(choose_device(request.device)) as device:
+    with own_device(platform) as device:
         if request.resume:
             journal, plan = resume(request, surroundings(device.platform))
         else:

@@ -13,6 +13,7 @@ from harness.results.schema import CaseDone, Cell, Verdict
 from harness.run import device
 from harness.run.execute import run
 from harness.run.plan import Request
+from kernels.platform import detect
 from tests.support.recorded_verdicts import redo
 from tests.support.scripted_monitor import WHO, Scripted
 from tests.support.workers_here import captured_here
@@ -34,7 +35,7 @@ def measure(out: Path, monitor: Scripted, **options):
     )
     with captured_here() as (patch, stdout, stderr):
         patch.setattr(device, "monitor_for", lambda platform, ours: monitor)
-        code = run(request, RunDisplay(request))
+        code = run(request, detect("cpu"), RunDisplay(request))
     (found,) = Journal(out / "run").finished().values()
     kinds = {kind: [r for r in found if isinstance(r, kind)] for kind in (Cell, Verdict, CaseDone)}
     return code, kinds, stdout.getvalue(), stderr.getvalue(), json.loads((out / "run.json").read_text())

@@ -72,7 +72,7 @@ def _workload(text: str | None) -> Workload | None:
     ValueError."""
     from shapes.scheduler import Workload
 
-    if text is None:
+    if not text:
         return None
     values: dict[str, int] = {}
     for part in text.split(","):
@@ -88,6 +88,11 @@ def _workload(text: str | None) -> Workload | None:
     concurrency = values["concurrency"]
     prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
     return Workload(values["isl"], values["osl"], concurrency, prompts, token_budget=chunk)
+
+
+def _path(text: str) -> Path | None:
+    """A path; None for an empty word, as an unset variable of the shell leaves."""
+    return Path(text) if text else None
 
 
 @click.command()
@@ -108,17 +113,17 @@ def _workload(text: str | None) -> Workload | None:
 @click.option("--with", "given", multiple=True, callback=parsed_by(_settings), metavar="NAME=VALUE",
               help="A variable or flag that is set for the engine.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), help="Only this op.")
-@click.option("--aiter", type=Path, metavar="PATH",
+@click.option("--aiter", type=_path, metavar="PATH",
               help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.")  # fmt: skip
-@click.option("--vllm", type=Path, metavar="PATH", help="The same for vLLM.")
-@click.option("--sglang", type=Path, metavar="PATH",
+@click.option("--vllm", type=_path, metavar="PATH", help="The same for vLLM.")
+@click.option("--sglang", type=_path, metavar="PATH",
               help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
 @click.option("--triton", default="", metavar="VERSION",
               help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
 @click.option("--diff", nargs=2, type=Path, metavar="A B",
               help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
 @click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
-@click.option("--write", "folder", type=Path, metavar="DIR",
+@click.option("--write", "folder", type=_path, metavar="DIR",
               help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")

@@ -282,14 +282,14 @@ class Driver:
             wall_s, job = self.clock() - member.began, self.jobs[task.job]
             measured_s = job.take(task, answer.result, member.opened, wall_s)
             job.learn(max(0.0, wall_s - measured_s))
-            self.failures.pop(member.name, None)
+            self.failures.pop(member.device.id, None)
 
     def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
         """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
         agent that was lost is started again, unless the device failed too often in a row."""
         name, id = member.name, member.device.id
-        self.failures[name] += 1
-        is_out = self.failures[name] >= MOST_FAILURES
+        self.failures[id] += 1
+        is_out = self.failures[id] >= MOST_FAILURES
         if task is not None:
             then = self._return(task, member)
             if is_out:

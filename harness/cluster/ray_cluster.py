@@ -285,7 +285,9 @@ class RayPool:
 
     def close(self) -> None:
         """Leaves the cluster too, and ends one that was started here."""
-        if _refusal(self.head, HEAD_S):
+        try:
+            require_head(self.head)
+        except PoolGone:
             # Ray's own end would wait for the head, and Python's would crash in Ray's threads.
             atexit.register(_end)
             return

@@ -205,9 +205,10 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
     config: dict[str, Any] = {}
     for name, value in words.items():
         try:
-            config[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            config[name] = value
+            read = ast.literal_eval(value)
+        except (SyntaxError, ValueError, TypeError):
+            read = value
+        config[name] = read if isinstance(read, int | float | None) else value
     return config
 
 

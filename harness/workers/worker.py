@@ -141,7 +141,7 @@ class Worker:
     def request(self, request: str) -> Any:
         """The answer to a request that is about no entry. Raises WorkerFailure."""
         self.ready()
-        return self._raw(request, self.deadlines.prepare)
+        return self._raw(request, self.deadlines.call)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
         """The answer to a request about an entry, which is prepared first where its process was replaced.

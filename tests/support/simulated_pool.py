@@ -34,6 +34,7 @@ class SimulatedPool:
     leaves: dict[str, float] = field(default_factory=dict)  # when a device leaves
     versions: dict[str, str] = field(default_factory=dict)  # of torch, where a device has another
     slower: dict[str, float] = field(default_factory=dict)  # the factor by which a device is slower
+    named: str = "{}"  # the name of a device by its id, once it is open
     hang_s: float = 60.0  # until a hanging agent is noticed
     grows: bool = True
     rounds: int = 3
@@ -67,7 +68,7 @@ class SimulatedPool:
                 return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
-            used = DeviceUsed(name=device, type=order.type, host=device)
+            used = DeviceUsed(name=self.named.format(device), type=order.type, host=device)
             self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
             case = order.plan.record.cases[0].key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,11 +77,11 @@ def _message(error: Exception) -> str:
 def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
     """The devices that the kernel driver numbers, in the order of its numbers, as ROCm counts them. A device
     without a number was not given to this container. If no device has one, the library's order stays."""
-    numbered: dict[int, object] = {}
+    numbered: list[tuple[int, object]] = []
     for handle in handles:
         with contextlib.suppress(AttributeError, ValueError, smi.AmdSmiException):
-            numbered[int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"])] = handle
-    return [numbered[node] for node in sorted(numbered)] or list(handles)
+            numbered.append((int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"]), handle))
+    return [handle for _, handle in sorted(numbered, key=operator.itemgetter(0))] or list(handles)
 
 
 def _unique_name(smi: ModuleType, handle: object) -> str:

@@ -1,5 +1,6 @@
 """The driver on simulated devices: no case is lost where a device fails, hangs, leaves or joins."""
 
+import itertools
 import math
 import random
 import socket
@@ -155,6 +156,22 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
     snapshot(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
 
 
+def test_failures_of_a_device_are_counted_whatever_it_is_called(drive):
+    """An agent that has started has another name than its device had before."""
+    openings = itertools.count()
+
+    def takes(device: str, case: str) -> float | str:
+        if device == "a" and case == "opening":
+            return 10.0 if next(openings) == 0 else "breaks"
+        return "dies" if device == "a" else 10.0
+
+    devices = pool("ab", takes, named="node-{}")
+    driven = drive(devices, 6)
+    assert driven.driver.refused.keys() == {"a"}
+    assert next(openings) == 2, "it is started once more, and then left out"
+    assert [device for device, _ in devices.measured] == ["b"] * 6
+
+
 def test_time_is_kept_for_what_only_one_device_may_do():
     tasks = (Task("run", "a case"), Task("last", "calibration", device="a"))
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
@@ -224,7 +241,8 @@ def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
     clock = Mock(return_value=0.0)
     slept = Mock(side_effect=lambda s: clock.configure_mock(return_value=clock.return_value + 2.9))
     monkeypatch.setattr("harness.cluster.ray_cluster.time", Mock(monotonic=clock, sleep=slept))
-    ray = Mock()
+    ray, at_exit = Mock(), Mock()
+    monkeypatch.setattr("harness.cluster.ray_cluster.atexit", at_exit)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
         pool = RayPool.__new__(RayPool)
@@ -239,6 +257,7 @@ def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
         assert slept.call_count == 3, "5.8 s are not enough"
     pool.close()
     assert not ray.mock_calls
+    assert at_exit.register.called
 
 
 def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node(monkeypatch):

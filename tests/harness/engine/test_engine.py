@@ -53,6 +53,14 @@ def test_json_says_of_each_shape_what_runs_and_what_is_tuned(here, tmp_path):
     assert found[32, 2112]["entry"] is None
 
 
+def test_an_empty_word_is_no_path(here, tmp_path, monkeypatch):
+    """As a variable of the shell that is not set leaves."""
+    monkeypatch.chdir(tmp_path)
+    empty = ("--vllm=", "--write=", "--workload=")
+    assert facts(here, *AITER, "--aiter=", *empty)["shapes"] == facts(here, *AITER)["shapes"]
+    assert not [*tmp_path.iterdir()]
+
+
 def test_shares_are_of_all_ops(here, tmp_path):
     found = shapes(here, aiter(tmp_path))
     assert sum(shape["share"] for shape in found) == pytest.approx(1, abs=1e-4)

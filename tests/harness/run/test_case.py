@@ -1,6 +1,7 @@
 """How a case is driven, where no worker is needed to tell."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -386,3 +387,26 @@ def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s
     group = Group(MLA, [row], Rotation("warm", 1, 0, 0, False))
     timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
     assert given == [pytest.approx(given_s)]
+
+
+@pytest.mark.parametrize(("baseline", "wanted"), [(1, 1), (None, 0)])
+def test_rounds_compare_with_the_run_s_baseline_and_time_it_twice(baseline, wanted):
+    """With the first entry where the run's baseline is not among them."""
+    rows = [
+        replace(entry(call_s=0.001), impl=impl, name=impl.name)
+        for impl in kernels.implementations("mla_decode")[:2]
+    ]
+    name = "" if baseline is None else rows[baseline].name
+    asked: list[tuple[list[str], str, str]] = []
+
+    def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
+        asked.append(([*samples], policy.baseline, policy.rerun))
+        return Rounds()
+
+    worker = answering(None)
+    worker.living = worker.entries = rows
+    record = SimpleNamespace(margin=0.01, seed=0, race=None, baseline=name)
+    group = Group(MLA, rows, Rotation("warm", 1, 0, 0, False))
+    timing(make_rounds=make_rounds, record=record)._time(checking(workers=[worker]), group, 1.0, 1.0)
+    again = f"{rows[wanted].name} (again)"
+    assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)]

@@ -22,7 +22,7 @@ from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Agent, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.execute import RunJob, begin_race, begin_run, calibrations
+from harness.cluster.execute import RunJob, begin_race, begin_run, calibration_jobs
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
@@ -122,7 +122,8 @@ class CommandOrder:
 
 
 def _environment(agent: Agent) -> dict[str, str]:
-    """Variables with which a command sees the agent's device alone and uses the same number of threads."""
+    """Variables with which a command uses the agent's number of threads and sees its device alone. They
+    cannot name a GPU without a uuid that begins with GPU- or MIG-: there the command may see all GPUs."""
     platform, asked = agent.platform, agent.device.threads
     threads = {"OMP_NUM_THREADS": str(asked)} if asked else {}
     if platform.kind == "cpu":
@@ -145,7 +146,7 @@ class CommandJob(Job):
     cases = 1
 
     def __post_init__(self) -> None:
-        self.aside_s = self.wall_s
+        self.overhead_s = self.wall_s
         if not self.done:
             self.waiting.append(Task(self.name, self.name))
 
@@ -179,7 +180,8 @@ class CommandJob(Job):
             "output": result.output,
         }
         written = dict(result.files)
-        if result.code is not None:  # else it was killed at its time, which is longer in a longer campaign
+        # A killed command (None) is not done: --resume with a longer budget gives it more time.
+        if result.code is not None:
             written[self.file.name] = (json.dumps(facts, indent=1) + "\n").encode()
         for name, content in written.items():
             with files.explained(f"cannot write to {self.folder / name}", error=JournalFull):
@@ -256,7 +258,8 @@ class Steps:
 
 
 def _into(request: AnyRequest, folder: Path) -> AnyRequest:
-    """The request for a run in a folder; where one was begun there, to go on with it as it was planned."""
+    """The request for a run in a folder. Where a run was begun there, the request resumes it; the options
+    that decide a plan then get their defaults, because --resume takes the plan from the folder."""
     if not (folder / "run.json").exists():
         return replace(request, out=str(folder))
     planned: dict[str, Any] = {each.name: each.default for each in fields(request) if each.name in PLANNING}
@@ -292,7 +295,7 @@ def run_campaign(
                 wanted = ", ".join(step.devices) or step.kind
                 display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
         for type, devices in types.items():
-            driver.add(calibrations(driver, type, devices))
+            driver.add(calibration_jobs(driver, type, devices))
         make = Steps(types, driver.calibrations, budget_s, read, folder, alone, display).jobs
         jobs = list(jobs_of(steps, kinds, alone, make, display.log))
         driver.add(jobs)
@@ -346,8 +349,8 @@ def pack(folder: Path, steps: Sequence[str], most: int = MOST_BYTES) -> Archive:
 
 
 def step_of(name: str, steps: Sequence[str]) -> str:
-    """The step that a file belongs to, or what of BESIDE it is; empty for a file that is not the campaign's.
-    The folder of a race is called as its step and its implementation."""
+    """The step that a file belongs to, or the name in BESIDE under which it lies; empty for a file that is
+    not the campaign's. The folder of a race is named STEP-IMPLEMENTATION."""
     for part in PurePosixPath(name).parts[:2]:
         for known in (*BESIDE, *steps):
             if part == known or (part.startswith(f"{known}-") and "." in part):

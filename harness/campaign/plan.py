@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kernels
 from harness.cluster.driver import Job, Task, next_task
-from harness.cluster.execute import beside_s
+from harness.cluster.execute import expected_overhead_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
 from harness.plan.budget import parse_seconds
@@ -208,7 +208,7 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
     """A step's job for a plan. Raises HarnessError where it has nothing to do."""
     request, measure_s = read(step), 0.0
     if request is None:
-        keys, aside_s = [step.name], step.wall_s(budget_s)
+        keys, overhead_s = [step.name], step.wall_s(budget_s)
     elif isinstance(request, TuneRequest):
         request = replace(request, dry_run=True)
         keys = [
@@ -217,15 +217,15 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
             for case in race_selection(implementation, request, platform).cases
         ]
         measure_s = request.per_case_s
-        aside_s = beside_s("", platform.kind)
+        overhead_s = expected_overhead_s("", platform.kind)
     else:
         asked = request(platform)
         selection = select_all(asked, platform)
         keys = [case.key for case in selection.cases]
         measure_s = worth_s(asked, selection.suite)
-        aside_s = beside_s(selection.suite, platform.kind)
+        overhead_s = expected_overhead_s(selection.suite, platform.kind)
     waiting = deque(Task(name, key) for key in keys)
-    return Job(name, type, step.rank, waiting=waiting, measure_s=measure_s, aside_s=aside_s)
+    return Job(name, type, step.rank, waiting=waiting, measure_s=measure_s, overhead_s=overhead_s)
 
 
 def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:

@@ -73,9 +73,9 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
         sys.exit(execute.run(request_of(platform), platform, display))
 
 
-def toggle_request(request: Request, **options: Any) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform. options: of `toggle` alone, as plan_toggle
-    takes them"""
+def toggle_request(request: Request, **design: Any) -> Callable[[Platform], Request]:
+    """Returns a function that makes the request for a platform. design: the options of `toggle` alone, as
+    plan_toggle takes them"""
     from harness.cli.run_display import print_note
     from harness.plan.toggle import MARGIN, plan_toggle
 
@@ -85,7 +85,7 @@ def toggle_request(request: Request, **options: Any) -> Callable[[Platform], Req
         if request.resume:
             return request
         plan = plan_toggle(
-            platform, print_note, op=request.op, launch=request.launch, common=request.set, **options
+            platform, print_note, op=request.op, launch=request.launch, common=request.set, **design
         )
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])

@@ -83,7 +83,7 @@ class RaceTables(TerminalDisplay):
         }
         self.print("")
         self.print(case_table.case_table([r for r in records if id(r) not in beaten], run))
-        search = next(r for r in records if isinstance(r, CaseDone)).entries
+        search = next(r for r in records if isinstance(r, CaseDone)).search
         if search:
             pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
             self.print(

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 LOOK_S = 5.0  # seconds between two looks for devices that have joined or left
 STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
 LONGEST_S = 7200.0
-"""The most seconds that a task may take, above ten times what is expected: a library may compile for long."""
+"""A task that takes this many seconds more than ten times what is expected counts as failed. The number is
+large because a library may compile for long."""
 NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
 MOST_FAILURES = 2
-"""After so many failures in a row a device is left out; after so many in all a task is given up."""
+"""After so many failures in a row a device is left out. After so many failures a task is given up; one that
+is bound to a device is given up at its first."""
 EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; the last task has the rest
 
 Pool = ThisMachine | RayPool
@@ -43,8 +45,8 @@ class Task:
 
 @dataclass
 class Job:
-    """Tasks for devices of one type. Its subclasses give the orders and record the results; a plan needs
-    neither."""
+    """Tasks for devices of one type. Subclasses give the orders and record the results; a campaign's plan,
+    which only simulates the tasks, uses this class itself."""
 
     name: str
     type: str
@@ -52,20 +54,22 @@ class Job:
     waiting: deque[Task] = field(default_factory=deque, kw_only=True)
     """Tasks that no device has, the most valuable first."""
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    aside_s: float = field(default=0.0, kw_only=True)
+    overhead_s: float = field(default=0.0, kw_only=True)
     """Seconds that a task takes beside measuring: first a guess, then an average of those done."""
-    seen: bool = field(default=False, kw_only=True)  # whether a task is done
+    any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
     @property
     def expected_s(self) -> float:
         """Seconds of wall-clock that each task is expected to take."""
-        return self.measure_s + self.aside_s
+        return self.measure_s + self.overhead_s
 
-    def learn(self, aside_s: float) -> None:
+    def learn(self, overhead_s: float) -> None:
         """Notes what a task took beside measuring: the job's others will take about as long."""
-        self.aside_s = EARLIER * self.aside_s + (1 - EARLIER) * aside_s if self.seen else aside_s
-        self.seen = True
+        self.overhead_s = (
+            EARLIER * self.overhead_s + (1 - EARLIER) * overhead_s if self.any_done else overhead_s
+        )
+        self.any_done = True
 
     def order(self, task: Task, left_s: float) -> Order | None:
         """The order for a task; None where the job's own budget is spent."""
@@ -140,8 +144,8 @@ class Driver:
     members: dict[str, Member] = field(default_factory=dict)  # by id
     refused: dict[str, str] = field(default_factory=dict)
     """Ids of the devices that are left out for good, with the reasons."""
-    references: dict[str, Opened] = field(default_factory=dict)
-    """By type, the device that the others must be like; empty until all have started."""
+    typical: dict[str, Opened] = field(default_factory=dict)
+    """By type, the device that the others of the type must be like; empty until all have started."""
     names: set[str] = field(default_factory=set)  # of all devices that were taken
     failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
     tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
@@ -163,7 +167,7 @@ class Driver:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
         is said before anything is measured. Returns the devices of each type. Raises NothingRan."""
         self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
-        self.references = {type: most_alike(devices) for type, devices in self._types().items()}
+        self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
             if member.opened:
                 self._welcome(member, member.opened)
@@ -271,7 +275,7 @@ class Driver:
             self._failed(member, task, answer)
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
-            if self.references:
+            if self.typical:
                 self._welcome(member, answer.result)
         else:
             assert task is not None and member.opened is not None
@@ -297,11 +301,12 @@ class Driver:
         if answer.lost or id in self.refused:
             self._remove(member)
         if answer.lost:
-            self.looked = self.clock()  # until the next look the pool knows whether its node has gone
+            self.looked = self.clock()  # delays the next look until the pool knows whether the node is gone
 
     def _return(self, task: Task, member: Member) -> str:
-        """Takes a task back from a device that failed at it. Another device gets it next; the same one gets
-        it after the job's others if it is alone. Returns what becomes of the task, in words."""
+        """Takes a task back from a device that failed at it. Another device gets it next; a device that is
+        alone gets it again after the job's others. A task that is bound to the device, or that failed
+        MOST_FAILURES times, is given up. Returns what becomes of the task, in words."""
         job, tried = self.jobs[task.job], self.tried.setdefault(task, [])
         job.take_back(task)
         job.given -= 1
@@ -320,9 +325,9 @@ class Driver:
     def _welcome(self, member: Member, opened: Opened) -> None:
         """Keeps a device that has started, or leaves it out."""
         type, name, jobs = member.device.type, opened.used.name, self.jobs.values()
-        reference = self.references.get(type, opened)
-        if different := differences(reference.facts, opened.facts):
-            self._refuse(member, f"{name} differs from {reference.used.name}: {'; '.join(different)}")
+        typical = self.typical.get(type, opened)
+        if different := differences(typical.facts, opened.facts):
+            self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")
             return
         if jobs and type not in {job.type for job in jobs}:
             self._refuse(member, f"nothing is measured on devices of type {type}")
@@ -352,8 +357,9 @@ def most_alike(devices: Sequence[Opened]) -> Opened:
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """What `b` has where `a` has something else, though one run may not be measured by both: the device, its
-    driver, on CPUs the number of threads, any library, any fact of the suite's commit."""
+    """The differences because of which devices `a` and `b` may not measure one run, each in words (`X for Y`:
+    b has X where a has Y): in the device, its driver, the number of threads on CPUs, any library's version,
+    or the suite's commit."""
     machine = ["device", "arch", "driver", *(["threads"] if a.platform.kind == "cpu" else [])]
     return [
         f"{name} {of_b or 'missing'} for {of_a or 'missing'}"

@@ -34,7 +34,7 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case
 
-MOST = 3.0  # times its budget: the most that a case may take if its first rounds need more than the budget
+MOST = 3.0  # a case may take this many times its budget, if its first rounds need more than the budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
     "cpu": ("m=64 n=512 k=7168",),
@@ -43,7 +43,7 @@ CALIBRATION_CASES = {
 CALIBRATION_S = 3.0
 
 
-def beside_s(suite: str, kind: str) -> float:
+def expected_overhead_s(suite: str, kind: str) -> float:
     """An estimate of the seconds that a case takes beside measuring, until one is done. On CPUs it is what
     runs in results/epyc-zen4-2core took; the figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
@@ -58,15 +58,15 @@ class RunJob(Job):
     journal: Journal
     plan: RunPlan
     on_case: Callable[[Case, list[Record]], None]  # is given each finished case's records
-    devices: int
-    """How many devices share the cases: the run's budget is each device's. 0: the wall-clock is the budget,
-    and each case has the time that it is worth."""
+    device_count: int
+    """How many devices share the cases. Each of them may measure for the run's budget. 0: only the driver's
+    end limits the run, and each case has `per_case_s`."""
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
 
     def __post_init__(self) -> None:
         record = self.plan.record
         self.measure_s = self.plan.per_case_s
-        self.aside_s = beside_s(record.suite, record.provenance["machine"]["platform"])
+        self.overhead_s = expected_overhead_s(record.suite, record.provenance["machine"]["platform"])
         self.planned = {planned.key: case_of(planned) for planned in record.cases}
         self.finished = finished_cases(self.journal, self.plan.retry)
         self.given_s: dict[str, float] = {}  # for cases that are being measured
@@ -98,9 +98,9 @@ class RunJob(Job):
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
         share_s, most_s = self.plan.per_case_s, MOST * self.plan.per_case_s
-        if self.devices:
+        if self.device_count:
             spent_s = sum(measured_s(records) for records in self.finished.values())
-            most_s = self.plan.budget_s * self.devices - spent_s - sum(self.given_s.values())
+            most_s = self.plan.budget_s * self.device_count - spent_s - sum(self.given_s.values())
             if (spent_s or self.given_s) and most_s < ENOUGH * self.plan.per_case_s:
                 return None
             queue = [self.planned[each.key] for each in (task, *self.waiting)]
@@ -112,8 +112,8 @@ class RunJob(Job):
         self.given_s.pop(task.key, None)
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        """Records the case, with its device and what else is known of devices, which a kill would lose
-        later."""
+        """Records the case at once, and with it what is not recorded yet of devices, so that a kill loses
+        none of it."""
         self.given_s.pop(task.key, None)
         self.finished[task.key] = result
         self.met[by.used.name] = by.used
@@ -164,10 +164,11 @@ class CalibrationJob(Job):
     driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
+        # Only times are kept of a calibration, so its plan needs no ceilings.
         facts = replace(self.devices[0].facts, ceilings=None)
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
-        self.measure_s, self.aside_s = CALIBRATION_S, beside_s("smoke", kind)
-        with tempfile.TemporaryDirectory() as folder:  # nothing of this run is recorded
+        self.measure_s, self.overhead_s = CALIBRATION_S, expected_overhead_s("smoke", kind)
+        with tempfile.TemporaryDirectory() as folder:  # only the plan is kept; its run folder is not
             request = Request(
                 op=CALIBRATION_OP,
                 case=CALIBRATION_CASES[kind],
@@ -188,6 +189,7 @@ class CalibrationJob(Job):
 
     def joined(self, device: Opened) -> None:
         self.devices.append(device)
+        # A device that was alone so far was not calibrated.
         self._add(self.devices if len(self.devices) == 2 else [device])
 
     def order(self, task: Task, left_s: float) -> CaseOrder:
@@ -206,7 +208,7 @@ class CalibrationJob(Job):
         return CALIBRATION_S
 
 
-def calibrations(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
+def calibration_jobs(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
     """The jobs before and after all others."""
     passes: tuple[tuple[Literal["first", "last"], int], ...] = (("first", -1), ("last", 1 << 30))
     return [
@@ -254,7 +256,7 @@ def _driver(request: Request, display: Display, pool: Pool | None) -> Driver:
 
 def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[Opened]) -> None:
     """Does the jobs on devices of one type, with calibrations before and after them."""
-    driver.add([*jobs, *calibrations(driver, type, devices)])
+    driver.add([*jobs, *calibration_jobs(driver, type, devices)])
     folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
     driver.go_on = f"{folders} measures the rest"
     driver.run()

@@ -68,7 +68,7 @@ class Entry:
     setup_s: float = 0.0  # seconds of preparing it, with JIT compilers and the first call, at their longest
     call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
     samples_s: float = 0.0  # seconds that its samples took
-    check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
+    check: dict[str, Any] = field(default_factory=dict)  # what checks found (see schema.Cell.check)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     """What ran in a call (see workers/child/profile.py)."""
     picked: str = ""  # what its library reports of the kernel that it chose

@@ -18,7 +18,7 @@ SCHEMA = 6
 setting; 4 no phases, and no disturbed rounds that count because there are no quiet ones; 5 no devices of a
 cluster."""
 
-KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats"}
+KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats", "search": "entries"}
 """Attributes that have an older name in files and in `--json`, which programs rely on."""
 
 
@@ -74,7 +74,8 @@ class Cell(Record):
     percent_of_ceiling: float | None = None
     """The share of the limit that was measured on this machine; null where none was."""
     check: dict[str, Any] = {}
-    """What the last stage of checking said, with what earlier stages added (calls, differed, far)."""
+    """The judge's report of the stage that failed, or else of the last one that compared whole outputs, with
+    `calls`, `differed` and `distance` (see bench.Bench.compared) and `far`."""
     kernels: list[str] = []
     """The names of the kernels that ran in a call; for a graph those of an eager call."""
     kernel_us: list[float] = []
@@ -178,7 +179,7 @@ class CaseDone(Record):
     are not known; one for each group of entries that memory holds at once."""
     phases: dict[str, float] = {}
     """The parts of `setup_s`, in seconds."""
-    entries: ConfigSearch | None = None
+    search: ConfigSearch | None = None
     """How the configurations of a race were found."""
 
     @property
@@ -186,7 +187,7 @@ class CaseDone(Record):
         """The same without the device, for a run of which one device measured every case."""
         return self.model_copy(update={"device": ""})
 
-    @field_validator("entries", mode="before")
+    @field_validator("search", mode="before")
     @classmethod
     def _no_search(cls, value: object) -> object:
         """{} stands for no search; the baseline has its older name."""
@@ -194,9 +195,9 @@ class CaseDone(Record):
             return value or None
         return {"baseline" if key == "anchor" else key: found for key, found in value.items()}
 
-    @field_serializer("entries")
-    def _search_or_empty(self, entries: ConfigSearch | None) -> dict[str, Any]:
-        found = asdict(entries) if entries else {}
+    @field_serializer("search")
+    def _search_or_empty(self, search: ConfigSearch | None) -> dict[str, Any]:
+        found = asdict(search) if search else {}
         return {"anchor" if key == "baseline" else key: value for key, value in found.items()}
 
 

@@ -88,7 +88,7 @@ class CaseMeasurer:
                     entry.fail("unsupported", "it is interpreted here: there is no time to compare")
                 if reason := self.ragged.get(_kind(entry.name, case)):
                     entry.fail("wrong", reason)
-                entries[entry.name] = entry  # one that is always eager comes once for each launch mode
+                entries[entry.name] = entry  # launch modes that give the same (eager) entry give it once
         able = [entry for entry in entries.values() if entry.alive]
         refused = [entry for entry in entries.values() if not (entry.alive or entry.setting.is_rerun)]
         return able, refused, search
@@ -108,7 +108,8 @@ class CaseMeasurer:
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[Group], list[Entry], Rotation]:
-        """The groups that memory holds at once, the entries that are too large, and the sets of operands."""
+        """The groups of entries, each of which memory holds at once; the entries that are too large for
+        memory; and the sets of operands that calls rotate over."""
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
@@ -190,15 +191,16 @@ class CaseMeasurer:
             if entry.name in rounds.dropped:
                 entry.fail("error", rounds.dropped[entry.name])
             if rounds.stopped == "disturbed":
-                share = f"{len(rounds.disturbed)} of {len(rounds.made)} rounds"
-                reason = f"{share}: {rounds.disturbed[-1].disturbed}"
+                share = f"{len(rounds.left_out)} of {len(rounds.made)} rounds"
+                reason = f"{share}: {rounds.left_out[-1].disturbed}"
                 entry.fail(
                     "error", f"too disturbed to measure, {reason} (without --disturbed refuse they count)"
                 )
             entry.beaten = rounds.beaten.get(entry.name, "")
 
     def _remember(self, group: Group) -> None:
-        """Notes what was found at ragged sizes and with far addresses, for the run's later cases."""
+        """Notes what was found at ragged sizes and with far addresses: entries of the same kind in the run's
+        later cases are not checked for that again, but get what was noted."""
         for entry in group.entries:
             kind = _kind(entry.name, group.case)
             is_wrong = entry.status == "wrong" and entry.reason.startswith("at ")

@@ -93,7 +93,7 @@ def build_records(
         disturbed=[record for group in timed for record in _disturbed(group.rounds)],
         conditions=[group.conditions for group in timed],
         phases=phases,
-        entries=search,
+        search=search,
     )
     return [*cells.values(), *verdicts], done
 

@@ -136,10 +136,10 @@ class CaseChecks:
             judge.result()
         for number, case in enumerate(self.ragged):
             with self.phase("checking at ragged sizes"):
-                compiling_s = self._check_ragged(timed, case, f"ragged-{number}")
-            # Compiling for these sizes is preparation, as it is in the case itself.
-            self.phases["checking at ragged sizes"] -= compiling_s
-            self.phases["preparing ragged sizes"] += compiling_s
+                preparing_s = self._check_ragged(timed, case, f"ragged-{number}")
+            # Preparing for these sizes (mostly compiling) counts as preparation, as in the case itself.
+            self.phases["checking at ragged sizes"] -= preparing_s
+            self.phases["preparing ragged sizes"] += preparing_s
         with self.phase("preparing and references"):
             references = self.pool.submit(self._references)
             taken = self.side_by_side(timed, self._first_outputs)
@@ -186,7 +186,8 @@ class CaseChecks:
         """The action's result for each worker. They work at the same time, because compilers and the
         interpreter take long and mostly use one core."""
         others = [self.pool.submit(action, worker) for worker in workers[1:]]
-        # The first one in this thread: a worker may be this process, and torch's threads belong to a thread.
+        # The first action runs in this thread: its worker may be this process (run/single.py), where torch's
+        # threads belong to the thread that first used them.
         own = [action(worker) for worker in workers[:1]]
         return own + [other.result() for other in others]
 
@@ -254,7 +255,7 @@ class CaseChecks:
         if not report["ok"]:
             ignored = RETURNS if output.get("ignored") else ""
             entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
-        if name not in SAMPLED or not report["ok"]:  # a sampled reference has fewer errors to report
+        if name not in SAMPLED or not report["ok"]:  # errors over few rows do not replace those over all
             entry.check |= report
         entry.check["ok"] &= entry.status != "wrong"
 
@@ -284,7 +285,7 @@ class CaseChecks:
             for entry in able:
                 stage = f"at {case.text}: "
                 if not entry.alive:
-                    if digest is None:  # the operands could not be made, which is no entry's fault
+                    if digest is None:  # making the operands failed, which says nothing of the entry
                         entry.status, entry.reason = None, ""
                     continue
                 started = time.perf_counter()
@@ -296,7 +297,7 @@ class CaseChecks:
                 if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
                     self._check_far(worker, entry, name, stage)
                 if not entry.alive and entry.status != "wrong":
-                    # It fails at these sizes only, and the run is about others.
+                    # Only a wrong output counts here: a failure at these sizes need not occur at the case's.
                     entry.status, entry.reason = None, ""
             return preparing_s
 
@@ -331,7 +332,7 @@ class CaseChecks:
             if seen["kept"]:
                 entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
             for output in seen["outputs"]:
-                if entry.alive:  # the set may have no reference in the boundary of a call that is wrong
+                if entry.alive:  # references are computed only in the boundaries of living entries
                     self._judge(entry, self._of_set(output["set"], copies), output, "after timing: ")
             entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
             if not seen["guards"]:
@@ -375,9 +376,9 @@ class CaseChecks:
             self.say(f"{entry.name} could not be profiled: {failure.reason}")
 
     def _check_again(self, copies: int) -> None:
-        """Checks the timed entries with other live operands on the last set and on the first, a user's own
-        entry with each live operand changed alone, then all with other operands, and with others of the
-        same lengths."""
+        """Checks the timed entries with other live operands on the first set and, where the sets are copies,
+        on the last one too, a user's own entry with each live operand changed alone, then all with other
+        operands, and with others of the same lengths."""
         workers = list(dict.fromkeys(worker for worker, _ in self.timed))
         # Where the sets are copies of each other, an entry that always reads the first set would not be
         # found. So other operands are put on a further set.

@@ -43,8 +43,8 @@ from shapes.case import Case
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
 
 ENOUGH = 0.9
-"""A case is begun if this share of the least that it is worth is left: other cases took a little more than
-their share."""
+"""A case is begun only if this share of `per_case_s` is left of the budget. The share is below 1 because
+earlier cases may have taken a little more than they were given."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 
 def exit_code(records: Iterable[Record]) -> int:
-    """0: all that could run is right; 1: something was wrong or broke; 3: nothing could run."""
+    """0: all that could run is right; 1: something was wrong or broke (`finish` also returns 1 for
+    regressions between commits); 3: nothing could run."""
     return code_of({record.status for record in records if isinstance(record, Cell)})
 
 

@@ -23,8 +23,8 @@ of them can be had, else all count; keep: all count; refuse: none counts, and wh
 is no result."""
 
 MAX_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
-"""A machine is never quiet where a larger share than this of the rounds is disturbed; so many rounds show
-it."""
+"""A machine counts as never quiet where more than the share MAX_DISTURBED of its rounds was disturbed, and
+measuring may stop for that after ENOUGH_ROUNDS rounds."""
 
 
 def mostly_disturbed(disturbed: int, made: int) -> bool:
@@ -37,8 +37,8 @@ class Policy:
     """How long to measure, in what order, and for which questions."""
 
     blocks: int = 14
-    """How often everything is prepared anew, at most. Measuring may end after MIN_BLOCKS blocks or more; with
-    no more blocks than these there is nothing to decide."""
+    """The most blocks; everything is prepared anew before each. Tight or clear results end measuring after
+    MIN_BLOCKS blocks at the soonest, and never if `blocks` is no more than that."""
     first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
@@ -104,7 +104,7 @@ class Rounds:
         return [r for r in self.made if r.use == "counts"]
 
     @property
-    def disturbed(self) -> list[Round]:
+    def left_out(self) -> list[Round]:
         """The rounds that are left out. Their time was spent all the same."""
         return [r for r in self.made if r.use == "left out"]
 
@@ -148,9 +148,9 @@ class Rounds:
         )
 
     @property
-    def mostly_disturbed(self) -> bool:
+    def mostly_left_out(self) -> bool:
         """Whether most rounds are left out."""
-        return len(self.disturbed) > MAX_DISTURBED * len(self.made)
+        return len(self.left_out) > MAX_DISTURBED * len(self.made)
 
     @property
     def never_quiet(self) -> bool:
@@ -160,7 +160,7 @@ class Rounds:
     @property
     def useless(self) -> bool:
         """Whether so many rounds were disturbed that further ones are not worth their time."""
-        return mostly_disturbed(len(self.disturbed), len(self.made))
+        return mostly_disturbed(len(self.left_out), len(self.made))
 
     def choose(self, blocks: int) -> bool:
         """Decides which rounds count. Quiet rounds alone count where they are at least half of all, lie in
@@ -188,7 +188,7 @@ are quiet."""
 
 
 @dataclass(frozen=True)
-class Order:
+class RoundOrder:
     """Which entries are sampled in the next round, in this order."""
 
     block: int
@@ -203,9 +203,9 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
 
     The first blocks are short, so that a large difference costs few rounds although each entry was prepared
     several times. What they leave open gets long blocks, with a look at the results after each
-    (`stopping_reason`). A disturbed round is made again, up to TRIES times the wanted rounds;
-    `Rounds.choose` decides which rounds count in the end. Where most rounds were disturbed, all of them
-    count, and none is made again, because further blocks tell more.
+    (`stopping_reason`). A disturbed round is made again, up to TRIES times the wanted rounds. Where most
+    rounds were disturbed, `prefer` counts all of them (`Rounds.choose`) and makes none again, because further
+    blocks tell more; `refuse` counts no disturbed one and stops, and there is no result.
     """
     import scipy.special  # noqa: F401 - a look needs it, and it must not be loaded between samples
 
@@ -219,7 +219,7 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
         rounds.made.append(Round(order.block, order.round, seconds, disturbed, took, use))
     if not rounds.lasting(entries):
         rounds.stopped = "no entries"
-    elif rounds.mostly_disturbed:
+    elif rounds.mostly_left_out:
         rounds.stopped = "disturbed"
     return rounds
 
@@ -248,9 +248,9 @@ def _one_round(
     return seconds, took
 
 
-def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Order]:
-    """The orders of all rounds, each by what was recorded in `rounds` before. When the generator ends,
-    `rounds.stopped` says why."""
+def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[RoundOrder]:
+    """Yields the order of each round; the caller adds that round to `rounds.made` before it asks for the
+    next one. When the generator ends, `rounds.stopped` says why."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):
@@ -284,7 +284,7 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
                 break
             shuffled = list(lasting)
             shuffle(shuffled)
-            yield Order(block, index, shuffled, keep)
+            yield RoundOrder(block, index, shuffled, keep)
             last = rounds.made[-1]
             if not last.seconds:
                 break

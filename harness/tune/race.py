@@ -161,9 +161,9 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
             if request.budget:
                 measuring_s = parse_seconds(request.budget, "--budget")
             is_engine = isinstance(implementation, EngineTuned)
-            beside_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
+            overhead_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
             each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
-            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
+            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
             if isinstance(implementation, EngineTuned):
                 yield (
                     f"{name}: against what the engine takes now; what is faster goes into "
@@ -295,7 +295,7 @@ class Race:
         row: Row = {"op": case.op, "implementation": name, "target": folder_name(self.target)}
         row |= chosen or {"case": case.text, "config": None}
         self.rows.append(row)
-        search = next(r for r in records if isinstance(r, CaseDone)).entries
+        search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
         # Where the baseline failed, another configuration stands in for it.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:

@@ -42,7 +42,7 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
         for v in records
         if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
     ]
-    search = done.entries
+    search = done.search
     if not verdicts or search is None:
         return None
     best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))

@@ -1,5 +1,5 @@
-"""Worker processes, from the side of the parent: they are started, asked, and killed where they hang. The
-judge is one of them."""
+"""Child processes (workers, and the judge's process), from the side of the parent: they are started, asked,
+and killed where they hang."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class WorkerProcess:
         return self._answer(deadline, request)
 
     def pause(self) -> None:
-        """Stops the process, with all its threads, until it is asked again, so that it takes no time from
+        """Suspends the process, with all its threads, until it is asked again, so that it takes no time from
         another worker's sample. A stopped worker also ends when its parent is killed."""
         self._signal(signal.SIGSTOP)
 

@@ -71,12 +71,13 @@ class Worker:
             entry.pinned = process.facts["pinned"]
 
     def stop(self) -> None:
+        """Kills the process. The next request starts a new one."""
         if self.process is not None:
             self.process.kill()
             self.process = None
 
     def pause(self) -> None:
-        """Stops the process until the next request."""
+        """Suspends the process (SIGSTOP) until the next request."""
         if self.process is not None:
             self.process.pause()
 
@@ -92,12 +93,13 @@ class Worker:
                 self._apply(request, arguments)
 
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
-        """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
-        digest of the last set."""
+        """Makes new operands and, with `beside`, a second set from those seeds; no entry is prepared on them
+        yet. Returns the digest of the last set."""
         return self._stage([], "open", case=case, seeds=seeds, beside=beside)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
+        # Only `open`, the first request, comes before it: an earlier `fresh` or `load` no longer holds.
         self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
     def load(self, seeds: dict[str, Any], which: int = 0) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.compose import bind
 from kernels.mla_decode.operands import WIDTH
 from kernels.op import Implementation
@@ -174,7 +174,7 @@ def wrong(case: Case, names: list[str]) -> dict[tuple[str, str], str]:
             references[key] = op.reference(given)
         out, shape = prepared.result(), tuple(op.empty_output(operands.sizes, "meta").shape)
         fp8 = row.activations == "fp8"
-        return judge(out, references[key], op.tolerance(operands.sizes), shape, fp8)["reason"]
+        return compare_output(out, references[key], op.tolerance(operands.sizes), shape, fp8)["reason"]
 
     for name in names:
         row, first, loaded = named(case.op, name), case.operands(1, 1), case.operands(1, 7)

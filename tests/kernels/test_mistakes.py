@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.mistakes import Mistake
 from kernels.op import Reference
 from kernels.operands import Seeds
@@ -82,7 +82,7 @@ def judged(op: str, kernel: Mistake, case: str, adversarial: bool, device: str) 
     made = problem(op, case, kernel.boundary, adversarial, device)
     out = kernel.compute(made.operands, made.right.clone())
     tolerance, fp8 = kernels.OPS[op].tolerance(sizes_of(op, case)), kernel.activations == "fp8"
-    report = judge(out, made.reference, tolerance, tuple(made.right.shape), fp8, kernel.truncates)
+    report = compare_output(out, made.reference, tolerance, tuple(made.right.shape), fp8, kernel.truncates)
     if report["row_error"] is None:
         return report["ok"], math.inf
     row, element = (report[f"{what}_error"] / report[f"{what}_limit"] for what in ("row", "element"))

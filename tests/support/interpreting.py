@@ -88,7 +88,7 @@ def wrong(
     """
     import torch
 
-    from harness.workers.child.judge import judge
+    from harness.workers.child.judge import compare_output
     from kernels.operands import Seeds
     from tests.support.judging import given_to
 
@@ -104,7 +104,7 @@ def wrong(
         prepared.call()
         bits.append(prepared.result().clone())
         reference, shape = op.reference(given_to(op, row, fresh)), tuple(bits[-1].shape)
-        found.append(judge(bits[-1], reference, op.tolerance(sizes), shape, fp8)["reason"])
+        found.append(compare_output(bits[-1], reference, op.tolerance(sizes), shape, fp8)["reason"])
     return [*found, "" if torch.equal(bits[0], bits[1]) else "other bits at the second call"]
 
 

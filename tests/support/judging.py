@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import kernels
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.compose import bind
 from kernels.op import Implementation, Op
 from kernels.operands import Seeds
@@ -27,7 +27,7 @@ def judged(op: Op, implementation: Implementation, sizes: Any, operands: Any, ou
     """The judge's report on an output that was computed from these operands."""
     reference = op.reference(given_to(op, implementation, operands))
     shape = tuple(op.empty_output(sizes, "meta").shape)
-    return judge(out, reference, op.tolerance(sizes), shape, implementation.activations == "fp8")
+    return compare_output(out, reference, op.tolerance(sizes), shape, implementation.activations == "fp8")
 
 
 def keep(case: Case, answers: Mapping[str, Answer]) -> None:

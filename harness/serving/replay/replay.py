@@ -293,7 +293,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         command=tuple(map(portable, sys.argv[1:])),
         step=asdict(plan.step) | {"model": plan.step.model.name},
         launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, TWIN, BASE),
-        rounds=len(rounds.rounds), disturbed=len(rounds.disturbed), stopped=rounds.stopped,
+        rounds=len(rounds.rounds), disturbed=len(rounds.left_out), stopped=rounds.stopped,
         left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
         provenance=provenance(platform, threads),

@@ -36,7 +36,7 @@ CHANGES = 45
 once in 10 calls, is found in 99 % of runs."""
 
 LEAST_S = 1.5  # LEAST_CALLS are made however little time there is, but for no longer than this
-FAR_BYTES = 9 << 30  # bytes of operands whose offsets need more than 32 bits, as values of bf16
+FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 
 AS_LONG = 1.1
 """Where the first calls after preparing anew take, on average, at most this many times as long as timed
@@ -76,7 +76,7 @@ class _Ready:
         self.timer.synchronize()
         self.filled_at = self.program.taken
 
-    def reproduce(self, which: int) -> None:
+    def call_once(self, which: int) -> None:
         """Makes a call on a set outside the samples."""
         self.filled_at = None
         steps = self.program.steps
@@ -159,7 +159,7 @@ class Bench(devices.OnDevice):
         """Moves the operands to fresh buffers, in `copies` sets. Each set has its own copy of the operands
         that a serving step streams and shares the others; in `cold` mode it has its own copy of all. Every
         entry has to be prepared again."""
-        for name in self.ready:  # a name for each entry here would keep the last one in memory
+        for name in self.ready:  # a loop over items() would keep the last _Ready, and so its memory, alive
             self._see(name)
             self._settle(name, self.ready[name].program)
         self.ready.clear()
@@ -205,10 +205,11 @@ class Bench(devices.OnDevice):
         config: Mapping[str, Any] | None = None,
         plugin: bool = False,
     ) -> dict[str, Any]:
-        """Prepares an entry on every set and calls it once on each, which runs JIT compilers. On a CPU the
-        calls are left out once they were seen to change nothing, and for a second preparation whose calls are
-        not timed. Returns the seconds that this took, whether a call synchronises the host, and a hash of the
-        source. Raises Unsupported where the entry cannot be launched in this mode.
+        """Prepares an entry on every set and calls it once on each, which runs JIT compilers. On a CPU a
+        later preparation leaves the calls out where nothing will be timed on these operands, or where an
+        earlier one showed that first calls take no longer than timed ones (AS_LONG). Returns the seconds that
+        this took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where
+        the entry cannot be launched in this mode.
 
         call: False leaves the calls out, where nothing will be timed
         """
@@ -232,6 +233,7 @@ class Bench(devices.OnDevice):
             prepared.append(bind(self.op, implementation, operands, given, first))
             if call and not left_out:
                 began = time.perf_counter()
+                # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
                 returned: object = prepared[-1].call()  # type: ignore[func-returns-value]
                 spent_s += time.perf_counter() - began
                 if isinstance(returned, torch.Tensor):
@@ -293,7 +295,8 @@ class Bench(devices.OnDevice):
         return not self.op.turns
 
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
-        """Times one sample of at least `at_least` seconds. Returns the fields of `timers.Sample`."""
+        """Times one sample of about `at_least` seconds (see EventTimer). Returns the fields of
+        `timers.Sample`."""
         ready = self.ready[entry]
         if ready.filled_at != ready.program.taken:
             self.inspect(entry)
@@ -319,7 +322,7 @@ class Bench(devices.OnDevice):
             out.fill(fill)
             ready.timer.synchronize()
         started = time.perf_counter()
-        ready.reproduce(which)
+        ready.call_once(which)
         seconds = time.perf_counter() - started
         left = bits(out.tensor).clone() if out is not None else torch.empty(0)
         answer = packed(ready.result(which))
@@ -334,7 +337,8 @@ class Bench(devices.OnDevice):
 
     def far(self, entry: str) -> dict[str, Any] | None:
         """The output of a call on the same values at offsets that need more than 32 bits (see Operands.far).
-        None where the op has no such operands, where memory is short, or where the call fails there. On a CPU
+        None where the op has no such operands, where memory is short, where the implementation does not
+        support them, or on a CPU where the call fails in any way; on a GPU other errors are raised. On a CPU
         only touched pages take memory; an implementation that copies the whole cache is stopped at a quarter
         of the free memory."""
         import torch
@@ -386,7 +390,8 @@ class Bench(devices.OnDevice):
         count, began = len(self.sets), time.perf_counter()
         self._see(entry)
         wanted_first = 1 if self._copies else count
-        # Two more where samples gave enough: the last call of a sample may always be one that computes.
+        # Two more calls even where samples gave enough outputs: a sample hides a call that computes nothing
+        # where another call on the same set wrote the output.
         wanted = max(REPEATS, repeats.calls + 2)
         idle = without_effect(self.sets[0])
         changes = 0 if activation_of(self.sets[0]) in idle else CHANGES
@@ -427,7 +432,7 @@ class Bench(devices.OnDevice):
             is_other = _roll(places, 1)
             ready.timer.synchronize()
             try:
-                ready.reproduce(which)
+                ready.call_once(which)
                 known = repeats.first.get(0 if self._copies else which)
                 # An output of zeros need not change: no expert of this rank may have been chosen.
                 if is_other and known is not None and bool(known.any()):
@@ -437,7 +442,7 @@ class Bench(devices.OnDevice):
                 ready.timer.synchronize()
             repeats.changed += 1
         ready.fill()
-        ready.reproduce(which)
+        ready.call_once(which)
         if len(ready.program.steps) >= len(self.sets):
             repeats.see(which, ready.result(which), self._copies)
             return
@@ -445,9 +450,9 @@ class Bench(devices.OnDevice):
             repeats.see(each, ready.result(each), self._copies)
 
     def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
-        """Compares the output of each set between the first and the last, which the judge sees, with the
-        output of set 0 for the same live operands. Returns the set whose output differs most; 0 where none
-        differs."""
+        """Compares the first output of each set that the judge does not see (all but the first and last set)
+        with the output of set 0 for the same live operands. Returns the set whose output differs most; 0
+        where none differs."""
         if len(self.sets) < 3:
             return 0
         unlike = Repeats()
@@ -456,7 +461,7 @@ class Bench(devices.OnDevice):
             for which, operands in list(enumerate(self.sets))[1:-1]:
                 ready.load(0, operands.live_tensors())
                 ready.fill()
-                ready.reproduce(0)
+                ready.call_once(0)
                 if not same_bits(ready.result(0), bits(repeats.first[which])):
                     unlike.note(which, repeats.first[which], ready.result(0))
         finally:
@@ -469,7 +474,7 @@ class Bench(devices.OnDevice):
         """The live operands that calls do not read: the output stays as it was, or becomes zero, when other
         valid values are written where they are stored. Afterwards the loaded operands are in place again."""
         ready, operands = self.ready[entry], self.sets[0]
-        ready.reproduce(0)
+        ready.call_once(0)
         if not ready.result(0).any():  # as where all weights are zero
             return []
         found = []
@@ -482,7 +487,7 @@ class Bench(devices.OnDevice):
             for place in places:
                 written(place, values)
             ready.timer.synchronize()
-            ready.reproduce(0)
+            ready.call_once(0)
             if same_bits(ready.result(0), before) or not ready.result(0).any():
                 found.append(name)
         if self.live:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     from kernels.op import Reference, RowGroups, Tolerance
 
+# The thresholds in this module only decide how an error is described, and never whether an output is wrong.
 LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 """So many wrong rows are compared with every right row, in so many columns."""
 
-FEWEST = 16  # elements of a row that suffice to tell it from other rows
+FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
 
 EXPLAINED = 0.02  # a factor that leaves this share of the squared error is called `about` that factor
 
@@ -90,11 +91,11 @@ class Wrong:
 
     got: torch.Tensor  # fp64 [rows, columns]: the output
     right: torch.Tensor  # like `got`: the right values
-    scale: torch.Tensor  # like `got`: the sigma that they were judged by
+    sigma: torch.Tensor  # like `got`: the sigma that they were judged by
     rows: torch.Tensor  # which of the flattened compared rows these are
     columns: torch.Tensor  # which columns these are
-    value: torch.Tensor  # [rows, columns]: all right values that were compared, flattened
-    sigma: torch.Tensor  # like `value`: their sigma
+    all_right: torch.Tensor  # [rows, columns]: the right values of all compared rows, flattened
+    all_sigma: torch.Tensor  # like `all_right`: their sigma
     outer: tuple[int, ...]  # the shape of what was compared, without the columns
     tolerance: Tolerance
     layout: Layout
@@ -123,8 +124,8 @@ def of_errors(
     where, facts = region_of(wrong, columns, layout)
     chosen = numbers[_spread(len(numbers), MOST_ROWS)]
     at = columns.nonzero().flatten()
-    got, right, scale = (t[chosen][:, at].double() for t in flat[:3])
-    these = Wrong(got, right, scale, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
+    got, right, of_wrong = (t[chosen][:, at].double() for t in flat[:3])
+    these = Wrong(got, right, of_wrong, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
     kind, what, more = (
         _constant(these)
         or _factor(these)
@@ -168,7 +169,7 @@ def _worst(z: torch.Tensor, output: torch.Tensor, wrong: Wrong) -> dict[str, Any
     return {
         "at": [*at, column],
         "output": float(output[row, column]),
-        "reference": float(wrong.value[row, column]),
+        "reference": float(wrong.all_right[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }
 
@@ -201,17 +202,17 @@ def _constant(wrong: Wrong) -> Kind | None:
     return None
 
 
-def _units(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _units(error: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """An error in units of sigma, of an exact value at most 1e6."""
     import torch
 
-    z = torch.where(error == 0, 0.0, error / scale)
+    z = torch.where(error == 0, 0.0, error / sigma)
     return z.nan_to_num(nan=1e6, posinf=1e6, neginf=-1e6).clamp(-1e6, 1e6)
 
 
-def _within(error: torch.Tensor, scale: torch.Tensor, tolerance: Tolerance) -> bool:
+def _within(error: torch.Tensor, sigma: torch.Tensor, tolerance: Tolerance) -> bool:
     """Whether what is left of an error is explained by rounding."""
-    left = _units(error, scale)
+    left = _units(error, sigma)
     return (
         float(left.square().mean().sqrt()) <= tolerance.row
         and float(left.square().mean(1).sqrt().max()) <= 2 * tolerance.row
@@ -223,8 +224,8 @@ def _factor(wrong: Wrong) -> Kind | None:
     """One factor for all, found by least squares with each element weighted by its own sigma."""
     import torch
 
-    got, right, scale = wrong.got, wrong.right, wrong.scale
-    weight = torch.where(scale > 0, right / scale.square(), 0.0)
+    got, right, sigma = wrong.got, wrong.right, wrong.sigma
+    weight = torch.where(sigma > 0, right / sigma.square(), 0.0)
     size = float((weight * right).sum())
     factor = float((weight * got).sum()) / size if size > 0 else math.nan
     # One element is a multiple of anything, and what is far smaller is another row rather than a multiple.
@@ -232,9 +233,9 @@ def _factor(wrong: Wrong) -> Kind | None:
         return None
     left, error = got - factor * right, got - right
     about = ""
-    if not _within(left, abs(factor) * scale, wrong.tolerance):
-        remaining = _units(left, scale).square().sum(1)
-        nearly = bool((remaining <= EXPLAINED * _units(error, scale).square().sum(1)).all())
+    if not _within(left, abs(factor) * sigma, wrong.tolerance):
+        remaining = _units(left, sigma).square().sum(1)
+        nearly = bool((remaining <= EXPLAINED * _units(error, sigma).square().sum(1)).all())
         # The error in the output's own unit has to shrink too, or the smallest elements would decide alone.
         if not nearly or float(left.norm() / error.norm()) ** 2 > EXPLAINED:
             return None
@@ -250,7 +251,7 @@ def _answer_to_others(wrong: Wrong) -> Kind | None:
     inner = math.prod(wrong.outer[1:])
     own = torch.tensor(wrong.layout.numbers(0))[wrong.rows // inner]
     for name, other in wrong.layout.others.items():
-        if other.value.shape[1:-1] != wrong.outer[1:] or other.value.shape[-1] != wrong.value.shape[-1]:
+        if other.value.shape[1:-1] != wrong.outer[1:] or other.value.shape[-1] != wrong.all_right.shape[-1]:
             continue
         # The other reference may be of other rows than the ones that are wrong.
         rows = range(len(other.value)) if other.rows is None else other.rows
@@ -259,9 +260,10 @@ def _answer_to_others(wrong: Wrong) -> Kind | None:
         known = at >= 0
         at = at[known] * inner + wrong.rows[known] % inner
         answer, sigma = (
-            t.reshape(-1, wrong.value.shape[-1])[at][:, wrong.columns].double()
+            t.reshape(-1, wrong.all_right.shape[-1])[at][:, wrong.columns].double()
             for t in (other.value, other.sigma)
         )
+        # It shows nothing if it covers less than half of the rows, or if both references are equal there.
         if int(known.sum()) * 2 < len(known) or torch.equal(answer, wrong.right[known]):
             continue
         if _within(wrong.got[known] - answer, sigma, wrong.tolerance):
@@ -276,14 +278,14 @@ def _other_rows(wrong: Wrong) -> Kind | None:
         return None
     some = _spread(len(wrong.rows), MATCHED_ROWS)
     few = _spread(len(wrong.columns), MATCHED_COLUMNS)
-    candidates = wrong.value[:, wrong.columns[few]].float()
+    candidates = wrong.all_right[:, wrong.columns[few]].float()
     # In units of each column's size, so that a few large columns do not decide alone.
     size = candidates.square().mean(0).sqrt().clamp(min=1e-30)
     candidates /= size
     sought = wrong.got[some][:, few].float() / size
     match = (candidates.square().sum(1) - 2 * sought @ candidates.T).argmin(1)
-    right, scale = (t[match][:, wrong.columns].double() for t in (wrong.value, wrong.sigma))
-    left = _units(wrong.got[some] - right, scale).square().mean(1).sqrt()
+    right, sigma = (t[match][:, wrong.columns].double() for t in (wrong.all_right, wrong.all_sigma))
+    left = _units(wrong.got[some] - right, sigma).square().mean(1).sqrt()
     found = (left <= 1.5 * wrong.tolerance.row) & (match != wrong.rows[some])
     if float(found.double().mean()) < 0.9:
         return None
@@ -294,7 +296,7 @@ def _other_rows(wrong: Wrong) -> Kind | None:
     ]
     axes = [axis for axis in range(len(wrong.outer)) if any(h[axis] != t[axis] for h, t in moves)]
     numbers = wrong.layout.numbers(0)
-    pairs: dict[str, object] = {}
+    pairs: dict[str, object] = {}  # each row in words, and the row whose answer it holds
     for h, t in moves:
         h[0], t[0] = numbers[h[0]], numbers[t[0]]
         if len(axes) == 1:  # in words of the one axis along which the rows moved

@@ -28,8 +28,8 @@ CHEAP = 0.005
 """A reference that takes less than this share of the work that a reference may take is never sampled."""
 
 COMPARING = 96
-"""Bytes for comparing one element: three numbers of the reference and six that `judge` computes, in fp64,
-and some room for more."""
+"""Bytes for comparing one element: three numbers of the reference and six that `compare_output` computes, in
+fp64, and some room for more."""
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
 FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
@@ -144,12 +144,12 @@ class Judge(OnDevice):
             on_device: tuple[Any, ...] = ()
             with contextlib.suppress(torch.OutOfMemoryError):  # other processes may have taken it
                 on_device = given.to(self.device), _moved(reference, self.device)
-                report = judge(*on_device, tolerance, wanted, fp8, truncates)
+                report = compare_output(*on_device, tolerance, wanted, fp8, truncates)
             on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
             layout = replace(known.layout, others=self._others(name, fp8, truncates))
-            report = judge(given, reference, tolerance, wanted, fp8, truncates, layout)
+            report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
         return report
@@ -196,7 +196,7 @@ def _moved(reference: Reference, device: str) -> Reference:
     return replace(reference, **tensors)
 
 
-def judge(
+def compare_output(
     output: torch.Tensor,
     reference: Reference,
     tolerance: Tolerance,

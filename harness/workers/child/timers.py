@@ -25,9 +25,9 @@ from kernels.op import Unsupported
 Call = Callable[[], object]
 
 LONG_S = 0.5
-"""A call on a CPU that takes longer than this gets no untimed call before it. Reading its own data again
-costs a call at most what others left in the caches: 32 MB at 10 GB/s are 3 ms, less than 1 % of such a
-call."""
+"""Before a CPU sample an untimed call wakes the threads and brings the call's own data back into the caches.
+Calls of this length or more go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of
+such a call."""
 
 FEW_PAGES = 16
 """A CPU sample faults in fewer pages than this once its calls have touched all that they write to."""
@@ -96,8 +96,8 @@ class Program:
 
 
 class CpuTimer:
-    """Times calls with the monotonic clock around as many as fill a sample of at least `at_least` seconds. An
-    untimed call before wakes the threads; long calls go without.
+    """Times calls with the monotonic clock around as many as fill a sample of at least `at_least` seconds,
+    after an untimed call (see LONG_S).
 
     A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
     takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
@@ -145,8 +145,9 @@ class Reading:
 
 
 class EventTimer:
-    """Times calls between two events, behind a device sleep that hides the host's time, for at least
-    `at_least` seconds a sample. One untimed step before wakes the device's clocks.
+    """Times calls between two events, behind a device sleep that hides the host's time, for about `at_least`
+    seconds a sample, or for less where the sleeps would take longer than SLEEPING times that. One untimed
+    step before raises the device's clocks.
 
     The sleep has a fixed length, so a call that waits for the device cannot wait for ever. A reading in which
     the device woke before all steps were launched may contain host time and is thrown away.
@@ -225,8 +226,8 @@ class EventTimer:
         total = slept = 0.0
         growing = True
         while total < at_least and slept < SLEEPING * at_least:
-            rounds = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
-            steps = math.ceil((at_least - total) / (program.device_s * rounds))
+            readings_left = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
+            steps = math.ceil((at_least - total) / (program.device_s * readings_left))
             if program.synchronises:
                 reading = self._read(program, steps)
             else:
@@ -234,8 +235,8 @@ class EventTimer:
                 most = program.most
                 reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
                 slept += sleep_s
-                # A busy host, and not the queue, may have lowered it: it is raised until a reading does not
-                # fit.
+                # A busy host may have lowered `most` although the queue had room. So it is doubled until a
+                # reading lowers it again.
                 growing = growing and program.most >= most
                 if growing:
                     program.most = max(program.most, 2 * len(reading.host_s))

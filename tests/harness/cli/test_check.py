@@ -60,7 +60,7 @@ def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(apa
     """In this process, and in processes of its own."""
     import torch
 
-    from harness.workers.child.judge import judge
+    from harness.workers.child.judge import compare_output
 
     folder = tmp_path / "new" / "folder"
     asked = (*MINE, "--impl", "mine.doubled", "--save", folder)
@@ -83,7 +83,7 @@ def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(apa
     sizes = op.sizes(facts["sizes"])
     again = op.reference(op.make(sizes, Seeds(**facts["seeds"]), "cpu", facts["boundary"]))
     assert torch.equal(reference, again.value)
-    report = judge(output, Reference(again.value, again.sigma), op.tolerance(sizes))
+    report = compare_output(output, Reference(again.value, again.sigma), op.tolerance(sizes))
     assert (report["row_error"], report["ok"]) == (pytest.approx(facts["report"]["row_error"]), False)
     assert facts["report"]["diagnosis"]["worst"]["at"][0] == 1
 

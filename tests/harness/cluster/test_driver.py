@@ -14,7 +14,7 @@ import pytest
 
 from harness.cluster.agent import Device
 from harness.cluster.driver import MOST_FAILURES, Driver, Job, Task, differences, next_task
-from harness.cluster.execute import RunJob, calibrations, only_type
+from harness.cluster.execute import RunJob, calibration_jobs, only_type
 from harness.cluster.ray_cluster import PoolGone, RayPool, _cause, require_head
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
@@ -175,12 +175,12 @@ def test_failures_of_a_device_are_counted_whatever_it_is_called(drive):
 def test_time_is_kept_for_what_only_one_device_may_do():
     tasks = (Task("run", "a case"), Task("last", "calibration", device="a"))
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
-        run = Job("run", "cpu", 0, waiting=deque(tasks[:1]), measure_s=10, aside_s=10)
-        last = Job("last", "cpu", 1, waiting=deque(tasks[1:]), measure_s=3, aside_s=12)
+        run = Job("run", "cpu", 0, waiting=deque(tasks[:1]), measure_s=10, overhead_s=10)
+        last = Job("last", "cpu", 1, waiting=deque(tasks[1:]), measure_s=3, overhead_s=12)
         assert next_task([run, last], device, "cpu", left_s).key == key
     assert run.given == 1
-    for aside_s in (20.0, 10.0):
-        run.learn(aside_s)
+    for overhead_s in (20.0, 10.0):
+        run.learn(overhead_s)
     assert run.expected_s == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
     run.waiting.append(tasks[0])
     assert next_task([run], "b", "cpu", 1e3, failed=tasks) is None, "another device is to try it"
@@ -189,7 +189,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
-    job = RunJob("run", "cpu", 0, journal, plan, print, devices=2)
+    job = RunJob("run", "cpu", 0, journal, plan, print, device_count=2)
     first = job.waiting.popleft()
     last = job.order(first, 4.0)
     assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
@@ -198,12 +198,12 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
     plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
-    assert RunJob("run", "cpu", 0, journal, plan, print, devices=1).order(first, math.inf)
+    assert RunJob("run", "cpu", 0, journal, plan, print, device_count=1).order(first, math.inf)
     crash = {"status": "crashed"}
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
-    again = RunJob("run", "cpu", 0, journal, plan, print, devices=1)
+    again = RunJob("run", "cpu", 0, journal, plan, print, device_count=1)
     assert again.waiting[-1].key == first.key, "what broke may break again"
-    full = RunJob("run", "cpu", 0, journal, plan, Mock(), devices=1)
+    full = RunJob("run", "cpu", 0, journal, plan, Mock(), device_count=1)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
     with pytest.raises(JournalFull):
         full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
@@ -215,10 +215,10 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
     assert devices.openings == [Device(id, type, beside=2, threads=3) for id in "ab"]
-    first, _ = calibrations(driver, type, opened)
+    first, _ = calibration_jobs(driver, type, opened)
     orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
-    of_one, _ = calibrations(driver, type, opened[:1])
+    of_one, _ = calibration_jobs(driver, type, opened[:1])
     assert not of_one.waiting
     of_one.joined(opened[1])
     assert len(of_one.waiting) == 2, "the first is beside another now"

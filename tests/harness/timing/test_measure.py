@@ -255,10 +255,10 @@ def test_disturbed_rounds_are_kept_apart_and_made_again():
     found = Race(a=1, b=2).measure("", "", "steal 9 %", blocks=4, max_rounds=6, half_width=0)
     assert Counter(found.blocks) == dict.fromkeys(range(4), 6), "as many as without disturbance"
     assert {r.disturbed for r in found.rounds} == {""}
-    assert {r.disturbed for r in found.disturbed} == {"steal 9 %"}
-    assert len(found.made) == len(found.rounds) + len(found.disturbed) == 35
-    assert all(set(r.seconds) == {"a", "b"} for r in found.disturbed), "nothing is lost"
-    places = [(r.block, r.index) for r in [*found.rounds, *found.disturbed]]
+    assert {r.disturbed for r in found.left_out} == {"steal 9 %"}
+    assert len(found.made) == len(found.rounds) + len(found.left_out) == 35
+    assert all(set(r.seconds) == {"a", "b"} for r in found.left_out), "nothing is lost"
+    places = [(r.block, r.index) for r in [*found.rounds, *found.left_out]]
     assert len(set(places)) == len(places)
     assert found.spent_s == 3 * len(found.made), "they were paid for"
     assert found.stopped == "complete"
@@ -279,7 +279,7 @@ def test_where_it_is_never_quiet_all_rounds_count(words):
     """Half of the rounds is a measurement yet."""
     found = Race(a=1, b=2).measure(*words)
     mostly = words[0] == "hot"
-    assert (found.stopped, bool(found.disturbed)) == ("tight", not mostly)
+    assert (found.stopped, bool(found.left_out)) == ("tight", not mostly)
     assert any(r.disturbed for r in found.rounds) is mostly
     assert Counter(found.blocks) >= Counter(SHORT)
 
@@ -298,7 +298,7 @@ def test_quiet_blocks_are_waited_for_and_count_alone(hot, blocks):
     """A block whose rounds were all disturbed shows nothing of what a preparation makes."""
     found = Race(a=1, b=2).measure(*["hot"] * hot, *[""] * 1000)
     assert set(found.blocks) == set(blocks)
-    assert (len(found.disturbed), found.stopped) == (hot, "tight")
+    assert (len(found.left_out), found.stopped) == (hot, "tight")
     assert not any(r.disturbed for r in found.rounds)
 
 
@@ -309,10 +309,10 @@ def test_who_has_no_quiet_time_makes_all_rounds_count():
     ]
     rounds = Rounds([each for block in made for each in block])
     assert rounds.choose(6)
-    assert (len(rounds.rounds), rounds.disturbed) == (12, [])
+    assert (len(rounds.rounds), rounds.left_out) == (12, [])
     rounds.dropped["b"] = "gone"
     assert not rounds.choose(6)
-    assert (len(rounds.rounds), len(rounds.disturbed)) == (6, 6)
+    assert (len(rounds.rounds), len(rounds.left_out)) == (6, 6)
 
 
 class Neighbours(Machine):

@@ -96,7 +96,7 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
         for verdict, again in redo(records):
             assert (verdict.ratio, verdict.verdict) == (pytest.approx(again.ratio), again.verdict)
         (done,) = (r for r in records if isinstance(r, CaseDone))
-        assert done.entries.baseline == {"columns": 16, "fault": ""} and done.eliminations
+        assert done.search.baseline == {"columns": 16, "fault": ""} and done.eliminations
 
 
 def test_what_could_be_told_is_stored_and_printed(raced):

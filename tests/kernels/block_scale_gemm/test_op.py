@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.block_scale_gemm.generate import _landmarks
 from kernels.formats import BLOCK, FORMATS, dequantise_activations, dequantise_weights, rounding_deviation
 from kernels.operands import Seeds
@@ -142,7 +142,7 @@ def test_any_block_of_k_that_is_lost_is_missed():
         out = reference.value.bfloat16()
         lost = products[:, block * BLOCK : (block + 1) * BLOCK].sum(1)
         out[0, columns] = (reference.value[0, columns] - lost).bfloat16()
-        assert not judge(out, reference, OP.tolerance(sizes))["ok"], f"block {block}"
+        assert not compare_output(out, reference, OP.tolerance(sizes))["ok"], f"block {block}"
 
 
 def test_activations_rounded_to_fp8_are_no_w8a16():
@@ -151,6 +151,6 @@ def test_activations_rounded_to_fp8_are_no_w8a16():
     reference, inner = OP.reference(o), o.narrowed()
     OP.step(o, inner.live_tensors())()
     out = OP.reference(inner).value.bfloat16()
-    assert judge(out, reference, OP.tolerance(sizes), None, fp8=True)["ok"]
-    report = judge(out, reference, OP.tolerance(sizes), None, fp8=False)
+    assert compare_output(out, reference, OP.tolerance(sizes), None, fp8=True)["ok"]
+    report = compare_output(out, reference, OP.tolerance(sizes), None, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]

@@ -9,7 +9,7 @@ import torch
 
 import kernels
 from harness.paths import ROOT
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.attention import edges
 from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, Sequence, beyond
@@ -182,7 +182,9 @@ def test_a_mistake_of_one_key_is_caught_in_any_single_row(mistake):
     out = attend(o, s, seen)
     for row in (1, 2, 15, 16, 31, 32, 63, 64, 100, s.new - 2):
         at = slice(s.queries.start + row, s.queries.start + row + 1)
-        found = judge(out[row : row + 1], Reference(reference.value[at], reference.sigma[at]), tolerance)
+        found = compare_output(
+            out[row : row + 1], Reference(reference.value[at], reference.sigma[at]), tolerance
+        )
         assert found["row_error"] > 3 * found["row_limit"], row
 
 
@@ -198,7 +200,7 @@ def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
     weights = weights.clamp(min=least).masked_fill(hidden, 0.0)
     out, reference = torch.einsum("hqk,khd->qhd", weights, o.v.double()).bfloat16(), OP.reference(o)
     assert out[..., : VALUE // 2].any() == (least > 0)
-    assert reference.sigma.min() > 0 and judge(out, reference, OP.tolerance(o.sizes))["ok"]
+    assert reference.sigma.min() > 0 and compare_output(out, reference, OP.tolerance(o.sizes))["ok"]
 
 
 # Implementations

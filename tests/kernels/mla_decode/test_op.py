@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child.judge import judge
+from harness.workers.child.judge import compare_output
 from kernels.attention import edges
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 from kernels.mla_decode.problem import through_scores
@@ -26,7 +26,7 @@ def made(text: str, **seeds: Any) -> MlaDecodeOperands:
 
 def report(o: MlaDecodeOperands, reference: Reference, out: torch.Tensor, fp8: bool = False) -> dict:
     shape = tuple(OP.empty_output(o.sizes, "meta").shape)
-    return judge(out.bfloat16(), reference, OP.tolerance(o.sizes), shape, fp8)
+    return compare_output(out.bfloat16(), reference, OP.tolerance(o.sizes), shape, fp8)
 
 
 def cached(o: MlaDecodeOperands, slots: torch.Tensor) -> torch.Tensor:

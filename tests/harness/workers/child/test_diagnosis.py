@@ -14,7 +14,7 @@ import torch
 
 import kernels
 from harness.workers.child.diagnosis import LONGEST, Layout, in_words
-from harness.workers.child.judge import Judge, judge
+from harness.workers.child.judge import Judge, compare_output
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
 from shapes.case import Case
@@ -43,7 +43,7 @@ class Problem:
 
     def report(self, out: torch.Tensor) -> dict[str, Any]:
         limits = self.op.tolerance(self.sizes)
-        found = judge(out, self.reference, limits, tuple(out.shape), layout=self.layout)
+        found = compare_output(out, self.reference, limits, tuple(out.shape), layout=self.layout)
         assert len(found["reason"]) <= LONGEST
         return found
 
@@ -214,7 +214,7 @@ def test_places_of_sampled_rows_are_their_numbers():
     sampled = replace(full, value=full.value[numbers], sigma=full.sigma[numbers], rows=numbers)
     layout = replace(of.layout, rows=numbers)
     out = changed(of, lambda out: out[9, 4].zero_())
-    report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), layout=layout)
+    report = compare_output(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), layout=layout)
     assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
     assert (report["rows"], report["of_rows"]) == (48, 192)
     assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
@@ -288,7 +288,7 @@ def test_what_is_said_of_small_outputs_is_as_committed(snapshot):
     ]
     limits, texts = Tolerance(row=2.0, element=10.0), []
     for right, out, layout in outs:
-        report = judge(out, Reference(right, right.abs() * 2.0**-9), limits, layout=layout)
+        report = compare_output(out, Reference(right, right.abs() * 2.0**-9), limits, layout=layout)
         facts = [report["diagnosis"].get(name) for name in ("kind", "where", "from")]
         texts.append(f"{report['reason']}\n    {facts}\n")
     snapshot(Path(__file__).parent / "snapshots" / "diagnosis-small.txt", "".join(texts))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.plan.memory import MAX_FLOPS
-from harness.workers.child.judge import CHEAP, Judge, judge
+from harness.workers.child.judge import CHEAP, Judge, compare_output
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
 from shapes.case import Case, parse
@@ -34,28 +34,28 @@ LIMITS = Tolerance(row=2.0, element=10.0)
     (off((2, 7), math.nan), False), (off((2, 7), math.inf), False), (off(0, 0.0).flatten(), False),
 ])  # fmt: skip
 def test_limits_of_row_and_element(out, ok):
-    report = judge(out, simple(), LIMITS)
+    report = compare_output(out, simple(), LIMITS)
     assert report["ok"] is ok
     assert bool(report["reason"]) is not ok
 
 
 def test_an_exact_value_must_be_met_exactly():
     reference = Reference(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64))
-    assert judge(torch.zeros(1, 4), reference, LIMITS)["ok"]
-    assert not judge(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
+    assert compare_output(torch.zeros(1, 4), reference, LIMITS)["ok"]
+    assert not compare_output(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
 
 
 def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
     out = off((1, slice(128, 256)), 3.0)  # 1.5 over the row
-    assert judge(out, simple(), LIMITS)["ok"]
-    report = judge(out, simple(), replace(LIMITS, segment=128))
+    assert compare_output(out, simple(), LIMITS)["ok"]
+    report = compare_output(out, simple(), replace(LIMITS, segment=128))
     assert not report["ok"]
     assert report["row_error"] == pytest.approx(3.0)
     assert (report["rows"], report["of_rows"]) == (3, 3)
     assert report["reason"].startswith("1 of 3 rows are off, in row 1, columns 128..255 (tile 1 of 128): ")
     narrow = off((2, slice(500, 512)), 3.0)
-    assert judge(narrow, simple(), replace(LIMITS, segment=128))["ok"]
-    assert not judge(narrow, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns are left over
+    assert compare_output(narrow, simple(), replace(LIMITS, segment=128))["ok"]
+    assert not compare_output(narrow, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns over
 
 
 def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
@@ -63,12 +63,12 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
     for by, narrow, wide in ((1.5, True, True), (10.0, False, True), (17.0, False, False)):
         out = off(0, by)
         limits = replace(LIMITS, element=30.0)
-        assert judge(out, coarse, limits)["ok"] is narrow
+        assert compare_output(out, coarse, limits)["ok"] is narrow
         for truncates in (False, True):  # a little wider
-            assert judge(out, coarse, limits, fp8=True, truncates=truncates)["ok"] is wide
-    assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only
+            assert compare_output(out, coarse, limits, fp8=True, truncates=truncates)["ok"] is wide
+    assert not compare_output(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # the op has one sigma
     for by, ok in ((3.9, True), (4.1, False)):  # four times the variance
-        assert judge(off(0, by), simple(), LIMITS, truncates=True)["ok"] is ok
+        assert compare_output(off(0, by), simple(), LIMITS, truncates=True)["ok"] is ok
 
 
 @pytest.mark.parametrize(("by", "rows", "fp8", "ok"), [
@@ -77,7 +77,9 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
 def test_calls_in_fp8_err_no_more_in_all_than_a_format_of_so_many_bits(by, rows, fp8, ok):
     reference = replace(simple(rows), sigma_fp8=simple().sigma[0])
     signs = torch.tensor([1.0, -1.0]).repeat(256)
-    report = judge(reference.value + by * 2.0**-9 * signs, reference, replace(LIMITS, noise=1.2), fp8=fp8)
+    report = compare_output(
+        reference.value + by * 2.0**-9 * signs, reference, replace(LIMITS, noise=1.2), fp8=fp8
+    )
     noise = pytest.approx(by) if fp8 and rows == 8 else None
     assert (report["ok"], report["noise"], report["noise_limit"]) == (ok, noise, 1.2 if fp8 else None)
 
@@ -91,7 +93,7 @@ def test_calls_in_fp8_err_no_more_in_all_than_a_format_of_so_many_bits(by, rows,
 ])  # fmt: skip
 def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows, how, ok):
     reference = replace(simple(rows), sigma=simple(rows).sigma * 4, sigma_fp8=simple(rows).sigma * 8)
-    report = judge(factor * reference.value, reference, LIMITS, **how)
+    report = compare_output(factor * reference.value, reference, LIMITS, **how)
     assert report["row_error"] < report["row_limit"]
     assert report["ok"] is ok, report["reason"]
 
@@ -100,7 +102,7 @@ def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows
 def test_rows_of_few_errors_in_fp8_count_where_nothing_is_rounded_to_it(fp8):
     reference = replace(simple(8), sigma=simple(8).sigma * 4, sigma_fp8=simple(8).sigma * 8)
     reference.even = torch.zeros_like(reference.value[..., 0], dtype=torch.bool)
-    report = judge(1.01 * reference.value, reference, LIMITS, fp8=fp8)
+    report = compare_output(1.01 * reference.value, reference, LIMITS, fp8=fp8)
     assert (report["bias"] is None, report["ok"]) == (fp8, fp8)
 
 
@@ -139,9 +141,9 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
     def judge_(output, reference, *how):
         if len(how) == 4:  # without what is known for a diagnosis
             on_device.append(1)
-        return judge(output, reference, *how)
+        return compare_output(output, reference, *how)
 
-    monkeypatch.setattr("harness.workers.child.judge.judge", judge_)
+    monkeypatch.setattr("harness.workers.child.judge.compare_output", judge_)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     asked.kind = "cuda"

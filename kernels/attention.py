@@ -5,7 +5,7 @@ sigma: a right kernel takes exact products of bf16, sums in fp32, and rounds to 
 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
 independently, and the output. The first adds the `rounding_variance` of weights that err by 2^-9 of
 themselves, the second 2^-9 * |out|. The fp32 error of a score of size |s| acts like an error of its weight.
-kernels.op.LEAST_SIGMA is the least.
+LEAST_SIGMA is the least.
 
 sigma_fp8: weights are rounded to FP8 (see `fp8_variance`).
 """
@@ -27,9 +27,14 @@ SCALE = 192**-0.5
 SHIFT = 120.0
 """What adversarial operands add to the scores of some heads, and subtract from those of others."""
 
+LEAST_SIGMA = 2.0**-63
+"""The least sigma, in units of the largest value: its square is fp32's smallest normal number. Where the key
+that has all the weight has a value of 0, the output is the sum of weights that underflow, which some
+implementations of the exponential keep at 2^-126 and others make 0."""
+
 EVEN = 0.1
-"""The largest weight of rows that are judged together: a heavier weight is 1 before it is normalised, and has
-no error."""
+"""The largest softmax weight in rows that are judged together. A row's largest weight is exactly 1 before it
+is normalised: rounding does not change it, so that a row in which it is heavier errs less."""
 
 
 def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
@@ -54,8 +59,8 @@ def shift_scores(q: torch.Tensor, keys: torch.Tensor, channels: list[int], of_ke
 
 
 def edges(length: int, *tiles: int) -> list[int]:
-    """Places among `length`, ascending, on both sides of where the second tile of each size, the last one and
-    the second half begin."""
+    """Indices below `length`, ascending: the last one before and the first one after each boundary, where the
+    second tile of a size, its last tile or the second half of the length begins."""
     begins = {begin for tile in tiles for begin in (tile, (length - 1) // tile * tile)} | {-(-length // 2)}
     return sorted({place for begin in begins for place in (begin - 1, begin) if 0 <= place < length})
 
@@ -75,9 +80,9 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
     deviation: d, the root mean square error of each weight, [..., rows, keys]; it is overwritten
     v: `with_squares`; out: the exact output [..., rows, width]
     """
-    weight = deviation.square_()
-    mean, about_zero = (weight @ v).split(out.shape[-1], -1)
-    about_mean = about_zero - 2 * out * mean + out.square() * weight.sum(-1, keepdim=True)
+    variance = deviation.square_()
+    weighted_v, about_zero = (variance @ v).split(out.shape[-1], -1)
+    about_mean = about_zero - 2 * out * weighted_v + out.square() * variance.sum(-1, keepdim=True)
     return torch.maximum(about_zero, about_mean)
 
 
@@ -94,9 +99,9 @@ def fp8_variance(
 
     Before they are normalised, weights are in [0, 1] where a kernel does not scale them up. The root mean
     square error of each is a share `relative` of itself, or the format's subnormal step / sqrt(12). Below the
-    smallest normal number, beside a largest weight of 1, there may be so many weights of one size that their
-    errors do not cancel (below half of the smallest subnormal all vanish). This shift of the output is
-    computed, and its square is returned apart.
+    smallest normal number, many weights may have the same size, and then the same error, so that their errors
+    add up (all those below half of the smallest subnormal number become 0). The shift of the output that
+    results is computed, and its square is the second tensor that is returned.
 
     p: weights [..., rows, keys]; v: `with_squares`; hidden: true where a mask hides a key; None: nowhere
     """
@@ -112,7 +117,7 @@ def fp8_variance(
     return rounding_variance(deviation, v, out), torch.maximum(shift.square_(), about_mean.square_())
 
 
-def is_even(p: torch.Tensor, apart: torch.Tensor, together: torch.Tensor) -> torch.Tensor:
+def is_even(p: torch.Tensor, independent: torch.Tensor, common: torch.Tensor) -> torch.Tensor:
     """Rows in which no weight is more than EVEN, and in which the common error of the rounded weights is a
-    tenth of their sigma at most: bool [..., rows]. apart, together: what `fp8_variance` returned."""
-    return (together.mean(-1) < 0.01 * apart.mean(-1)) & (p.amax(-1) < EVEN)
+    tenth of their sigma at most: bool [..., rows]. independent, common: what `fp8_variance` returned."""
+    return (common.mean(-1) < 0.01 * independent.mean(-1)) & (p.amax(-1) < EVEN)

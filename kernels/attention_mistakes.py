@@ -32,7 +32,7 @@ from kernels.mistakes import (
 )
 
 LOG2E = math.log2(math.e)
-Partial = tuple[torch.Tensor, torch.Tensor]
+PartResult = tuple[torch.Tensor, torch.Tensor]
 """The attention of some of the keys: their log-sum [..., 1], and their result [..., width]."""
 ROPE = slice(-64, None)
 """The columns of q and k that are rotated."""
@@ -79,7 +79,7 @@ EXACT = Arithmetic(block=1 << 30, weights=exact)
 IN_BF16 = Arithmetic()
 
 
-def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> Partial:
+def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
     """scores are natural logarithms of weights, -inf where masked. A query that sees no key gets zeros."""
     scores = how.scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
@@ -95,16 +95,24 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
         if not how.has_maximum:
             highest = torch.zeros_like(peak)
         base = finite(highest)
-        rescale = how.exp2(torch.where(peak == -math.inf, -math.inf, peak - base)) if number else 0.0 * base
+        rescale = torch.zeros_like(base)
+        if number > 0:
+            rescale = how.exp2(torch.where(peak == -math.inf, -math.inf, peak - base))
         exponentials = how.exp2(part - base + how.headroom)
         rounded = how.weights(exponentials)
         if how.pairs and number % 2 == 0 and number + 1 < len(steps):
             later = highest.maximum(steps[number + 1][0].amax(-1, keepdim=True))
             back = how.exp2(base - finite(later))
             rounded = torch.where(back > 0, how.weights(rounded * back) / back.clamp(min=1e-30), 0.0)
-        total = how.total(total * (rescale if how.of_total else 1.0) + how.sums(exponentials).sum(-1, True))
-        used = before[..., : v.shape[-2]] if how.delayed and before is not None else rounded
-        result = how.accumulator(result * (rescale if how.of_result else 1.0) + used @ v)
+        if how.of_total:
+            total = total * rescale
+        total = how.total(total + how.sums(exponentials).sum(-1, True))
+        if how.of_result:
+            result = result * rescale
+        used = rounded
+        if how.delayed and before is not None:
+            used = before[..., : v.shape[-2]]
+        result = how.accumulator(result + used @ v)
         peak, before = highest, rounded
     log = finite(peak) - how.headroom + total.log2()
     return log, torch.where(peak == -math.inf, 0.0, result / total)
@@ -115,11 +123,11 @@ def finite(peak: torch.Tensor) -> torch.Tensor:
     return torch.where(peak == -math.inf, 0.0, peak)
 
 
-def combine(partials: list[Partial], results: Round = exact, log_sums: Round = exact) -> torch.Tensor:
-    """Returns the result of all keys [..., width]. results and log_sums round the parts' own first."""
-    logs = log_sums(torch.stack([log for log, _ in partials]))
+def combine(parts: list[PartResult], results: Round = exact, log_sums: Round = exact) -> torch.Tensor:
+    """Returns the result of all keys [..., width]. results, log_sums: round those of each part beforehand."""
+    logs = log_sums(torch.stack([log for log, _ in parts]))
     share = (logs - logs.amax(0)).exp2()
-    return (share / share.sum(0) * results(torch.stack([result for _, result in partials]))).sum(0)
+    return (share / share.sum(0) * results(torch.stack([result for _, result in parts]))).sum(0)
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
@@ -159,7 +167,7 @@ class Attended:
         return scores if self.seen is None else scores.masked_fill_(~self.seen, -math.inf)
 
     def out(self, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
-        """The output of the sequence. changed: attributes that are others."""
+        """The output of the sequence. changed: attributes to replace, by name."""
         read = replace(self, **changed)
         return attend(read.scores, read.v, how)[1].movedim(0, -2)
 
@@ -181,8 +189,8 @@ class Attended:
         q = fp8(query or self.fp8, changed.pop("q", self.q))
         return self.out(how, q=q, **changed)
 
-    def in_parts(self, by: Callable[[list[Partial]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
-        """by: combines the parts' results; overlap: so many keys are counted in the part before, too."""
+    def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
+        """by: combines the results of all parts; overlap: how many keys of the next part it reads too."""
         scores, places = self.scores, [slice(a, b + overlap) for a, b in self.parts]
         return by([attend(scores[..., part], self.v[..., part, :]) for part in places]).movedim(0, -2)
 
@@ -191,8 +199,8 @@ Wrong = Callable[[Attended], torch.Tensor]
 """What a wrong kernel makes of a sequence, fp32 in the layout of the output."""
 
 
-def out(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
-    """changed: by name, how an attribute becomes another."""
+def output_with(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
+    """changed: functions that replace an attribute of Attended, by its name."""
     return lambda a: a.out(how, **{name: change(getattr(a, name)) for name, change in changed.items()})
 
 
@@ -220,7 +228,7 @@ def exp2_linear(x: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
 
 
-def averaged(parts: list[Partial]) -> torch.Tensor:
+def averaged(parts: list[PartResult]) -> torch.Tensor:
     return torch.stack([result for _, result in parts]).mean(0)
 
 
@@ -234,33 +242,33 @@ def zero_counted(a: Attended) -> torch.Tensor:
     return a.by_softmax(torch.nn.functional.pad(a.scores, (0, 1)))
 
 
-SEQUENCES: Mapping[str, Wrong] = {
+SHARED_MISTAKES: Mapping[str, Wrong] = {
     "partial results averaged": lambda a: a.in_parts(averaged),
     "log-sums of base 2 taken for natural ones": combined(times(LOG2E)),
     "log-sums of the previous row": combined(lambda logs: logs.roll(1, -2)),
     "log-sums in bf16": combined(bf16),
-    "no maximum subtracted": out(Arithmetic(has_maximum=False)),
-    "maximum begins at 0": out(Arithmetic(first_peak=0.0)),
-    "result not rescaled when the maximum rises": out(Arithmetic(of_result=False, block=32)),
-    "sum not rescaled when the maximum rises": out(Arithmetic(of_total=False, block=32)),
-    "values of the next block": out(Arithmetic(delayed=True, block=32)),
-    "scores in bf16": out(Arithmetic(scores=bf16)),
-    "scores in fp16": out(Arithmetic(scores=fp16)),
-    "weights in FP8": out(Arithmetic(weights=partial(fp8, E4M3))),
-    "weights of 5 bits": out(Arithmetic(weights=partial(kept, 5))),
-    "result in bf16 after each token": out(Arithmetic(accumulator=bf16, block=1)),
-    "sum in bf16 after each token": out(Arithmetic(total=bf16, block=1)),
-    "exp2 by straight lines": out(Arithmetic(exp2=exp2_linear)),
+    "no maximum subtracted": output_with(Arithmetic(has_maximum=False)),
+    "maximum begins at 0": output_with(Arithmetic(first_peak=0.0)),
+    "result not rescaled when the maximum rises": output_with(Arithmetic(of_result=False, block=32)),
+    "sum not rescaled when the maximum rises": output_with(Arithmetic(of_total=False, block=32)),
+    "values of the next block": output_with(Arithmetic(delayed=True, block=32)),
+    "scores in bf16": output_with(Arithmetic(scores=bf16)),
+    "scores in fp16": output_with(Arithmetic(scores=fp16)),
+    "weights in FP8": output_with(Arithmetic(weights=partial(fp8, E4M3))),
+    "weights of 5 bits": output_with(Arithmetic(weights=partial(kept, 5))),
+    "result in bf16 after each token": output_with(Arithmetic(accumulator=bf16, block=1)),
+    "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
+    "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
     "row of zeros counted behind the last key": zero_counted,
-    "scale 1/sqrt(128)": out(scale=times((192 / 128) ** 0.5)),
-    "scale 2 percent too small": out(scale=times(0.98)),
-    "rope part left out": out(q=partial(without, ROPE)),
-    "last channel left out": out(q=partial(without, slice(-1, None))),
-    "rope part in the other order": out(q=other_rope_order),
+    "scale 1/sqrt(128)": output_with(scale=times((192 / 128) ** 0.5)),
+    "scale 2 percent too small": output_with(scale=times(0.98)),
+    "rope part left out": output_with(q=partial(without, ROPE)),
+    "last channel left out": output_with(q=partial(without, slice(-1, None))),
+    "rope part in the other order": output_with(q=other_rope_order),
 }
 """What both ops can do wrong in a sequence, in a call of bf16."""
 
-OUTPUTS: Mapping[str, Round] = {
+OUTPUT_MISTAKES: Mapping[str, Round] = {
     "heads shifted by one": lambda out: out.roll(1, -2),
     "last row of a sequence never written": lambda out: put(out, -1, math.nan),
     "last 8 columns zero": lambda out: put(out, (..., slice(-8, None)), 0.0),
@@ -271,7 +279,7 @@ OUTPUTS: Mapping[str, Round] = {
 }
 """Changes of the right output of a sequence."""
 
-IN_FP8_EVERYWHERE: Mapping[str, Wrong] = {
+SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "output 2 percent too large everywhere": lambda a: a.in_fp8() * 1.02,
     "output 3 percent too large everywhere": lambda a: a.in_fp8() * 1.03,
     "output 5 percent too small everywhere": lambda a: a.in_fp8() * 0.95,
@@ -281,7 +289,7 @@ IN_FP8_EVERYWHERE: Mapping[str, Wrong] = {
 }
 """What both ops can do wrong in all sequences of a call that rounds to FP8."""
 
-IN_FP8: Mapping[str, Wrong] = {
+SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
     "scores in FP8": lambda a: a.in_fp8(Arithmetic(scores=partial(fp8, a.fp8))),
     "scale 10 percent too large": lambda a: a.in_fp8(scale=a.scale * 1.1),
     "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
@@ -291,30 +299,34 @@ IN_FP8: Mapping[str, Wrong] = {
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """Where the sequences of an op are. What stands for one is a number for MLA decode, and a `Sequence` for
-    MHA prefill."""
+    """How to find the sequences of an op. A sequence is its number in MLA decode, and a `Sequence` in MHA
+    prefill."""
 
     sequences: Callable[[Any], list[Any]]
-    """operands -> all sequences."""
+    """Maps operands to all sequences."""
     victim: Callable[[Any], Any]
-    """operands -> the sequence that is wrong where only one is."""
+    """Maps operands to the sequence that mistakes in one sequence change."""
     read: Callable[[Any, Any], Attended]
-    """(operands, a sequence) -> what a right kernel reads."""
+    """Maps operands and a sequence to what a right kernel reads."""
 
-    def everywhere(self, of: Wrong) -> Compute:
+    def everywhere(self, wrong: Wrong) -> Compute:
+        """A kernel that is wrong in all sequences."""
+
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
             for s in self.sequences(o):
                 a = self.read(o, s)
-                right[a.rows] = of(a).to(right.dtype)
+                right[a.rows] = wrong(a).to(right.dtype)
             return right
 
         return compute
 
-    def in_one(self, of: Wrong) -> Compute:
-        return self._changed(lambda a, right: of(a))
+    def in_one(self, wrong: Wrong) -> Compute:
+        """A kernel that is wrong in the sequence `victim`."""
+        return self._changed(lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """change: the right output of the sequence that is wrong -> another output."""
+        """A kernel that outputs something else for the sequence `victim`. change: maps the right output to
+        it"""
         return self._changed(lambda a, right: change(right))
 
     def _changed(self, by: Callable[[Attended, torch.Tensor], torch.Tensor]) -> Compute:
@@ -331,8 +343,8 @@ class AttentionOp:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
         return listed(
             {
-                **{name: self.in_one(wrong) for name, wrong in {**SEQUENCES, **own}.items()},
-                **{name: self.output(change) for name, change in OUTPUTS.items()},
+                **{name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()},
+                **{name: self.output(change) for name, change in OUTPUT_MISTAKES.items()},
                 "last sequence never computed": self.last_left_out,
             }
         )
@@ -343,7 +355,10 @@ class AttentionOp:
         """The same of a call that rounds to FP8. everywhere, in_one: what this op can do wrong in all
         sequences and in one"""
         computes = {
-            **{name: self.everywhere(of) for name, of in {**IN_FP8_EVERYWHERE, **everywhere}.items()},
-            **{name: self.in_one(of) for name, of in {**IN_FP8, **in_one}.items()},
+            **{
+                name: self.everywhere(wrong)
+                for name, wrong in {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}.items()
+            },
+            **{name: self.in_one(wrong) for name, wrong in {**SHARED_FP8_MISTAKES, **in_one}.items()},
         }
         return listed(computes, activations="fp8", form="{}, in FP8")

@@ -1,5 +1,5 @@
 """What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch, as data for
-tests. Also the roundings of fp32 tensors to what a kernel keeps; all take and return fp32.
+tests. It also has functions that round values to fewer bits, as kernels do; they take and return fp32.
 """
 
 from __future__ import annotations

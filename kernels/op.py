@@ -81,8 +81,9 @@ class Tolerance:
     nearest does not."""
 
     noise: float | None = None
-    """Root mean square over the whole output, for calls that round to FP8; None: not judged. sigma is the
-    most that a row may err by, and a format with one bit less errs by as much in every row."""
+    """Root mean square over the whole output, for calls that round to FP8; None: not judged. The worst row of
+    a right call errs as much as each row of a format with one bit less, so that `row` cannot tell them apart.
+    Records have it as `noise_limit`. It is not the noise of an A/A pair."""
 
 
 @dataclass
@@ -102,14 +103,10 @@ class Reference:
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
 
     even: torch.Tensor | None = None
-    """Bool, of all dimensions but the last: rows in which sigma_fp8 is made of many independent errors of one
-    size, so that their mean tells more than each (see `Tolerance.bias` and `.noise`); None: all."""
+    """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
+    independent errors of similar size. Only these rows are averaged, for `Tolerance.bias` and `.noise`;
+    None: all are."""
 
-
-LEAST_SIGMA = 2.0**-63
-"""The least sigma of attention, in units of the largest value: its square is fp32's smallest normal number.
-Where a value of 0 has all the weight, only weights that underflow remain, and some exponentials end at 2^-126
-where others give 0."""
 
 GOLDEN = 0.5 * (5**0.5 - 1)
 
@@ -235,8 +232,8 @@ class Prepared:
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """The same tensors for a reader that writes nothing. They differ from `inputs` where calling that
-        changes what `call` reads. What only `load` can write is left out."""
+        """Like `inputs`, without side effects: the tensors that `call` reads at present. Live operands that
+        only `load` can write are left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -294,8 +291,8 @@ class Implementation:
     allocates: ClassVar[bool] = False
     # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
-    # For the memory plan: implementations of a runtime that name the same one share a single layout of the
-    # same stationary operands.
+    # For the memory plan: a name for the layout. Implementations of a runtime with the same name share one
+    # copy of the stationary operands in it; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
     # Sets share all that was made of the same stationary operands: preparing a call on other live operands
     # costs next to nothing, so that a serving engine can call it.
@@ -404,7 +401,7 @@ def implementation(
     base: type[Implementation] = Implementation,
     *,
     stationary: Callable[[Any], object] | None = None,
-    **said: Any,  # whatever the attributes and methods of the base class hold
+    **overrides: Any,  # whatever the attributes and methods of the base class hold
 ) -> Callable[[Callable[..., Call | Prepared]], type[Implementation]]:
     """Declares an implementation by the function that prepares its call; the function becomes the class.
 
@@ -415,12 +412,12 @@ def implementation(
     base:       says what all rows of a library share
     stationary: brings the stationary operands into the library's layout. The function gets the result as its
                 third argument; all sets of operands with the same stationary tensors share it
-    said:       attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
+    overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
                 methods, without `self`: see REQUIREMENTS and ANSWERS
 
     Raises TypeError, in one line, for a declaration that cannot be right.
     """
-    _check_declaration(name, base, said)
+    _check_declaration(name, base, overrides)
 
     def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
         source = f"{name}: {function.__name__}()"
@@ -446,7 +443,7 @@ def implementation(
                 return self.prepare(operands, out)
             return prepared(operands, out, first.stationary)
 
-        members = {member: _member(base, member, value) for member, value in said.items()}
+        members = {member: _member(base, member, value) for member, value in overrides.items()}
         members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
         members |= {"__doc__": function.__doc__, "__module__": function.__module__}
         return type(function.__name__, (base,), members)
@@ -454,7 +451,7 @@ def implementation(
     return declare
 
 
-def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> None:
+def _check_declaration(name: object, base: object, overrides: Mapping[str, Any]) -> None:
     if not isinstance(name, str):
         raise TypeError('@implementation takes the name first: @implementation("provider.variant", ...)')
     mistake = f"implementation {name!r}"
@@ -463,13 +460,13 @@ def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> N
     annotated = {name for each in base.__mro__ for name in vars(each).get("__annotations__", {})}
     known = {*dir(base), *annotated} - {"name", "prepare", "prepare_turn", "require"}
     known = {member for member in known if not member.startswith("_")}
-    for member, value in said.items():
+    for member, value in overrides.items():
         if member not in known:
             others = ", ".join(sorted(known))
             raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
         if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
             raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
-    if not hasattr(base, "requires") and "requires" not in said:
+    if not hasattr(base, "requires") and "requires" not in overrides:
         raise TypeError(f'{mistake} does not say what it requires: requires="torch", for example')
 
 
@@ -590,7 +587,7 @@ class Op(ABC):
     @abstractmethod
     def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
-        samples rows above `max_flops` and MOST_ELEMENTS. offset: of the sample, in [0, 1) (see `spread`)."""
+        samples rows above `max_flops` or MOST_ELEMENTS. offset: of the sample, in [0, 1) (see `spread`)."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `reference` holds at most beside the operands: by default three results in fp64."""

@@ -82,11 +82,11 @@ class BlockScaleGemm(Op):
         where the last one would otherwise be narrower than 32.
 
         A kernel with exactly the roundings of `reference` has a row error of at most 1 sigma. The worst
-        segments of 60 random cases (its right_arithmetic.py) were: 0.9 with exact operands; 1.2 with both
-        rounded to bf16; 1.7 where one product makes a whole row, because then all columns share its rounding.
-        The root mean square of fewer columns varies more, hence 8/sqrt(columns) below 16. The limit 2 passes
-        those and little more: one lost block of K reaches 3 times the limit of 56 blocks, and 1.9 times of
-        144 (k = 18432); sums in bf16 over 2048 products reach 6 times.
+        segments of 60 random cases (tests/kernels/block_scale_gemm/right_arithmetic.py) were: 0.9 with exact
+        operands; 1.2 with both rounded to bf16; 1.7 where one product makes a whole row, because then all
+        columns share its rounding. The root mean square of fewer columns varies more, hence 8/sqrt(columns)
+        below 16. The limit 2 passes those and little more: one lost block of K reaches 3 times the limit of
+        56 blocks, and 1.9 times of 144 (k = 18432); sums in bf16 over 2048 products reach 6 times.
 
         Where activations may be rounded to FP8, sigma is about 10 times as large. Wrong scales of a tile then
         reach 6 times the limit, and those of one block of 56 do not reach it: `core` finds them. Over the

@@ -115,8 +115,8 @@ class FusedMoe(Op):
 
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a block of weights, so that the error of one block is not diluted by
-        others. The worst segments of 60 random cases (its right_arithmetic.py), with outliers, zero blocks
-        and extreme scales, err by 1.1 sigma in bf16 and by 1.7 sigma_fp8; at R1's sizes, which have more
-        segments, by 1.2 and 0.7. Over the whole output right calls in FP8 err by 0.54 to 0.81 sigma, and
-        calls with weights in e5m2 by at least 1.1 (mistakes.py)."""
+        others. The worst segments of 60 random cases (tests/kernels/fused_moe/right_arithmetic.py), with
+        outliers, zero blocks and extreme scales, err by 1.1 sigma in bf16 and by 1.7 sigma_fp8; at R1's
+        sizes, which have more segments, by 1.2 and 0.7. Over the whole output right calls in FP8 err by 0.54
+        to 0.81 sigma, and calls with weights in e5m2 by at least 1.1 (mistakes.py)."""
         return Tolerance(row=2.0, element=10.0, segment=BLOCK, noise=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, out
+from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, output_with
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
 from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, Round, fp8, fp16, put
 
@@ -47,7 +47,7 @@ def read(
     return Attended(o, s, s.queries, q, k, v * o.value_scale, o.score_scale, o.q.dtype, parts, seen)
 
 
-OP = AttentionOp(
+ATTENTION = AttentionOp(
     sequences=lambda o: list(o.sequences),
     victim=lambda o: max(o.sequences[1:] or o.sequences, key=lambda s: (s.prefix > 0, s.new)),
     read=read,
@@ -136,9 +136,9 @@ def hidden_keys_scored(a: Attended) -> torch.Tensor:
     return a.by_softmax(a.scores.nan_to_num(neginf=-10.0))
 
 
-SEQUENCES: Mapping[str, Wrong] = {
+OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_keys(keys) for name, keys in KEYS.items()},
-    "result in fp16": out(Arithmetic(accumulator=fp16)),
+    "result in fp16": output_with(Arithmetic(accumulator=fp16)),
     "hidden keys scored -10": hidden_keys_scored,
     "values rounded to FP8": of_keys(operand("v", partial(fp8, E4M3))),
     "keys of the previous head": of_keys(operand("k", lambda k: k.roll(1, 1))),
@@ -169,13 +169,13 @@ def v_in_the_other_format(a: Attended) -> torch.Tensor:
     return replaced(a, v=v.view(OTHER_FP8[v.dtype])).out().nan_to_num(nan=0.0)
 
 
-EVERYWHERE_IN_FP8: Mapping[str, Wrong] = {
+OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "weights up to 2^11 saturated": in_fp8(how=Arithmetic(headroom=11.0)),
     "queries through e5m2": through_e5m2("q"),
     "values through e5m2": through_e5m2("v"),
     "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=16, lazy=20.0)),
 }
-SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
+OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "block of 64 in the middle left out": lambda a: left_out(in_the_middle)(a).in_fp8(),
     "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
     "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
@@ -184,8 +184,8 @@ SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *OP.mistakes(SEQUENCES),
-    Mistake("rows shifted by one", OP.output(lambda out: out.roll(1, 0))),
+    *ATTENTION.mistakes(OWN_MISTAKES),
+    Mistake("rows shifted by one", ATTENTION.output(lambda out: out.roll(1, 0))),
     Mistake("stored past the end of a sequence", stored_past_the_end),
-    *OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
+    *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )

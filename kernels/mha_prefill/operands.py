@@ -200,7 +200,7 @@ FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
 def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
     """The operands, a pure function of the arguments.
 
-    - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
+    - Sharpness differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
       a wrong scale, a block that was not rescaled and a lost block show.
     - In the even, flat heads every query attends to certain keys: the first of its sequence, the last cached
       one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last of
@@ -231,11 +231,11 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
 
     q, k, v = normal(o.q), normal(o.k), normal(o.v)
     # scale * q.k deviates by 1 for normal q and k.
-    temperature = torch.empty(sizes.heads, device=device)
-    temperature[::2] = torch.logspace(-2, 0, len(temperature[::2]), base=2.0, device=device)
-    peaked = torch.logspace(-1.75, 3, len(temperature[1::2]), base=2.0, device=device)
-    temperature[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
-    q *= temperature[:, None].to(q.dtype)
+    sharpness = torch.empty(sizes.heads, device=device)
+    sharpness[::2] = torch.logspace(-2, 0, len(sharpness[::2]), base=2.0, device=device)
+    peaked = torch.logspace(-1.75, 3, len(sharpness[1::2]), base=2.0, device=device)
+    sharpness[1::2] = peaked[torch.randperm(len(peaked), generator=generator, device=device)]
+    q *= sharpness[:, None].to(q.dtype)
     _add_landmarks(q, k, o.sequences, seeds.adversarial)
     loud: list[int] = []
     if not o.is_fp8:

@@ -17,12 +17,12 @@ from kernels.attention_mistakes import (
     Arithmetic,
     Attended,
     AttentionOp,
-    Partial,
+    PartResult,
     Wrong,
     combine,
     evenly,
     in_fp8,
-    out,
+    output_with,
     times,
     without,
 )
@@ -37,7 +37,7 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
     return Attended(o, i, i, o.q[i].float(), kv, kv[:, :LATENT], o.scale, o.kv.dtype, evenly(len(kv), 4))
 
 
-OP = AttentionOp(
+ATTENTION = AttentionOp(
     sequences=lambda o: list(range(len(o.host_lengths))),
     victim=lambda o: max(
         range(min(1, len(o.host_lengths) - 1), len(o.host_lengths)), key=o.host_lengths.__getitem__
@@ -68,7 +68,8 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
 
 
 def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Slots by the page table, of which dtype holds the pages. more: so many tokens more than there are"""
+    """The slots that the page table gives for a sequence's tokens, with page numbers cast to dtype. more: how
+    many tokens behind the last one are added"""
     o, i = a.operands, a.sequence
     token = torch.arange(min(o.host_lengths[i] + more, o.page_table.shape[1] * o.page), device=o.q.device)
     page = o.page_table[i, token // o.page].to(dtype).long()
@@ -86,17 +87,17 @@ SLOTS: Mapping[str, Slots] = {
     "page numbers in 16 bits with a sign": partial(by_table, dtype=torch.int16),
 }
 SLOTS_IN_FP8 = ("last page left out", "page in the middle left out", "page read twice in place of the next")
-"""Those that are near the limit of calls that round to FP8."""
+"""Those whose errors are near the limit of calls that round to FP8."""
 
 
 def of_slots(slots: Slots, call: Callable[[Attended], torch.Tensor]) -> Wrong:
     return lambda a: call(read(a.operands, a.sequence, slots(a)))
 
 
-def with_empty_part(partials: list[Partial]) -> torch.Tensor:
+def with_empty_part(parts: list[PartResult]) -> torch.Tensor:
     """A part without tokens has a log-sum of 0 where it should have -inf."""
-    log, result = partials[0]
-    return combine([*partials, (torch.zeros_like(log), torch.zeros_like(result))])
+    log, result = parts[0]
+    return combine([*parts, (torch.zeros_like(log), torch.zeros_like(result))])
 
 
 def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
@@ -113,25 +114,25 @@ def cache_in_the_other_format(a: Attended) -> torch.Tensor:
     return read(a.operands.replaced(kv=kv.view(OTHER_FP8[kv.dtype])), a.sequence).out()
 
 
-SEQUENCES: Mapping[str, Wrong] = {
+OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_slots(slots, Attended.out) for name, slots in SLOTS.items()},
     "first token of a part counted in the part before too": lambda a: a.in_parts(combine, overlap=1),
     "empty part with a log-sum of 0": lambda a: a.in_parts(with_empty_part),
     "partial results in FP8": lambda a: a.in_parts(partial(combine, results=partial(fp8, E4M3))),
     "unused slots weigh 0 and hold NaN": unused_slots_weigh_0,
-    "scale 1/sqrt(576)": out(scale=times((192 / 576) ** 0.5)),
-    "queries rounded to FP8": out(q=partial(fp8, E4M3)),
+    "scale 1/sqrt(576)": output_with(scale=times((192 / 576) ** 0.5)),
+    "queries rounded to FP8": output_with(q=partial(fp8, E4M3)),
     "values of the last 512 columns": lambda a: replace(a, v=a.k[:, -LATENT:]).by_softmax(a.scores),
     "cache's scale left out in scores": lambda a: a.out(scale=a.scale / a.operands.kv_scale),
     "cache's scale left out in values": lambda a: a.out() / a.operands.kv_scale,
     "cache read in the other FP8 format": cache_in_the_other_format,
 }
 
-EVERYWHERE_IN_FP8: Mapping[str, Wrong] = {
+OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "queries in e5m2": in_fp8(query=E5M2),
     "weights up to 2^10 saturated": in_fp8(how=Arithmetic(headroom=10.0)),
 }
-SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
+OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
     "cache's scale twice in values": lambda a: a.in_fp8() * a.operands.kv_scale,
     "rope part left out": lambda a: a.in_fp8(q=without(ROPE, a.q)),
@@ -142,6 +143,6 @@ SEQUENCES_IN_FP8: Mapping[str, Wrong] = {
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *OP.mistakes(SEQUENCES),
-    *OP.mistakes_in_fp8(EVERYWHERE_IN_FP8, SEQUENCES_IN_FP8),
+    *ATTENTION.mistakes(OWN_MISTAKES),
+    *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )

@@ -101,7 +101,7 @@ class MlaDecodeOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """The weight of a single token is 1, whatever its score."""
+        """q, where each sequence has one token: its weight is 1, whatever its score."""
         return frozenset({"q"}) if max(self.host_lengths) == 1 else frozenset()
 
     @property
@@ -113,10 +113,12 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """On pages with numbers so large that places need more than 32 bits."""
+        """The same cache on pages with numbers so large that offsets, counted in values, need more than 32
+        bits."""
         pages, page, width = self.kv.shape
         first = -(-(1 << 32) // (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
+        # An offset that is cut to 32 bits lies in these pages. Those between are never read.
         kv[: pages + 1].copy_(torch.tensor(torch.nan, device=kv.device))
         kv[first:] = self.kv
         return self.replaced(kv=kv, page_table=self.page_table + first)
@@ -152,17 +154,17 @@ CONSTANT = WIDTH - 1
 """The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q."""
 
 PAGES = (1 << 15) + (1 << 12)
-"""A number of pages of which an eighth have numbers that a signed integer of 16 bits cannot hold."""
+"""A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold."""
 
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
     """The operands, a pure function of the arguments.
 
-    - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
+    - Sharpness differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
       combine without rescaling and a lost page show.
-    - The first and the last token of each sequence are landmarks: every other head gives each at most a
-      sixteenth of the weight of the others, and as much to a row of zeros that a mask lets in, so that a
-      length off by one shows at any context. The other heads do not, so that a lost page shows in them.
+    - The first and the last token of each sequence are landmarks. The even heads give each of them about a
+      sixteenth of the weight of all ordinary tokens together, and as much to a row of zeros that a mask lets
+      in, so that a length off by one shows at any context. In the odd heads a lost page shows.
     - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
       does not (bf16 cache only; e4m3 ends at 448).
     - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
@@ -207,9 +209,9 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
         sizes=sizes,
     )
     # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
-    hottest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
-    temperature = torch.logspace(-2.5, hottest, sizes.heads, base=2.0, device=device)
-    q *= temperature[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
+    sharpest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
+    sharpness = torch.logspace(-2.5, sharpest, sizes.heads, base=2.0, device=device)
+    q *= sharpness[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
     direction = normal(sizes.batch, ROPE)
     if seeds.adversarial:
         direction[:, CONSTANT - LATENT] = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kernels.attention import UNIT, fp8_variance, is_even, rounding_variance, with_squares
+from kernels.attention import LEAST_SIGMA, UNIT, fp8_variance, is_even, rounding_variance, with_squares
 from kernels.formats import fp8_format, rounding_deviation
 from kernels.lazy import torch
 from kernels.mla_decode.operands import (
@@ -24,19 +24,20 @@ from kernels.mla_decode.operands import (
     MlaDecodeSizes,
     generate,
 )
-from kernels.op import LEAST_SIGMA, Op, Reference, Tolerance, Work, affordable, spread
+from kernels.op import Op, Reference, Tolerance, Work, affordable, spread
 
 
 def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
-    """The reference in fp64, one sequence at a time. Above `max_flops` and MOST_ELEMENTS it takes the
+    """The reference in fp64, one sequence at a time. Above `max_flops` or MOST_ELEMENTS it takes the
     shortest, the longest, the first and the last sequence and then others at even distances, as many as fit.
 
     sigma_fp8, where the cache is FP8, is the sigma of a call that rounds q and the softmax weights to FP8.
     The root mean square error of a weight is 2^-4 / sqrt(3) of itself. An error d of q
-    (formats.rounding_deviation) moves all of a head's scores together, by d . kv_j, and the output by d . C
-    to first order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights. It counts twice:
-    where two tokens share the weight, a whole row errs by one normal number, which in millions of rows
-    reaches 5. First order holds for scores that deviate by up to 8, not by 60.
+    (formats.rounding_deviation) changes score j of the head by d . kv_j, and so the output by d . C to first
+    order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights. d is doubled, because
+    two tokens that share the weight give a row errors that are multiples of one normally distributed number,
+    which reaches 5 standard deviations in millions of rows. First order holds for scores that deviate by up
+    to 8, not by 60.
     """
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
@@ -44,13 +45,11 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     shape = (len(sequences), o.q.shape[1], LATENT)
     value = torch.empty(shape, dtype=torch.float64, device=o.q.device)
     sigma = torch.empty_like(value)
-    if not o.is_fp8:
-        sigma_fp8 = even = None
-    else:
-        sigma_fp8, even = (
-            torch.empty_like(value),
-            torch.empty(shape[:2], dtype=torch.bool, device=value.device),
-        )
+    sigma_fp8: torch.Tensor | None = None
+    even: torch.Tensor | None = None
+    if o.is_fp8:
+        sigma_fp8 = torch.empty_like(value)
+        even = torch.empty(shape[:2], dtype=torch.bool, device=value.device)
     flat = o.kv.view(-1, WIDTH)
     for i, sequence in enumerate(sequences):
         kv = flat[o.token_slots(sequence)].double() * o.kv_scale
@@ -64,14 +63,18 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
         variance += (LEAST_SIGMA * v[:, :LATENT].abs().amax()) ** 2
         sigma[i] = variance.sqrt()
         if sigma_fp8 is not None and even is not None:
-            fmt, kv, v, p, out = fp8_format(o.sizes.fp8), kv.float(), v.float(), p.float(), value[i].float()
+            fmt = fp8_format(o.sizes.fp8)
+            kv = kv.float()
+            v = v.float()
+            p = p.float()
+            out = value[i].float()
             deviation = rounding_deviation(o.q[sequence].float() * o.scale, fmt).mul_(2).square_()
-            of_weights, together = fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5)
+            of_weights, common = fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5)
             of_heads = zip(deviation, p, out, strict=True)
             of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_heads]
-            apart = of_weights + torch.stack(of_q)
-            sigma_fp8[i] = (variance + apart + together).sqrt()
-            even[i] = is_even(p, apart, together)
+            independent = of_weights + torch.stack(of_q)
+            sigma_fp8[i] = (variance + independent + common).sqrt()
+            even[i] = is_even(p, independent, common)
     return Reference(value, sigma, rows, sigma_fp8, even)
 
 
@@ -151,12 +154,12 @@ class MlaDecode(Op):
         )
 
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
-        """A kernel with exactly the two roundings of `reference` has a row error of 1 sigma or less. The
-        worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16 partial
-        results too, 1.75 where weights are rounded after they were normalised
-        (its right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8 reach 5 times
-        the limit, scores in bf16 exceed it where softmax is peaked. Single elements of millions reach 4
-        to 5 times their row's error.
+        """A kernel that rounds only twice, as kernels/attention.py describes, has a row error of 1 sigma or
+        less. The worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16
+        partial results too, 1.75 where weights are rounded after they were normalised
+        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser:
+        weights in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single
+        elements of millions reach 4 to 5 times their row's error.
 
         Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit, a scale of q five
         times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls

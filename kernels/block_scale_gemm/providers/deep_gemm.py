@@ -7,8 +7,8 @@ csrc/apis/layout.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/smxx_layout.
 model_executor/kernels/linear/scaled_mm/flashinfer.py and deep_gemm.py,
 model_executor/layers/quantization/utils/fp8_utils.py, in 0.32 and 0.33. SGLang:
 deepgemm_w8a8_block_fp8_linear_with_fallback in srt/layers/quantization/fp8_utils.py of 0.5.23, and its
-quantiser in 0.5.10, 0.5.18 and 0.5.23. `deepgemm` ran on an H100 and an H200 (0.1.4.post1). The engines' rows
-and everything on Blackwell are untested on hardware.
+quantiser in 0.5.10, 0.5.18 and 0.5.23. `deepgemm` ran on an H100 and an H200 with sgl-deep-gemm 0.1.4.post1.
+The engines' rows and everything on Blackwell are untested on hardware.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ Contiguous: the rows of the experts follow each other, and each expert's are a m
 Masked: each expert has as many rows as there are tokens, and a count of the rows that hold something.
 
 Sources, DeepGEMM 2.1.0 to 2.6.1 and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp,
-csrc/jit_kernels; of the latter also deep_gemm/__init__.py and utils/layout.py. The suite's rows ran on an
-H100 (0.1.4.post1). vLLM 0.31 to 0.33: model_executor/layers/fused_moe/experts/deep_gemm_moe.py
-(DeepGemmExperts.apply), before it prepare_finalize/no_dp_ep.py, and what it calls in
-fused_moe/deep_gemm_utils.py, quantization/utils/ fp8_utils.py and utils/deep_gemm.py. Untested on hardware.
-SGLang 0.5.19 to 0.5.23: srt/layers/moe/moe_runner/deep_gemm.py (pre_permute_standard_to_deep_gemm,
+csrc/jit_kernels; of the latter also deep_gemm/__init__.py and utils/layout.py. `deepgemm.contiguous` and
+`deepgemm.masked` ran on an H100 and an H200 with sgl-deep-gemm 0.1.4.post1. vLLM 0.31 to 0.33:
+model_executor/layers/fused_moe/experts/deep_gemm_moe.py (DeepGemmExperts.apply), before it
+prepare_finalize/no_dp_ep.py, and what it calls in fused_moe/deep_gemm_utils.py,
+quantization/utils/fp8_utils.py and utils/deep_gemm.py. Untested on hardware. SGLang 0.5.19 to 0.5.23:
+srt/layers/moe/moe_runner/deep_gemm.py (pre_permute_standard_to_deep_gemm,
 DeepGemmRunnerCore._run_masked_gemm, post_permute_deep_gemm_to_standard), kernels/ops/moe/ep_moe_kernels.py
 and kernels/ops/quantization/per_token_group_quant.py. Untested on hardware.
 """
@@ -66,7 +67,7 @@ TRANSFORM = Function(
     "deep_gemm.transform_sf_into_required_layout", needs=TO_TRANSFORM, when="sm_100 and sm_103"
 )
 ALIGNMENT = Function(*places("get_mk_alignment_for_contiguous_layout"))
-# From 2026-04 on the library advises an alignment, and has to be told which one is used.
+# DeepGEMM 2.4.2 and sgl-deep-gemm advise an alignment, and have to be told which one is used.
 ADVICE = Function(*places("get_theoretical_mk_alignment_for_contiguous_layout"), positions=1)
 TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
@@ -156,23 +157,24 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 # With the suite's own kernels
 
 
-def groups_of(sizes: FusedMoeSizes, masked: bool, aligned: int) -> tuple[int, int]:
+def groups_of(sizes: FusedMoeSizes, is_masked: bool, aligned: int) -> tuple[int, int]:
     """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
-    if masked:
+    if is_masked:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
     return 1, tiles_for(aligned, sizes) * aligned
 
 
-def bytes_around(sizes: FusedMoeSizes, masked: bool) -> int:
+def bytes_around(sizes: FusedMoeSizes, is_masked: bool) -> int:
     """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
     of each pair."""
-    rows = max(math.prod(groups_of(sizes, masked, aligned)) for aligned in ALIGNMENTS)
+    rows = max(math.prod(groups_of(sizes, is_masked, aligned)) for aligned in ALIGNMENTS)
     counts = MOST_SEGMENTS * sizes.local_experts + 1
     return rows * (row_bytes(sizes) + 4) + 4 * (sizes.tokens * sizes.picks + counts)
 
 
-def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, masked: bool) -> Call:
-    """The suite's own kernels around the two products. scales: those of w13 and w2"""
+def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, is_masked: bool) -> Call:
+    """The suite's own kernels around the two products. scales: those of w13 and w2; is_masked: whether rows
+    are in the masked layout, else in the contiguous one"""
     import torch
     import triton
 
@@ -183,13 +185,13 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     hidden, experts = sizes.hidden, sizes.local_experts
     pairs, packed = sizes.tokens * sizes.picks, packs(machine.of(device).arch)
     expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-    # The rows of a tile where an expert has so many rows on average: 128, or on sm_100 what the library
-    # advises and vLLM takes. An expert's rows are a multiple of it.
+    # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for the
+    # mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
     advised = first_of(ADVICE, ALIGNMENT) is ADVICE
     aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
     # The library keeps the alignment for all calls, so that each product tells it again.
     align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
-    groups, capacity = groups_of(sizes, masked, aligned)
+    groups, capacity = groups_of(sizes, is_masked, aligned)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -197,11 +199,13 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
     a_scale = scale_rows(groups, capacity, hidden, packed, device)
     place: Call
-    if masked:
+    if is_masked:
         counts, row_of = empty(experts), empty(pairs)
         place = functools.partial(
             rows_jit.masked_kernel[(experts,)],
-            *(o.topk_ids, counts, row_of),
+            o.topk_ids,
+            counts,
+            row_of,
             pairs=pairs,
             CAPACITY=capacity,
             CHUNK=chunk_for(pairs, device),
@@ -211,7 +215,12 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
         row_of, owners = place.row_of, place.owners
     gather = functools.partial(
         rows_jit.gather_kernel[(pairs,)],
-        *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
+        o.x_q.view(torch.uint8),
+        o.x_scale,
+        o.topk_ids,
+        row_of,
+        a.view(torch.uint8),
+        a_scale,
         CAPACITY=capacity,
         PACKED=packed,
         BLOCK=BLOCK,
@@ -225,9 +234,10 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
 
     def product(x: Pair, w: Pair, y: torch.Tensor) -> Call:
-        if masked:
+        if is_masked:
             return MASKED.bind(x, w, y, counts, expected)
-        return CONTIGUOUS.bind((x[0][0], x[1][0]), w, y[0], owners)
+        values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
+        return CONTIGUOUS.bind((values[0], x_scale[0]), w, y[0], owners)
 
     first = (place, gather, align, product(*up), between.activate)
     return sequence(*first, align, product(*down), between.add_up)
@@ -250,12 +260,12 @@ class DeepGemmMoe(vendor.DeepGemm):
     DeepGemmMoe,
     symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
-    workspace=functools.partial(bytes_around, masked=False),
+    workspace=functools.partial(bytes_around, is_masked=False),
 )
 def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     """`m_grouped_fp8_gemm_nt_contiguous`, which engines take for prefill. There are rows for any picks, as in
     vLLM. The rows after the last expert's are skipped on sm_90 and multiplied on sm_100."""
-    return around_products(operands, out, scales, masked=False)
+    return around_products(operands, out, scales, is_masked=False)
 
 
 @implementation(
@@ -263,12 +273,12 @@ def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> C
     DeepGemmMoe,
     symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
-    workspace=functools.partial(bytes_around, masked=True),
+    workspace=functools.partial(bytes_around, is_masked=True),
 )
 def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     """`m_grouped_fp8_gemm_nt_masked`, which engines take for decode: pairs are placed without being counted
     first, and unused rows cost only memory."""
-    return around_products(operands, out, scales, masked=True)
+    return around_products(operands, out, scales, is_masked=True)
 
 
 # As engines run them
@@ -286,8 +296,16 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     boundaries=("with_quant",),
     activations="fp8",
     symbols=(
-        *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY),
-        *(VLLM_ACTIVATE, VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
+        VLLM_QUANTISE,
+        VLLM_PERMUTE,
+        VLLM_ROWS,
+        VLLM_ALIGNMENT,
+        VLLM_ALIGNED,
+        VLLM_MULTIPLY,
+        VLLM_ACTIVATE,
+        VLLM_ACTIVATE_PACKED,
+        VLLM_ADD_UP,
+        VLLM_TRANSFORM,
     ),
     supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
@@ -299,11 +317,11 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """vLLM's choice on sm_120; elsewhere it comes after FlashInfer's and Triton's. It has kernels of its own
-    for quantising, permuting, SiLU and the sum over picks. Except on sm_90 the scales of weights must be
-    powers of two, to which vLLM rounds them as it loads; on sm_90 only those of activations are rounded up
-    to powers of two. The products get the end of each expert's rows (vLLM's psum layout), or the expert of
-    each row on sm_120 and before vLLM 0.32."""
+    """vLLM chooses this on sm_120; elsewhere it prefers FlashInfer's and Triton's kernels. vLLM has kernels
+    of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, vLLM rounds the scales
+    of weights to powers of two when it loads them, so that they must be powers of two here. On sm_90 only the
+    scales of activations are rounded up to powers of two. The products get the end of each expert's rows
+    (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
     o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     rows, _ = VLLM_ROWS.bind(

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine
-from kernels.mha_prefill.mistakes import OP
+from kernels.mha_prefill.mistakes import ATTENTION
 from kernels.mha_prefill.operands import Sequence
 from kernels.mistakes import Mistake, Round, bf16, exact, fp8
 from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
@@ -182,13 +182,13 @@ FP8_TRUNCATED: dict[str, Wrong] = {
 
 
 def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates)
+    return Mistake(f"{name}, in FP8", ATTENTION.everywhere(of), "core", "fp8", truncates)
 
 
 RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, OP.everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, OP.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
-    *(Mistake(name, OP.everywhere(of)) for name, of in OF_FP8.items()),
+    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in BF16.items()),
+    *(Mistake(name, ATTENTION.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
+    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in OF_FP8.items()),
     *(in_fp8(name, of) for name, of in FP8.items()),
     *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
 )

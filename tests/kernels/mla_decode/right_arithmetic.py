@@ -13,7 +13,7 @@ import torch
 
 from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine, evenly
 from kernels.mistakes import Mistake, Round, bf16, exact, fp8
-from kernels.mla_decode.mistakes import OP
+from kernels.mla_decode.mistakes import ATTENTION
 from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
 
 
@@ -192,12 +192,12 @@ FP8_TRUNCATED: dict[str, Wrong] = {
 
 
 def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", OP.everywhere(of), "core", "fp8", truncates)
+    return Mistake(f"{name}, in FP8", ATTENTION.everywhere(of), "core", "fp8", truncates)
 
 
 RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, OP.everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, OP.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
+    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in BF16.items()),
+    *(Mistake(name, ATTENTION.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
     *(in_fp8(name, of) for name, of in FP8.items()),
     *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
 )

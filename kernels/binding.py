@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any
 
@@ -211,15 +211,23 @@ def _takes(signature: inspect.Signature, name: str) -> bool:
     return kinds.get(name) in by_name or inspect.Parameter.VAR_KEYWORD in kinds.values()
 
 
-@functools.lru_cache(maxsize=256)  # an engine under test binds at every step
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
     """The signature of an installed function: its own, or that in its source, as some libraries wrap their
     functions so that they seem to take anything. None for C++, which has no Python source."""
+    if isinstance(function, Hashable):
+        return _read_once(place, function)  # an engine under test binds at every step
+    return _read(place, function)
+
+
+def _read(place: str, function: VendorFunction) -> inspect.Signature | None:
     signature = signatures.of(function)
     if signature is None and not inspect.isbuiltin(function):
         with contextlib.suppress(NotThere, OSError, ValueError):
             return LibrarySource.installed(place.partition(".")[0]).signature(place)
     return signature
+
+
+_read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:

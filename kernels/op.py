@@ -439,7 +439,8 @@ def implementation(
         def prepare_turn(
             self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
         ) -> Prepared:
-            if first is None or not operands.same_stationary(first.operands):
+            shares = first is not None and operands.same_stationary(first.operands)
+            if first is None or not shares or type(self).prepare is not prepare:  # that of a subclass
                 return self.prepare(operands, out)
             return prepared(operands, out, first.stationary)
 

@@ -327,9 +327,16 @@ def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _definitions(block: ast.AST, name: str) -> list[ast.AST]:
-    """The statements that bind a name. Where there are others, assignments do not count."""
+    """The statements that bind a name. Where there are others, neither assignments count nor functions that
+    only raise, as these stand for one that is not available."""
     binding = [s for s in _statements(block) if _binds(s, name)]
-    return [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign)] or binding
+    telling = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
+    return telling or binding
+
+
+def _only_raises(statement: ast.AST) -> bool:
+    body = statement.body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else []
+    return bool(body) and isinstance(body[-1], ast.Raise) and len(body) <= 2
 
 
 def _binds(statement: ast.AST, name: str) -> bool:

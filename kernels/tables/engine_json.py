@@ -170,7 +170,7 @@ class EngineTables:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         try:
             up, down = (
-                self._load(place) if (place := next(self._places(target, each), None)) else None
+                self._load(place) if each and (place := next(self._places(target, each), None)) else None
                 for each in (name, _down(name) if self.engine == "sglang" else "")
             )
         except TableError as error:

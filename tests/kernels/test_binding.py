@@ -154,6 +154,16 @@ def test_a_broken_submodule_is_not_taken_for_a_missing_one(packages):
         Symbol("somelib.ops.attend").find()
 
 
+def test_a_function_that_cannot_be_hashed_is_bound(packages):
+    """As a compiled function is that is a dataclass."""
+    library(
+        packages,
+        "from dataclasses import dataclass\n@dataclass\nclass Jit:\n    n: int\n"
+        "    def __call__(self, q, kv): return q, kv, self.n\nattend = Jit(3)\n",
+    )
+    assert Function("somelib.attend", needs="q kv").bind(q=1, kv=2)() == (1, 2, 3)
+
+
 def test_methods_are_bound_to_their_object(packages):
     library(packages, "class Wrapper:\n    def run(self, q, page=1): return q, page")
     run = Function("somelib.Wrapper.run", needs="q", wishes="page later")

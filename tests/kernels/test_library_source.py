@@ -181,6 +181,7 @@ KERNELS, GONE = "(q, k=1)", "NotThere"
         (branches("a, b=1", "a, b=1"), "(a, b=1)"),
         (branches("a", "*args, **kwargs"), "(a)"),
         ("def f(a): ...\nif NEW:\n    def f(a, b): ...", None),
+        ("if NEW:\n    def f(a, b): ...\nelse:\n    def f():\n        raise RuntimeError", "(a, b)"),
         ("try:\n    from gone import f\nexcept ImportError:\n    f = None", None),
         ("try:\n    from .kernels import f\nexcept ImportError:\n    f = None", KERNELS),
         ("if HIP:\n    from .kernels import f\nelse:\n    from .others import f", None),

@@ -102,8 +102,10 @@ class Grouped(SuiteTriton):
         """An upper bound over all platforms and configurations."""
         pairs = sizes.tokens * sizes.picks
         gate_up, most_splits = pairs * 2 * sizes.inter, sizes.hidden // BLOCK // MIN_STEPS
-        # In fp32. Where there are several splits, their programs are limited.
-        parts = 4 * max(gate_up, min(most_splits * gate_up, MOST_PROGRAMS * ROWS[-1] * BLOCK))
+        # In fp32. Where there are several splits, the programs of the pairs on this rank are limited; there
+        # is room for all pairs.
+        room = MOST_PROGRAMS * ROWS[-1] * BLOCK * -(-pairs // max(1, sizes.routed.pairs))
+        parts = 4 * max(gate_up, min(most_splits * gate_up, room))
         of_pair = sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
         slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
         return parts + pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)

@@ -407,10 +407,14 @@ def test_batch_invariance_takes_no_table(tables, tmp_path):
         EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "yes"})
 
 
-def test_a_wheel_answers_as_its_files_do(tables, tmp_path):
-    folder, name = RULES["sglang"].moe, moe_name("sglang", "NVIDIA_H200")
-    read = tables("sglang", {f"{folder}/triton_3_5_1/{name}": table()})
-    wheel = shutil.make_archive(str(tmp_path.parent / "wheel"), "zip", tmp_path, "sglang")
-    zipped = EngineTables("sglang", Files("sglang", Path(wheel)))
+@pytest.mark.parametrize("engine", RULES)
+def test_a_wheel_answers_as_its_files_do(tables, tmp_path, engine):
+    """Also one that lists its folders, as this does."""
+    folder, name = RULES[engine].moe, moe_name(engine, "NVIDIA_H200")
+    below = "triton_3_5_1/" if engine == "sglang" else ""
+    read = tables(engine, {f"{folder}/{below}{name}": table()})
+    wheel = shutil.make_archive(str(tmp_path.parent / "wheel"), "zip", tmp_path, engine)
+    zipped = EngineTables(engine, Files(engine, Path(wheel)))
+    assert read.moe(H200, 1, 256, 256).entry
     assert zipped.moe(H200, 1, 256, 256) == read.moe(H200, 1, 256, 256)
     assert zipped.problems(H200) == read.problems(H200)

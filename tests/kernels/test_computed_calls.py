@@ -75,8 +75,11 @@ PRODUCTS = [
         )
     ),
 ]  # fmt: skip
+# Each expert fills its tiles to the last row.
+FULL = "tokens=128 experts=2 topk=2 hidden=256 inter=128"
 INTERPRETED = [
     *rows(MOE, "deepgemm.contiguous", "sm_90 sm_100", "deep_gemm", DEEP),
+    *rows(MOE, "deepgemm.contiguous", "sm_90", "deep_gemm", FULL),
     *rows(MOE, "deepgemm.contiguous", "sm_90", "deep_gemm", EP, boundary="with_routing"),
     *rows(MOE, "deepgemm.masked", "sm_90", "deep_gemm", SMALL),
     *rows(MOE, "deepgemm.masked", "sm_100", "deep_gemm", DEEP),

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import zipfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,8 @@ from harness.campaign import execute
 from harness.campaign.execute import (
     CampaignOutcome,
     CampaignRequest,
+    CommandDone,
+    CommandJob,
     Steps,
     _into,
     pack,
@@ -113,6 +115,17 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
     (done,) = (tmp_path / "the most valuable first, ops in turn").glob("doctor/done.json")
     told = json.loads(done.read_text())
     assert (told["code"], told["arguments"]) == (0, ["-m", "harness", "doctor"])
+
+
+@pytest.mark.parametrize(("code", "is_done"), [(0, True), (1, True), (None, False)])
+def test_a_command_that_was_killed_at_its_time_is_not_done(tmp_path, code, is_done):
+    """It has longer in a longer campaign. What it had written by then is kept."""
+    by: Any = SimpleNamespace(used=SimpleNamespace(name="a"), facts=SimpleNamespace(provenance={}))
+    job = CommandJob("doctor", "cpu", 0, tmp_path, ["-m", "harness", "doctor"], 10.0, lambda *_: None)
+    job.take(job.waiting[0], CommandDone(code, "said", {"out.txt": b"1"}), by, 10.0)
+    assert (tmp_path / "out.txt").read_bytes() == b"1"
+    again = replace(job, waiting=deque())
+    assert (again.done, len(again.waiting)) == ((1, 0) if is_done else (0, 1))
 
 
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):

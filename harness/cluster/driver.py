@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 5.0  # seconds between two looks for devices that have joined or left
 STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
-LONGEST_S = 7200.0
-"""A task that takes this many seconds more than ten times what is expected counts as failed. The number is
-large because a library may compile for long."""
+LONGEST_S = 7200.0  # a task that takes so many seconds more than ten times what is expected has failed
 NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
 MOST_FAILURES = 2
 """After so many failures in a row a device is left out. After so many failures a task is given up; one that
@@ -357,9 +355,8 @@ def most_alike(devices: Sequence[Opened]) -> Opened:
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """The differences because of which devices `a` and `b` may not measure one run, each in words (`X for Y`:
-    b has X where a has Y): in the device, its driver, the number of threads on CPUs, any library's version,
-    or the suite's commit."""
+    """What forbids two devices to measure one run, in words (`X for Y`: b has X where a has Y): the device,
+    its driver, the number of threads on CPUs, any library's version, or the suite's commit."""
     machine = ["device", "arch", "driver", *(["threads"] if a.platform.kind == "cpu" else [])]
     return [
         f"{name} {of_b or 'missing'} for {of_a or 'missing'}"

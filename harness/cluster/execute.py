@@ -71,8 +71,8 @@ class RunJob(Job):
         self.finished = finished_cases(self.journal, self.plan.retry)
         self.given_s: dict[str, float] = {}  # for cases that are being measured
         self.met: dict[str, DeviceUsed] = {}  # devices that measured a case in this command, by name
+        # What is recorded of devices, in earlier commands too.
         self.of_devices: list[Record] = [*self.journal.devices(), *self.journal.calibrations()]
-        """What is recorded of devices, in earlier commands too."""
         # Cases that are measured again come last: what broke may break again.
         before = self.journal.finished()
         again = sorted(self.planned, key=lambda key: key in before)
@@ -112,8 +112,7 @@ class RunJob(Job):
         self.given_s.pop(task.key, None)
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        """Records the case at once, and with it what is not recorded yet of devices, so that a kill loses
-        none of it."""
+        """Records the case at once, with what is not recorded yet of devices, so that a kill loses none."""
         self.given_s.pop(task.key, None)
         self.finished[task.key] = result
         self.met[by.used.name] = by.used
@@ -134,14 +133,13 @@ class RunJob(Job):
         if new := self._new_of_devices():
             keep(self.journal, new)
 
-    def outcome(self) -> Outcome:
-        """Read from the journal."""
+    def outcome(self, before_s: float = 0.0) -> Outcome:
         finished = self.journal.finished()
         return Outcome(
             records=[record for records in finished.values() for record in records],
             cases=len(finished),
             left_out=self.left_out,
-            before_s=0.0,
+            before_s=before_s,
             budget_s=self.plan.budget_s,
             folder=self.journal.folder,
             calibrations=self.journal.calibrations(),
@@ -164,8 +162,7 @@ class CalibrationJob(Job):
     driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
-        # Only times are kept of a calibration, so its plan needs no ceilings.
-        facts = replace(self.devices[0].facts, ceilings=None)
+        facts = replace(self.devices[0].facts, ceilings=None)  # only times are kept
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
         self.measure_s, self.overhead_s = CALIBRATION_S, expected_overhead_s("smoke", kind)
         with tempfile.TemporaryDirectory() as folder:  # only the plan is kept; its run folder is not
@@ -245,7 +242,7 @@ def run_on_cluster(
         job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
         before_s = time.perf_counter() - began
         _work(driver, [job], type, devices)
-    code = finish(request, record, replace(job.outcome(), before_s=before_s), display)
+    code = finish(request, record, job.outcome(before_s), display)
     return FAILED if code == OK and driver.failed else code
 
 

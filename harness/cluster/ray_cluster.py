@@ -254,8 +254,7 @@ class RayPool:
     def _answer(self, id: str) -> Answer:
         reference, self.actors[id].task = self.actors[id].task, None
         try:
-            answer: Answer = self.ray.get(reference)
-            return answer
+            return self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             return Answer(id, None, f"its agent is gone ({_cause(error)})", lost=True)
 

@@ -99,16 +99,16 @@ class Grouped(SuiteTriton):
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """An upper bound over all platforms and configurations."""
-        pairs = sizes.tokens * sizes.picks
-        gate_up, most_splits = pairs * 2 * sizes.inter, sizes.hidden // BLOCK // MIN_STEPS
-        # In fp32. Where there are several splits, the programs of the pairs on this rank are limited; there
-        # is room for all pairs.
-        room = MOST_PROGRAMS * ROWS[-1] * BLOCK * -(-pairs // max(1, sizes.routed.pairs))
-        parts = 4 * max(gate_up, min(most_splits * gate_up, room))
-        of_pair = sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
+        """An upper bound over all platforms and configurations. Splits are limited by MOST_PROGRAMS: each
+        expert that is hit has a tile of at least one block of 128 columns, and so have as many rows as the
+        largest tile has."""
+        pairs, blocks = sizes.tokens * sizes.picks, 2 * sizes.inter // BLOCK
+        tiles = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
+        most_splits = max(1, min(MOST_PROGRAMS // tiles, sizes.hidden // BLOCK // MIN_STEPS))
+        parts = 4 * 2 * sizes.inter * most_splits  # in fp32
+        of_pair = parts + sizes.inter + sizes.inter // BLOCK * 4 + sizes.hidden * 2
         slots = max(tiles_for(rows, sizes) * (rows + 1) for rows in ROWS)
-        return parts + pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
+        return pairs * of_pair + 4 * (slots + (MOST_SEGMENTS + 1) * sizes.local_experts)
 
     def prepare_with(
         self, config: GroupedConfig, target: Target, operands: FusedMoeOperands, out: torch.Tensor

@@ -105,7 +105,8 @@ def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_
     assert driver.returncode == 0
     whole(tmp_path / "run")
     assert len(Journal(tmp_path / "run").devices()) == 2, "the first b finished nothing"
-    lost = [line for line in lines if ": its agent is gone" in line]
+    # Where Ray sees late that the node died, an agent is started there once more, and the node is left out.
+    lost = [line for line in lines if ": its agent is gone" in line and not line.startswith("left out: ")]
     assert lost and all(line.endswith(": given to another device") for line in lost), lines
     assert {*lines} - {*lost} == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
 

@@ -14,7 +14,7 @@ from harness.catalogue.devices import Ceilings
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull
 from harness.machine.monitor.base import Blind
-from harness.plan.entry import Entry
+from harness.plan.entry import Entry, entry_of
 from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
@@ -410,3 +410,11 @@ def test_rounds_compare_with_the_run_s_baseline_and_time_it_twice(baseline, want
     timing(make_rounds=make_rounds, record=record)._time(checking(workers=[worker]), group, 1.0, 1.0)
     again = f"{rows[wanted].name} (again)"
     assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)]
+
+
+@pytest.mark.parametrize(("captures", "launch"), [(True, "graph"), (False, "eager")])
+def test_what_cannot_be_captured_is_launched_eagerly(captures, launch):
+    impl = copy.copy(kernels.implementations("mla_decode")[0])
+    impl.captures = captures
+    made = entry_of(impl, MLA, named("cuda"), "graph", Setting())
+    assert (made.launch, made.name.endswith(" eager")) == (launch, not captures)

@@ -64,9 +64,9 @@ class Job:
 
     def learn(self, overhead_s: float) -> None:
         """Notes what a task took beside measuring: the job's others will take about as long."""
-        self.overhead_s = (
-            EARLIER * self.overhead_s + (1 - EARLIER) * overhead_s if self.any_done else overhead_s
-        )
+        if self.any_done:
+            overhead_s = EARLIER * self.overhead_s + (1 - EARLIER) * overhead_s
+        self.overhead_s = overhead_s
         self.any_done = True
 
     def order(self, task: Task, left_s: float) -> Order | None:

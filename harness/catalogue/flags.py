@@ -7,7 +7,6 @@ between implementations by it (`chooses`), or no measurement here can show it (`
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
 from kernels.vendor import either
+from shapes.names import near, unknown
 
 READ = {
     "process": "as a process starts",
@@ -129,13 +129,11 @@ def catalogue() -> dict[str, Flag]:
 
 def suggestions(name: str) -> list[str]:
     """Flags whose names are like a misspelt name, the nearest first."""
-    return difflib.get_close_matches(name.upper(), list(catalogue()), n=3, cutoff=0.75)
+    return near(name, catalogue(), cutoff=0.75)
 
 
 def find(name: str) -> Flag:
     """Raises UsageError for an unknown flag."""
     if name in catalogue():
         return catalogue()[name]
-    meant = suggestions(name)
-    hint = f"did you mean {either(meant)}?" if meant else "`list flags` shows all"
-    raise UsageError(f"unknown flag {name!r}; {hint}")
+    raise UsageError(unknown("flag", name, catalogue(), "list flags"))

@@ -11,13 +11,14 @@ from harness.errors import UsageError
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
-from shapes.suites import ragged, suite, suites
+from shapes.names import unknown
+from shapes.suites import ragged, suite
 
 
 def choose_op(name: str) -> Op:
     if name not in kernels.OPS:
         kernels.load_plugins()
-        raise UsageError(f"unknown op {name!r}; ops: {', '.join(kernels.OPS)}")
+        raise UsageError(unknown("op", name, kernels.OPS))
     return kernels.OPS[name]
 
 
@@ -27,12 +28,8 @@ def choose_cases(
     """The cases of a suite or of `--case` texts in each boundary, the heaviest first, among equals in the
     order of the suite. Sizes that they leave open are the architecture's defaults."""
     if boundary is not None and boundary not in op.boundaries:
-        raise UsageError(
-            f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
-        )
+        raise UsageError(unknown("boundary", boundary, op.boundaries, of=op.name))
     boundaries = [boundary] if boundary else list(op.boundaries)
-    if suite_name not in (None, *suites()):
-        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
     try:
         if texts:
             sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
@@ -78,8 +75,7 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
     for pattern in patterns.split(","):
         matches = [i for i in available if fnmatch.fnmatchcase(i.name, pattern.strip())]
         if not matches:
-            names = ", ".join(i.name for i in available)
-            raise UsageError(f"no implementation of {op.name} matches {pattern!r}; there are: {names}")
+            raise unknown_implementation(op.name, pattern)
         selected.update({i.name: i for i in matches})
     return [selected[name] for name in sorted(selected)]
 
@@ -88,8 +84,14 @@ def choose_implementation(op: str, name: str) -> Implementation:
     """The implementation of that name."""
     known = {i.name: i for i in kernels.implementations(op)}
     if name not in known:
-        raise UsageError(f"no implementation of {op} is called {name!r}; there are: {', '.join(known)}")
+        raise unknown_implementation(op, name)
     return known[name]
+
+
+def unknown_implementation(op: str, name: str) -> UsageError:
+    """name: a name or a shell pattern"""
+    known = [i.name for i in kernels.implementations(op)]
+    return UsageError(unknown("implementation", name.strip(), known, f"list impls --op {op}", op))
 
 
 def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
@@ -107,7 +109,9 @@ def choose_baseline(op: Op, platform: Platform, named: str | None, selected: lis
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
     if baseline not in known:
-        raise UsageError(f"unknown baseline {baseline!r}; implementations: {', '.join(known)}")
+        raise unknown_implementation(op.name, baseline)
+    if named and not (support := known[baseline].available(platform)).ok:
+        raise UsageError(f"--baseline {baseline} cannot run here: {support.reason}")
     if baseline not in {i.name for i in selected}:
         selected.append(known[baseline])
     return baseline

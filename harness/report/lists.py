@@ -28,6 +28,7 @@ from shapes.case import text_of
 from shapes.cases import R1
 from shapes.linears import linears
 from shapes.models import model
+from shapes.names import unknown
 from shapes.suites import suite, suites
 
 ALL = "all"
@@ -188,7 +189,7 @@ def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
 
 def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]:
     if suite_name not in (*suites(), ALL):
-        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}, or {ALL}")
+        raise UsageError(unknown("suite", suite_name, [*suites(), ALL], "list suites"))
     return [
         {
             "suite": name,

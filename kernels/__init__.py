@@ -69,7 +69,7 @@ def _defined(module: ModuleType) -> Iterator[Implementation]:
         if not (issubclass(type(value), type) and issubclass(value, Implementation)):
             continue
         if value.__module__ == module.__name__ and "name" in vars(value):
-            if missing := ", ".join(sorted(value.__abstractmethods__)):
+            if missing := ", ".join(sorted(getattr(value, "__abstractmethods__", ()))):
                 raise PluginError(f"{module.__file__}: class {value.__name__} lacks {missing}")
             yield value()
 

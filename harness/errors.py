@@ -49,6 +49,7 @@ def mistake(error: Exception) -> str:
     if first["type"] == "extra_forbidden":
         beside = [each["loc"] for each in errors if each["type"] == "missing"]
         lacking = [str(loc[-1]) for loc in beside if loc[:-1] == first["loc"][:-1]]
-        what += "".join(f"; did you mean {key}?" for key in near(str(first["loc"][-1]), lacking)[:1])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        for key in near(str(first["loc"][-1]), lacking)[:1]:
+            what, errors = f"{what}; did you mean {key}?", errors[1:]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{where}: {what}{more}" if where else f"{what}{more}"

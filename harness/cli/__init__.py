@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.modules[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         if not isinstance(command, click.Group):
-            path = f"{self.name} {cmd_name} " if ctx.parent else f"{cmd_name} "
+            path = f"{self.name} {cmd_name} ".removeprefix("cli ")
             lines = EXAMPLES.read_text("utf-8").splitlines()
             own = [f"  python -m harness {line}" for line in lines if line.startswith(path)]
             command.epilog = "\n".join(["\b", "Examples:", *own])

@@ -35,7 +35,6 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
     type=options.OneOf(PLANS),
     is_flag=False,
     flag_value="steps",
-    is_eager=True,  # read before --threads
     help="Measure nothing: print what would be done when, or the file that starts it on such a cluster.",
 )
 @click.option(

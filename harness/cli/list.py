@@ -11,7 +11,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 
 
 @click.command("list")
-@click.argument("what", default="impls", type=OneOf(LISTS))
+@click.argument("what", default="impls", metavar="[WHAT]", type=OneOf(LISTS))
 @only_op
 @click.option(
     "--case",
@@ -36,7 +36,8 @@ def list_command(
     arch: str,
     json_to: str | None,
 ) -> None:
-    """List implementations, and what can run here and why; and more."""
+    """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
+    linears, published, flags or recipes."""
     import kernels
     from harness.catalogue.architectures import named_architecture
     from harness.errors import UsageError

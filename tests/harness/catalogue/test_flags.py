@@ -113,7 +113,7 @@ def test_a_table_of_aiter_is_a_merge_that_a_value_replaces(name):
     (flags.find, "ONEDNN_MAX_ISA", "unknown flag 'ONEDNN_MAX_ISA'; did you mean .*ONEDNN_MAX_CPU_ISA"),
     (flags.find, "hip_force_dev_kernarg", "did you mean .*HIP_FORCE_DEV_KERNARG"),
     (flags.find, "XYZZY", "unknown flag 'XYZZY'; `list flags` shows all"),
-    (recipes.find, "mi350", "unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "),
+    (recipes.find, "mi350", "unknown recipe 'mi350'; did you mean mi350x-vllm"),
 ])  # fmt: skip
 def test_a_misspelt_name_gets_a_suggestion(find, name, said):
     with pytest.raises(UsageError, match=said):

@@ -110,8 +110,6 @@ def choose_baseline(op: Op, platform: Platform, named: str | None, selected: lis
     baseline = named or op.baseline[platform.kind]
     if baseline not in known:
         raise unknown_implementation(op.name, baseline)
-    if named and not (support := known[baseline].available(platform)).ok:
-        raise UsageError(f"--baseline {baseline} cannot run here: {support.reason}")
     if baseline not in {i.name for i in selected}:
         selected.append(known[baseline])
     return baseline

@@ -55,6 +55,9 @@ def select_all(request: Request, platform: Platform) -> Selection:
         baseline = implementations[0].name
     else:
         baseline = select.choose_baseline(op, platform, request.baseline, implementations)
+    named = next((i for i in implementations if i.name == request.baseline), None)
+    if named and not request.cluster and not (support := named.available(platform)).ok:
+        raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 

@@ -106,15 +106,6 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     return parse_seconds(text, option.opts[0])
 
 
-def _threads(context: click.Context, _: click.Parameter, count: int | None) -> int | None:
-    """More threads than CPUs are a mistake where something is timed, unless that is on a cluster."""
-    from harness.machine.cpu_threads import ALLOWED
-
-    if count and count > len(ALLOWED) and not context.params.get("cluster"):
-        raise UsageError(f"--threads {count}: this process may use {len(ALLOWED)} CPUs")
-    return count
-
-
 _time_option = functools.partial(click.option, show_default=True, callback=_seconds)
 
 
@@ -146,7 +137,6 @@ cluster_option = click.option(
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    is_eager=True,  # read before --threads
     help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
     "devices of this node. --device then names a type of device.",
 )
@@ -172,11 +162,10 @@ disturbed_option = click.option(
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print neither tables nor progress.")
 seed_option = click.option("--seed", type=int, help="Draw all random values from this seed.  [default: 0]")
-_threads_option = functools.partial(
-    click.option, "--threads", type=click.IntRange(1), metavar="N",
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), metavar="N",
     help="Compute on N CPU threads.  [default: OMP_NUM_THREADS, else the cores of a NUMA node]",
 )  # fmt: skip
-threads_option = _threads_option()
 prepare_timeout = _time_option(
     "--prepare-timeout", default="900s", metavar="TIME", help="Stop preparing an implementation after this."
 )
@@ -211,7 +200,7 @@ MEASURING = [
     disturbed_option,
     quiet_option,
     seed_option,
-    _threads_option(callback=_threads),
+    threads_option,
     prepare_timeout,
     call_timeout,
 ]  # fmt: skip

@@ -14,6 +14,7 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
+from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import differing
 from harness.paths import RESULTS, portable
 from harness.plan import budget, select
@@ -55,9 +56,12 @@ def select_all(request: Request, platform: Platform) -> Selection:
         baseline = implementations[0].name
     else:
         baseline = select.choose_baseline(op, platform, request.baseline, implementations)
-    named = next((i for i in implementations if i.name == request.baseline), None)
-    if named and not request.cluster and not (support := named.available(platform)).ok:
-        raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
+    if not request.cluster:
+        if (request.threads or 0) > len(ALLOWED):
+            raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")
+        named = next((i for i in implementations if i.name == request.baseline), None)
+        if named and not (support := named.available(platform)).ok:
+            raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 

@@ -42,7 +42,7 @@ def test_a_gpu_that_cannot_be_used_is_always_reported(monkeypatch, capsys, gpus,
 
 
 def test_a_gpu_is_named_by_its_kind(monkeypatch):
-    """The first of that kind: neither another card of the chip, nor a part of a GPU for a whole one's kind."""
+    """The first of that kind. Another card of the chip is another kind; a part of a GPU is of its kind."""
     gpus = [
         Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 PCIe"),
         Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200"),

@@ -11,10 +11,11 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.op import OPS
 from shapes.case import Size
 
 if sys.version_info >= (3, 11):
@@ -145,6 +146,23 @@ def default(
         if entry.settings.items() <= given.items() and entry.holds(sizes)
     ]
     return max(holding, key=lambda entry: len(entry.settings), default=None)
+
+
+def default_rows(
+    op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Engine -> the row that it runs by default for a case; without the engines that run none of these rows.
+    Empty where this suite does not know the op or its sizes, as in a record of a plug-in.
+
+    sizes: as a case or a record has them
+    given: as in `default`
+    """
+    try:
+        every = asdict(OPS[op].sizes(sizes))
+    except (KeyError, ValueError):
+        return {}
+    choices = {engine: default(engine, op, arch, every, given) for engine in engines()}
+    return {engine: choice.row for engine, choice in choices.items() if choice and choice.row}
 
 
 def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:

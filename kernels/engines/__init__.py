@@ -28,6 +28,9 @@ DATA = Path(__file__).parent
 KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu"}
 """The kind of platform, by how the name of an architecture begins."""
 
+SPELLED = {"sglang": "SGLang", "vllm": "vLLM"}
+"""The names of engines as their makers write them."""
+
 RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,

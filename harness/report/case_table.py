@@ -43,8 +43,8 @@ LONGEST_BASELINE = 40
 and in a race the name includes the configuration."""
 
 
-Parts = Sequence[Text | str | FittingTable | Notes]
-"""What is printed of a case; the first is its heading."""
+Part = Text | str | FittingTable | Notes
+"""What is printed of a case."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
@@ -56,8 +56,7 @@ def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableT
 def case_markdown(records: Sequence[Record], run: Run) -> str:
     """The same for a pull request on GitHub; notes are folded."""
     heading, *parts = case_parts(records, run)
-    title, _, facts = plain(heading).partition("\n")
-    blocks = [f"### {title}", facts]
+    blocks = ["### " + str(heading).replace("\n", "\n\n")]
     for part in parts:
         if isinstance(part, FittingTable):
             blocks.append(part.markdown())
@@ -69,11 +68,12 @@ def case_markdown(records: Sequence[Record], run: Run) -> str:
     return "\n\n".join(blocks)
 
 
-def case_parts(records: Sequence[Record], run: Run | None) -> Parts:
+def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
+    """The heading of the case first."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)
-    ranking = [_ranking(case), ""] if case.timed else []
+    ranking: list[Part] = [_ranking(case), ""] if case.timed else []
     return [heading(case.cells[0]), headline(case), "", *ranking, case_notes(case, run)]
 
 
@@ -194,10 +194,10 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
 # Settings: flags, revisions
 
 
-def _case_under_settings(case: CaseResult, run: Run) -> Parts:
+def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     """Settings of each implementation, whether other kernels ran, and effects of flags over all settings."""
     comparisons = setting_comparisons([*case.cells, *case.verdicts], run)
-    parts: list[Text | str | FittingTable | Notes] = [heading(case.cells[0]), ""]
+    parts: list[Part] = [heading(case.cells[0]), ""]
     if case.timed:
         parts += [_settings(comparisons, run), ""]
     notes = [*untimed(_each_once(case.cells, run)), *reproductions(case.cells, run)]

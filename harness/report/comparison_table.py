@@ -74,7 +74,11 @@ def since(a: RecordedRun, comparison: Compared) -> str:
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
     what = "the others did not change" if said else "nothing changed"
     what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
-    said.append(f"{what}, {unclear} of {len(judged)} unclear" if unclear else what)
+    if unclear == len(judged):
+        what = f"not told, all {unclear} rows are unclear" if unclear > 1 else "not told, the row is unclear"
+    elif unclear:
+        what += f", {unclear} of {len(judged)} unclear"
+    said.append(what)
     when = a.run.created.replace("T", " ")[:16]
     return f"since {when} ({portable(str(a.folder))}): {'; '.join(said)}"
 

@@ -47,6 +47,8 @@ HELP = {
     "process": "stop what runs beside",
 }
 """What to do against a disturbance, by a word of a monitor's reason."""
+MOST_PHASES = 3
+"""The parts of set-up that the end of a run names; the record has all."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
@@ -198,12 +200,12 @@ def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
 
 
 def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float] = {}) -> str:
-    """The share of the time that was measuring, and what the rest was spent on, the longest first.
+    """The share of the time that was measuring, and what most of the rest was spent on.
 
     phases: seconds of the parts of set-up by name
     """
     whole = measured_s + setup_s
-    longest = sorted(phases.items(), key=lambda phase: -phase[1])
+    longest = sorted(phases.items(), key=lambda phase: -phase[1])[:MOST_PHASES]
     rest = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest if seconds >= 0.05)
     share = f" ({100 * measured_s / whole:.0f} %)" if whole else ""
     return "; ".join(filter(None, [f"measuring {measured_s:.1f} s of {whole:.1f} s{share}", rest]))

@@ -109,8 +109,8 @@ class CaseResult:
         return max(pairs, default=math.inf)
 
     def compared(self, a: Cell, b: Cell) -> Verdict | None:
-        """The verdict on a against b: as recorded, or from the rounds that both have, at an equal share of the
-        error of as many comparisons as there are rows. None where they share no round."""
+        """The verdict on a against b: as recorded, or from the rounds that both have, at an equal share of
+        the error of as many comparisons as there are rows. None where they share no round."""
         for known in self.verdicts:
             if (known.a, known.b) == (a.name, b.name) and known.about != "A/A":
                 return known

@@ -69,7 +69,7 @@ class _Together:
                 others["one row alone" if first else "no row has a time"] += 1
             else:
                 others["two are the same" if verdict and verdict.verdict == "same" else "not told apart"] += 1
-        parts = []
+        parts: list[str] = []
         for name, count in wins.most_common(MOST_NAMED):
             parts.append(f"in {count}: {name}" if parts else f"fastest in {count} of {self._counted}: {name}")
         if rest := sum(wins.values()) - sum(count for _, count in wins.most_common(MOST_NAMED)):
@@ -119,7 +119,7 @@ class _Together:
             for name, cell in rows.items():
                 times.setdefault(name, []).append((_total_us(cell), _total_us(least or cell)))
         most = max(map(len, times.values()))
-        sums = {name: [sum(us) for us in zip(*of, strict=True)] for name, of in times.items() if len(of) == most}
+        sums = {name: list(map(sum, zip(*of, strict=True))) for name, of in times.items() if len(of) == most}
         return min(sums, key=lambda name: sums[name][0] / sums[name][1])
 
     def _rivals(self, own: Sequence[Own]) -> Iterator[tuple[str, list[Pair]]]:

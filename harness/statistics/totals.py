@@ -27,8 +27,8 @@ def total_ratio(
     With the time a_i in case i and the ratio r_i that `compare` gives, b_i = r_i a_i and
     R = sum(w_i b_i) / sum(w_i a_i). With the shares p_i = w_i a_i / sum(w a) and q_i = w_i b_i / sum(w b),
     small errors change log R by the sum over i of q_i d(log b_i) - p_i d(log a_i). Its half width in case i,
-    h_i, is that of `interval` over q_i log b - p_i log a of the rounds that both have; where they have none in
-    common, h_i^2 = h(q_i log b)^2 + h(p_i log a)^2. Cases are independent, so that of log R is
+    h_i, is that of `interval` over q_i log b - p_i log a of the rounds that both have; where they have none
+    in common, h_i^2 = h(q_i log b)^2 + h(p_i log a)^2. Cases are independent, so that of log R is
     sqrt(sum(h_i^2)). Each h_i has Student's factor for the blocks of its own case, so the sum is rather too
     wide than too narrow (Cochran 1964, Biometrics 20:191). For one case R is the ratio of `compare`.
     """
@@ -44,9 +44,7 @@ def total_ratio(
     return Comparison(ratio, low, high, verdict(low, high, noise=noise, margin=margin))
 
 
-def _sum_log(
-    a: Times, p: float, b: Times, q: float, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
+def _sum_log(a: Times, p: float, b: Times, q: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The value and the half width of p log a + q log b."""
     shared = sorted(a.keys() & b.keys())
     if shared:

@@ -61,6 +61,6 @@ def test_rounds_that_are_not_shared_count_apart_and_one_block_tells_nothing():
 
 def test_a_heavy_or_slow_case_decides():
     fast, slow = {(i, 0): 1.0 for i in range(6)}, {(i, 0): 3.0 for i in range(6)}
-    light, long = (1.0, fast, slow), (1.0, {at: 9.0 for at in fast}, {at: 9.0 for at in fast})
+    light, long = (1.0, fast, slow), (1.0, dict.fromkeys(fast, 9.0), dict.fromkeys(fast, 9.0))
     assert total_ratio([light, long]).ratio == pytest.approx(1.2)
     assert total_ratio([(9.0, *light[1:]), long]).ratio == pytest.approx(2.0)

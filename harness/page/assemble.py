@@ -229,11 +229,14 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
     by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
     left = len(by_key) - MOST_CASES
     headlines = []
-    for of_run in grouped(ranked, lambda case: case.folder).values():
-        label = f"{of_run[0].label}: " if of_run[0].label else ""
-        (first, *others) = of_run
-        said = summary(of_run, first.run) if others else [f"{first.planned.key}: {headline(first)}"]
-        headlines.append(f"{label}{'. '.join(said)}.")
+    runs = list(grouped(ranked, lambda case: case.folder).values())
+    alone = [case for of_run in runs if len(of_run) == 1 for case in of_run]
+    for key, same in grouped(alone, lambda case: case.planned.key).items():
+        headlines.append(f"{key}: {_headline(same)}.")
+    for of_run in runs:
+        if said := summary(of_run, of_run[0].run):
+            label = f"{of_run[0].label}: " if of_run[0].label else ""
+            headlines.append(f"{label}{'. '.join(said)}.")
     for of_run in under_settings:
         records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
         title, lines = conclusion_lines(records, of_run[0].run)

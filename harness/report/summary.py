@@ -111,16 +111,16 @@ class _Together:
                 yield f"{what} {100 * NEAR:g} %: {', '.join(found)}"
 
     def _best(self) -> str:
-        """Of the rows that have a time in most cases the one that takes the least for these cases, compared
-        with the fastest row of each."""
+        """Of the rows that have a time in more than half of the cases (where there is none, in any) the one
+        that takes the least for its cases, compared with the fastest row of each."""
         times: dict[str, list[tuple[float, float]]] = {}
         for _, rows in self.rows:
             least = next(iter(rows.values()), None)
             for name, cell in rows.items():
                 times.setdefault(name, []).append((_total_us(cell), _total_us(least or cell)))
-        most = max(map(len, times.values()))
-        sums = {name: list(map(sum, zip(*of, strict=True))) for name, of in times.items() if len(of) == most}
-        return min(sums, key=lambda name: sums[name][0] / sums[name][1])
+        names = [name for name, of in times.items() if 2 * len(of) > len(self.rows)] or [*times]
+        sums = {name: list(map(sum, zip(*times[name], strict=True))) for name in names}
+        return min(names, key=lambda name: (sums[name][0] / sums[name][1], -len(times[name])))
 
     def _rivals(self, own: Sequence[Own]) -> Iterator[tuple[str, list[Pair]]]:
         """What the best row is compared with, in the cases that have both: the rows that engines run by

@@ -135,6 +135,12 @@ def test_show_prints_what_the_run_printed(here, capsys, run):
     assert ("recommendation:" in shown.rpartition(tables)[2]) == bool(recorded.flags)
 
 
+def test_the_readme_has_what_show_prints(here):
+    shown = here("show", ROOT / "results/h200/mla_decode-b64").stdout
+    (example,) = (b for b in (ROOT / "README.md").read_text().split("```") if "GB/s" in b)
+    assert example.strip() in shown
+
+
 def test_show_for_a_pull_request_begins_with_the_summary(here, snapshot):
     shown = here("show", "--markdown", RECORDED.folder, ROOT / "results/h100/mla_decode-toggle").stdout
     heading, summary, *_ = shown.split("\n\n")

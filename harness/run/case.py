@@ -99,8 +99,8 @@ class CaseMeasurer:
         baseline = self.plan.record.baseline
         if baseline not in engines():
             return baseline
-        given = self.plan.settings[0].given
-        return default_rows(case.op, self.platform.arch, case.sizes, given).get(baseline, baseline)
+        given = self.plan.settings[0].variables
+        return default_rows(case.op, self.platform.arch, case.sizes, given)[baseline]
 
     def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
         """The entries that are compared with each other, with the name of their baseline: all entries, or

@@ -29,7 +29,7 @@ from harness.report.terminal import plain
 from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.intervals import weighted_mean
-from harness.statistics.paired import MAX_NOISE, Comparison
+from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
 from shapes.case import Case
 
@@ -90,35 +90,27 @@ def headline(case: CaseResult) -> Text:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}")
-    first = case.timed[0]
-    own = f" ({_called(first, case).removesuffix(f' {first.name}')})" if case.default_of(first) else ""
-    parts = [f"{own} {text.time_with_unit(interval(first))}"]
-    if case.runner_up is not None:
-        parts.append(_against(case.runner_up, case, case.timed[1]))
-    elif len(case.timed) == 1:
-        parts.append("nothing to compare it with")
-    else:
-        parts.append("not compared with the second")
-    named = {first.impl} if case.runner_up is None else {cell.impl for cell in case.timed[:2]}
-    for cell in case.timed:
-        if case.default_of(cell) and cell.impl not in named and (found := case.compared(first, cell)):
-            named.add(cell.impl)
-            parts.append(_against(found, case, cell))
+    first, *others = case.timed
+    engines = _engines(first, case)
+    parts = [f"{f' ({engines} default)' if engines else ''} {text.time_with_unit(interval(first))}"]
+    if not case.runner_up:
+        parts.append("not compared with the second" if others else "nothing to compare it with")
+    second = case.runner_up.b if case.runner_up else ""
+    defaults = {c.impl: c.name for c in reversed(others) if case.default_of(c) and c.impl != first.impl}
+    for cell in others:
+        found = case.compared(first, cell) if cell.name in (second, *defaults.values()) else None
+        if found:
+            noise = found.noise if isinstance(found, Verdict) else case.noise
+            named = f"{engines} default {cell.name}" if (engines := _engines(cell, case)) else cell.name
+            parts.append(text.versus(found, named, noise is None or noise > MAX_NOISE))
     if first.percent_of_ceiling is not None:
         parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
     return Text.assemble("fastest: ", (first.name, "bold green"), ", ".join(parts))
 
 
-def _called(cell: Cell, case: CaseResult) -> str:
-    """The row's name, after the engines that run it by default."""
-    engines = [f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl]
-    return f"{' and '.join(engines)} default {cell.name}" if engines else cell.name
-
-
-def _against(found: Verdict | Comparison, case: CaseResult, other: Cell) -> str:
-    """What a comparison of the fastest row with another says, in words."""
-    noise = found.noise if isinstance(found, Verdict) else case.noise
-    return text.versus(found, _called(other, case), noise is None or noise > MAX_NOISE)
+def _engines(cell: Cell, case: CaseResult) -> str:
+    """The engines that run the row by default: `SGLang's and vLLM's`; empty if none does."""
+    return " and ".join(f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl)
 
 
 def _ranking(case: CaseResult) -> FittingTable:

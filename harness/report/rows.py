@@ -16,7 +16,7 @@ from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import total_ratio
-from kernels.engines import default_rows
+from kernels.engines import choices
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
@@ -95,7 +95,8 @@ class CaseResult:
         cell = self.cells[0]
         sizes = dict(word.split("=", 1) for word in cell.case.split() if "=" in word)
         given = dict(part.split("=", 1) for part in cell.setting.split(", ") if "=" in part)
-        return default_rows(cell.op, cell.arch, sizes, given)
+        found = choices(cell.op, cell.arch, sizes, given)
+        return {engine: choice.row for engine, choice in found.items() if choice.row}
 
     def default_of(self, cell: Cell) -> str:
         """The engine that runs the cell's implementation by default, or `both`; empty if none does."""

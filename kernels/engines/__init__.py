@@ -167,13 +167,6 @@ def choices(
     return {engine: choice for engine, choice in found.items() if choice}
 
 
-def default_rows(
-    op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
-) -> dict[str, str]:
-    """The rows of these choices; without the engines that run none of this suite's."""
-    return {engine: choice.row for engine, choice in choices(op, arch, sizes, given).items() if choice.row}
-
-
 def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:
     """Whether a condition on one size holds: `m < 32`, `kv = fp8`, `page multiple-of 64`. Raises ValueError
     for one that is not valid, and where a word is to be ordered against a number."""

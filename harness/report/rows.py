@@ -105,9 +105,8 @@ class CaseResult:
 
     @property
     def noise(self) -> float:
-        """The largest of its A/A pairs."""
-        pairs = [noise_of(v.comparison) for v in self.verdicts if v.about == "A/A"]
-        return max(pairs, default=math.inf)
+        """The largest that its verdicts state."""
+        return max((math.inf if v.noise is None else v.noise for v in self.verdicts), default=math.inf)
 
     def compared(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
         """a against b: the recorded verdict, or what the rounds that both have say at an equal share of the

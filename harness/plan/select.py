@@ -133,7 +133,7 @@ def _default_row(engine: str, case: Case, platform: Platform, given: Mapping[str
         support = choose_implementation(case.op, choice.row).supports(case, platform)
         if support.ok:
             return choice.row
-        why = f"{choice.row} {support.reason}"
+        why = f"{choice.row}: {support.reason}"
     raise UsageError(f"--baseline {engine} has no row at {case.key}: {why}")
 
 

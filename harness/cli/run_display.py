@@ -74,7 +74,7 @@ class RunDisplay(TerminalDisplay):
         self.print(end_text(outcome))
         if self.resumed and not self.measured and not outcome.left_out:
             self.print(f"nothing was left to measure; its tables: python -m harness show {self.resumed}")
-        answer = conclusion(run, outcome.records)
+        answer = answers(run, outcome.records)
         if run.contrast == "implementations" and not self.progress.quiet:
             answer += [comparison_table.since(*found) for found in [changed_since(outcome.folder)] if found]
         if answer:
@@ -83,7 +83,7 @@ class RunDisplay(TerminalDisplay):
             self.print(said)
 
 
-def conclusion(run: Run, records: Sequence[Record]) -> list[RenderableType]:
+def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
     which to take."""
     if run.contrast == "settings":

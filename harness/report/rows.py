@@ -15,7 +15,7 @@ from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import Comparison, noise_of
-from harness.statistics.totals import total_ratio
+from harness.statistics.totals import Times, total_ratio
 from kernels.engines import choices
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
@@ -102,6 +102,16 @@ class CaseResult:
         """The engine that runs the cell's implementation by default, or `both`; empty if none does."""
         engines = [engine for engine, row in self.defaults.items() if row == cell.impl]
         return "both" if len(engines) == 2 else "".join(engines)
+
+    @property
+    def again(self) -> tuple[Times, Cell] | None:
+        """The times of the baseline's rerun, and the baseline, of the first A/A pair; None where there are
+        none."""
+        pair = next((v for v in self.verdicts if v.about == "A/A"), None)
+        cell = next((cell for cell in self.cells if pair and cell.name == pair.b), None)
+        if not (pair and cell and pair.samples.by_round.keys() & cell.samples.by_round.keys()):
+            return None
+        return pair.samples.by_round, cell
 
     @property
     def noise(self) -> float:

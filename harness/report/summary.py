@@ -3,6 +3,7 @@ that engines run by default, and which rows are as good."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,8 +11,7 @@ from harness.report.case_table import headline
 from harness.report.rows import CaseResult
 from harness.report.text import counted, grouped, versus
 from harness.results.schema import Cell, Run
-from harness.statistics.intervals import weighted_mean
-from harness.statistics.paired import MAX_NOISE, Comparison
+from harness.statistics.paired import MAX_NOISE, Comparison, noise_of
 from harness.statistics.totals import total_ratio
 from kernels.engines import SPELLED
 
@@ -75,6 +75,7 @@ def _over_all(rows: Rows, run: Run, winner: str) -> Iterator[str]:
     best = _best(rows)
     own = [(case, of) for case, of in rows if best in of]
     against: list[str] = []
+    own_defaults: list[str] = []
     for engine, spelled in [*SPELLED.items(), ("", "")]:
         wanted = [case.defaults.get(engine, "") if engine else case.baseline for case, _ in own]
         pairs = _pairs(own, best, [
@@ -82,16 +83,19 @@ def _over_all(rows: Rows, run: Run, winner: str) -> Iterator[str]:
             for (_, of), row in zip(own, wanted, strict=True)
         ])  # fmt: skip
         names = ", ".join(dict.fromkeys(cell.name for *_, cell in pairs))
-        if names and (engine or not (against or names == best)):
-            other = f"{spelled}'s default {names}" if engine else names
+        part = f" in {len(pairs)} of {len(own)}" if len(pairs) < len(own) else ""
+        if names == best:
+            own_defaults += [f"it is {spelled}'s default{part}"] if engine else []
+        elif names and (engine or not (against or own_defaults)):
             ratio, noise = _ratio(pairs, run, len(SPELLED))
-            said = f"it is {other}" if names == best else versus(ratio, other, noise > MAX_NOISE)
-            against.append(said if len(pairs) == len(own) else f"{said} in {len(pairs)} of {len(own)}")
+            other = f"{spelled}'s default {names}" if engine else names
+            against.append(versus(ratio, other, noise > MAX_NOISE) + part)
     head = "weighted by the suite" if own[0][1][best].place != "ad hoc" else "all cases together"
     head += f" ({len(own)} of {counted(len(rows))})" if len(own) < len(rows) else ""
     head += f" {best} takes the least time," if best != winner else ""
     if against or best != winner:
         yield f"{head} {' and '.join(against)}".rstrip(" ,")
+    yield from own_defaults
     others = [name for name in own[0][1] if name != best and all(name in of for _, of in own)]
     near: dict[str, list[str]] = {"within": [], "perhaps within": []}
     for name in others:
@@ -124,8 +128,15 @@ def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
 
 def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Comparison, float]:
     """The total time of the second rows over that of the first, at an equal share of the error of so many
-    comparisons; and the noise: that of the cases by their time, as if all were off to the same side."""
-    noise = weighted_mean([case.noise for case, *_ in pairs], [_total(a) for _, a, _ in pairs])
+    comparisons; and the noise: that of all A/A pairs, with the shares that the first rows have. Records of schema
+    1 have no times of these; the largest noise of the cases stands for it."""
+    again = [
+        (_total(a) / (baseline.time_us or math.inf), times, baseline.samples.by_round)
+        for case, a, _ in pairs
+        for times, baseline in filter(None, [case.again])
+    ]
+    largest = max(case.noise for case, *_ in pairs)
+    noise = noise_of(total_ratio(again, confidence=run.confidence)) if again else largest
     times = [(a.weight or 1.0, a.samples.by_round, b.samples.by_round) for _, a, b in pairs]
     confidence = 1 - (1 - run.confidence) / comparisons
     return total_ratio(times, noise=noise, margin=run.margin, confidence=confidence), noise

@@ -40,7 +40,7 @@ def test_the_row_with_most_wins_need_not_take_the_least_time():
     slow = {AMX: 900.0, VEC: 100.0}
     assert said(measured(FIRST, SECOND, slow)) == [
         "fastest in 2 of 3 cases: vllm.amx; in 1: vllm.vec; "
-        "weighted by the suite vllm.vec takes the least time, it is vLLM's default vllm.vec"
+        "weighted by the suite vllm.vec takes the least time; it is vLLM's default"
     ]
 
 

@@ -128,8 +128,8 @@ def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
 
 def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Comparison, float]:
     """The total time of the second rows over that of the first, at an equal share of the error of so many
-    comparisons; and the noise: that of all A/A pairs, with the shares that the first rows have. Records of schema
-    1 have no times of these; the largest noise of the cases stands for it."""
+    comparisons; and the noise: that of all A/A pairs, with the shares that the first rows have, or the
+    largest of a case where records are too old to have the times of these pairs."""
     again = [
         (_total(a) / (baseline.time_us or math.inf), times, baseline.samples.by_round)
         for case, a, _ in pairs

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @click.command(cls=options.Command)
 @options.measuring
-@click.option("--baseline", metavar="IMPL", help="Compare the others with it.  [default: torch's best]")
+@click.option(
+    "--baseline",
+    metavar="IMPL|sglang|vllm",
+    help="Compare the others with it; an engine stands for what it runs by default.  [default: torch's best]",
+)
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Check and rank the implementations of an op. Each is checked against a reference, then all are timed in

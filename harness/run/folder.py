@@ -55,7 +55,8 @@ def select_all(request: Request, platform: Platform) -> Selection:
     if request.settings:  # each implementation is compared with itself under another setting
         baseline = implementations[0].name
     else:
-        baseline = select.choose_baseline(op, platform, request.baseline, implementations)
+        variables = parse_setting(request.set).variables
+        baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
     if not request.cluster:
         if (request.threads or 0) > len(ALLOWED):
             raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")

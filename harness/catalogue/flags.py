@@ -12,12 +12,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.errors import UsageError
 from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
 from kernels.vendor import either
-from shapes.names import near, unknown
 
 READ = {
     "process": "as a process starts",
@@ -125,15 +123,3 @@ class Flag:
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
     return {entry["name"]: Flag(**entry) for entry in json.loads((DATA / "flags.json").read_text())["flags"]}
-
-
-def suggestions(name: str) -> list[str]:
-    """Flags whose names are like a misspelt name, the nearest first."""
-    return near(name, catalogue(), cutoff=0.75)
-
-
-def find(name: str) -> Flag:
-    """Raises UsageError for an unknown flag."""
-    if name in catalogue():
-        return catalogue()[name]
-    raise UsageError(unknown("flag", name, catalogue(), "list flags"))

@@ -193,5 +193,5 @@ def _pickled(name: str, value: Any) -> bytes:
         data = pickle.dumps(value)
         if len(data) <= LARGEST and b"__main__" not in data and not hasattr(value, "data_ptr"):
             return data
-    kind = type(value).__name__
-    raise UsageError(f"{name} is a {kind} of this process, the kernel runs in another: make it in the kernel")
+    what = f"{name} ({type(value).__name__})"
+    raise UsageError(f"{what} is of this process, and the kernel runs in another: make it in the kernel")

@@ -31,6 +31,7 @@ from harness.files import explained, replace
 from harness.machine.device import choose_device
 from harness.paths import cache
 from harness.plan.select import choose_op
+from harness.report.terminal import show
 from harness.results.read import load
 from harness.results.schema import Run
 from harness.run import execute
@@ -38,6 +39,7 @@ from harness.run.plan import Request
 
 if TYPE_CHECKING:
     import pandas
+    from rich.console import RenderableType
 
 LARGEST = 4096
 """The most bytes, pickled, of a value that is written into a plug-in."""
@@ -93,7 +95,7 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     given = run_command.make_context("run", list(words)).params
     request = object_of(Request, given | {"command": ("run", *words)})
     display, before = _Kept(request), os.environ.get(kernels.PLUGINS, "")
-    kernels.name_plugins(f"{plugin}{os.pathsep}{before}")
+    kernels.name_plugins(os.pathsep.join(filter(None, [str(plugin), before])))
     try:
         with display:
             execute.run(request, choose_device(request.device), display)
@@ -107,11 +109,16 @@ class _Kept(RunDisplay):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self.file = self.text = io.StringIO()
+        self.text = io.StringIO()
+
+    def print(self, what: RenderableType) -> None:
+        self.progress.clear()
+        show(what, self.text)
 
     def end(self, run: Run, outcome: execute.Outcome) -> None:
         super().end(run, outcome)
-        self.table = BenchTable(outcome.folder, self.text.getvalue().strip())
+        self.text.write(f"for commands on the kernel: export {kernels.PLUGINS}={os.environ[kernels.PLUGINS]}")
+        self.table = BenchTable(outcome.folder, self.text.getvalue().lstrip())
 
 
 # The plug-in

@@ -4,8 +4,10 @@ import functools
 import io
 import json
 import linecache
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +42,7 @@ def mine(o, out):
         out[i] = attention(o.q[i], tokens, o.scale) @ tokens[:, :LATENT]
 
 kv = torch.zeros(3)  # a name that `mine` has for itself
-case, options = sys.argv[2], dict(budget="1s", device="cpu", per_case="1s", cache="warm")
+case, options = sys.argv[2], dict(budget="1s", device="cpu", per_case="1s", cache="warm", quiet=True)
 table = harness.bench("mla_decode", mine, case=case, out="run", **options)
 table.page("page.html")
 frame = table.frame()
@@ -58,6 +60,8 @@ def test_a_script_gets_the_table_of_its_function_and_the_baseline(cli, tmp_path)
     text, html, folder, statuses = json.loads(done.stdout)
     assert statuses == {"yours.mine": "ok", "torch.sdpa": "ok"}
     assert text.startswith("mla_decode batch=2 ctx=5..20") and "recorded in run" in text
+    (plugin,) = re.findall(r"export KERNEL_BENCH_PLUGINS=(\S+)$", text)
+    assert "def attention" in Path(plugin).read_text()
     assert html.startswith("<pre>mla_decode batch=2 ctx=5..20") and "yours.mine" in html
     assert "yours.mine" in (tmp_path / "page.html").read_text()
     command = json.loads((tmp_path / folder / "run.json").read_text())["command"]

@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,26 +24,15 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from harness.cli.options import object_of
-from harness.cli.run import run as run_command
-from harness.cli.run_display import RunDisplay
-from harness.errors import UsageError
+from harness.cli.run import run
+from harness.errors import STOPPED, UsageError
 from harness.files import explained, replace
-from harness.machine.device import choose_device
-from harness.paths import cache
+from harness.paths import RESULTS, cache
 from harness.plan.select import choose_op
-from harness.report.terminal import show
 from harness.results.read import load
-from harness.results.schema import Run
-from harness.run import execute
-from harness.run.plan import Request
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import RenderableType
-
-LARGEST = 4096
-"""The most bytes, pickled, of a value that is written into a plug-in."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,41 +74,27 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     Raises UsageError or click.UsageError for what cannot be understood, and NothingRan where another run has
     the device.
     """
-    if "cluster" in options:
-        raise UsageError("bench measures on this machine: leave out cluster")
     boundary = options.setdefault("boundary", choose_op(op).boundaries[0])
     plugin, name = _plugin(kernel, op, boundary)
+    folder = options.pop("out", RESULTS / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}-{op}-{name}")
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
     for option, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
-    given = run_command.make_context("run", list(words)).params
-    request = object_of(Request, given | {"command": ("run", *words)})
-    display, before = _Kept(request), os.environ.get(kernels.PLUGINS, "")
-    kernels.name_plugins(os.pathsep.join(filter(None, [str(plugin), before])))
+    text, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
+    sys.argv = ["harness", "run", *words]  # for the record
+    kernels.name_plugins(os.pathsep.join(filter(None, [str(plugin), plugins])))
     try:
-        with display:
-            execute.run(request, choose_device(request.device), display)
+        with contextlib.redirect_stdout(text):
+            run.main([*words, "--out", str(folder)], "run", standalone_mode=False)
+    except SystemExit as end:
+        if end.code == STOPPED:
+            raise KeyboardInterrupt from None
     finally:
-        kernels.name_plugins(before)
-    return display.table
-
-
-class _Kept(RunDisplay):
-    """Makes a table of what `run` prints on stdout."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.text = io.StringIO()
-
-    def print(self, what: RenderableType) -> None:
-        self.progress.clear()
-        show(what, self.text)
-
-    def end(self, run: Run, outcome: execute.Outcome) -> None:
-        super().end(run, outcome)
-        self.text.write(f"for commands on the kernel: export {kernels.PLUGINS}={os.environ[kernels.PLUGINS]}")
-        self.table = BenchTable(outcome.folder, self.text.getvalue().lstrip())
+        sys.argv = argv
+        kernels.name_plugins(plugins)
+    found = f"for commands on {name}: export {kernels.PLUGINS}={plugin}"
+    return BenchTable(Path(folder), text.getvalue().lstrip() + found)
 
 
 # The plug-in
@@ -198,7 +174,7 @@ def _pickled(name: str, value: Any) -> bytes:
     """A small value. Raises UsageError for what this process alone has, such as a tensor or an open file."""
     with contextlib.suppress(Exception):  # classes pickle as they like
         data = pickle.dumps(value)
-        if len(data) <= LARGEST and b"__main__" not in data and not hasattr(value, "data_ptr"):
+        if len(data) <= 4096 and b"__main__" not in data and not hasattr(value, "data_ptr"):
             return data
     what = f"{name} ({type(value).__name__})"
     raise UsageError(f"{what} is of this process, and the kernel runs in another: make it in the kernel")

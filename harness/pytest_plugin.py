@@ -40,13 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernel_benchmark", "kernels: which op, implementations, cases, and where")
     group.addoption("--kernel-op", metavar="OP,...", help="Skip the benchmarks of other ops.")
     group.addoption("--kernel-impl", metavar="PATTERN,...", help="Skip rows that do not match.")
-    of_suite = "for tests/harness/test_kernel_benchmarks.py"
-    group.addoption(
-        "--kernel-suite", metavar="NAME", default="smoke", help=f"Cases {of_suite} (default: smoke)."
-    )
-    group.addoption(
-        "--kernel-case", metavar='"NAME=V ..."', action="append", help=f"Cases {of_suite} instead."
-    )
+    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="For the suite's own rows.")
+    group.addoption("--kernel-case", metavar='"NAME=V ..."', action="append", help="Instead of a suite.")
     group.addoption("--kernel-device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the first GPU).")
     group.addoption("--kernel-cache", choices=["serving", "cold", "warm"], default="serving")
     group.addoption("--kernel-launch", choices=["graph", "eager"], help="On GPUs (default: graph).")

@@ -97,7 +97,7 @@ def begin(
     record = Run(
         id=folder.name,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=[portable(word) for word in request.command or sys.argv[1:]],
+        command=[portable(word) for word in sys.argv[1:]],
         op=op,
         suite=suite,
         cases=[planned_case(case) for case in cases],

@@ -55,7 +55,6 @@ class Request:
     threads: int | None = None
     prepare_timeout: float = 900.0
     call_timeout: float = 120.0
-    command: Sequence[str] = ()  # what `python -m harness` was given, for the record; (): sys.argv
 
 
 PLANNING = (

@@ -42,7 +42,7 @@ def mine(o, out):
         out[i] = attention(o.q[i], tokens, o.scale) @ tokens[:, :LATENT]
 
 kv = torch.zeros(3)  # a name that `mine` has for itself
-case, options = sys.argv[2], dict(budget="1s", device="cpu", per_case="1s", cache="warm", quiet=True)
+case, options = sys.argv[2], dict(budget="1s", device="cpu", per_case="1s", cache="warm")
 table = harness.bench("mla_decode", mine, case=case, out="run", **options)
 table.page("page.html")
 frame = table.frame()
@@ -195,7 +195,7 @@ def test_what_cannot_reach_the_process_is_one_line(notebook, name, said):
     ("fills", {"case": "batch=1 context=4"}, UsageError, "context"),
     ("fills", {"beside": "torch.sdp"}, UsageError, "no implementation of mla_decode matches 'torch.sdp'"),
     ("fills", {"boundary": "all"}, UsageError, "unknown boundary 'all'"),
-    ("fills", {"cluster": "auto"}, UsageError, "leave out cluster"),
+    ("fills", {"threads": 0}, click.UsageError, "0 is not in the range"),
     ("fills", {"per_cace": "1s"}, click.UsageError, "--per-cace"),
     ("fills", {"cache": "hot"}, click.UsageError, "'hot' is not one of"),
     ("elsewhere", {}, kernels.PluginError, "mine.moe is declared for fused_moe, not for mla_decode"),

@@ -76,7 +76,8 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     """
     boundary = options.setdefault("boundary", choose_op(op).boundaries[0])
     plugin, name = _plugin(kernel, op, boundary)
-    folder = options.pop("out", RESULTS / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}-{op}-{name}")
+    created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    folder = options.pop("out", RESULTS / "local" / f"{created}-{op}-{name}")
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
     for option, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:
@@ -149,7 +150,7 @@ def _source(name: str, value: Any, parts: dict[str, str]) -> str:
         text = textwrap.dedent(inspect.getsource(made))
         code = compile(text, name, "exec")
     except (OSError, TypeError, SyntaxError):
-        raise UsageError(f"the source of {name} is not known: define it in a file or in a cell") from None
+        raise UsageError(f"the source of {name} is not known: put it into a file") from None
     if made.__name__ != name or (made is not value and not text.startswith("@")):
         raise UsageError(f"{name} was not made by `def` alone: make it inside the function that uses it")
     known = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])

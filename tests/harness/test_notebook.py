@@ -177,7 +177,7 @@ def instance(o, out): return OWN
     ("helper", "unnamed was not made by `def` alone: make it inside the function that uses it"),
     ("wrapped", "compiled was not made by `def` alone"),
     ("unnamed", "is no kernel: give a function of (operands, out) that `def` made"),
-    ("sourceless", "the source of sourceless is not known: define it in a file or in a cell"),
+    ("sourceless", "the source of sourceless is not known: put it into a file"),
     ("LARGE", "is no kernel"),
 ])  # fmt: skip
 def test_what_cannot_reach_the_process_is_one_line(notebook, name, said):

@@ -112,11 +112,11 @@ def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
     path = [str(Path(folder).absolute()) for folder in sys.path]
     lines = [
         f"# Written by harness.bench for {op}, {boundary}.",
-        "import pickle, sys",
-        f"sys.path += [folder for folder in {path} if folder not in sys.path]",
+        "import pickle as _pickle, sys as _sys",
+        "from kernels.op import declared as _declared",
+        f"_sys.path += [folder for folder in {path} if folder not in _sys.path]",
         *parts.values(),
-        "from kernels.op import declared",
-        f"{name} = declared({name}, {op!r}, {boundary!r})",
+        f"{name} = _declared({name}, {op!r}, {boundary!r})",
         f"{name}.__module__, {name}.op = __name__, {op!r}\n",
     ]
     text = "\n".join(lines)
@@ -136,10 +136,10 @@ def _define(name: str, value: Any, parts: dict[str, str]) -> None:
         text = f"import {own} as {name}"
     elif own and module != "__main__" and getattr(sys.modules.get(module), own, None) is value:
         text = f"from {module} import {own} as {name}"
-    elif own:
+    elif own and (module == "__main__" or isinstance(value, FunctionType)):
         text = _source(name, value, parts)
     else:
-        text = f"{name} = pickle.loads({_pickled(name, value)!r})"
+        text = f"{name} = _pickle.loads({_pickled(name, value)!r})"
     parts[name] = parts.pop(name) + text  # last
 
 

@@ -84,12 +84,14 @@ CELLS = (
     """
 import functools
 import torch as t
+from numpy import exp as raised
+from torch import mul as product
 from kernels.op import implementation, Prepared
 from kernels.support import need as needed
 LIMIT, KIND = 7, t.float32
 
 def twice(x):
-    return x * 2 if LIMIT else again(x)
+    return product(x, 2 * int(raised(0))) if LIMIT else again(x)
 
 def again(x):
     return twice(x).to(KIND)

@@ -4,8 +4,9 @@ two runs, for serving, and for each machine. Also a page of what an engine runs:
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,18 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, measured_cases, us_text
-from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
+from harness.page.case import MeasuredCase, measured_cases, shared_sizes, short_keys, us_text
+from harness.page.document import (
+    Chart,
+    Columns,
+    Page,
+    PageSection,
+    Table,
+    TableRow,
+    TableValue,
+    anchor,
+    table,
+)
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, roofline, rounds
 from harness.page.serving.ab import ab_section
@@ -39,6 +50,7 @@ from harness.results.schema import Run
 from harness.serving.ab.record import PLAN as AB
 from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
+from shapes.case import text_of
 
 COLOURS = {
     "tuned": "#009E73",
@@ -114,6 +126,8 @@ MOST_CASES = 40
 """The number of cases with charts of their own: more would make a page slow to open."""
 MOST_ROUNDS = 4000
 """The number of rounds that a chart draws one by one."""
+MOST_INPUTS = 8
+"""The number of records whose charts stand together; a page of more has an index, and no rounds."""
 COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
@@ -162,17 +176,28 @@ def inputs(names: Iterable[str]) -> Inputs:
     return found
 
 
-def assemble(inputs: Inputs, title: str = "") -> Page:
-    """Raises UsageError where a record cannot be read, or there is nothing to show."""
+def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
+    """The page of all inputs; that of many begins with a table of them, and has a folded section for each.
+    Raises UsageError where a record cannot be read, or there is nothing to show.
+
+    progress: is told of each run before it is read
+    """
     runs = {folder: Journal(folder).run() for folder in inputs.runs}
-    labels = _labels(runs)
-    cases = {folder: measured_cases(folder, labels[folder]) for folder in runs}
-    by_op = grouped(runs, lambda folder: runs[folder].op)
-    sections = []
-    for op, folders in by_op.items():
-        of_op = [case for folder in folders for case in cases[folder]]
+    named = [*inputs.runs, *inputs.abs, *inputs.ledgers, *inputs.documents]
+    many = len(named) > MOST_INPUTS
+    labels = dict.fromkeys(runs, "") if many else _labels(runs)
+    sections, machines = [], []
+    by_op = grouped(runs, lambda folder: str(folder) if many else runs[folder].op)
+    for folders in by_op.values():
+        of_op, op = [], runs[folders[0]].op
+        for folder in folders:
+            progress(str(folder))
+            cases = measured_cases(folder, labels[folder])
+            label = labels[folder] or (folder.name if len(runs) > 1 else "")
+            machines.append(machine_section(runs[folder], cases, label))
+            of_op += cases
         empty = PageSection(anchor(op), op, "No case was finished.")
-        sections.append(op_section(op, of_op) if of_op else empty)
+        sections.append(op_section(op, of_op, with_rounds=not many) if of_op else empty)
     for folders in by_op.values():
         if len(folders) == 2:
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
@@ -182,15 +207,58 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
     sections += [ab_section(folder) for folder in inputs.abs]
     sections += [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
     sections += [written_section(path) for path in inputs.documents]
-    sections += [
-        machine_section(run, cases[folder], labels[folder] or (folder.name if len(runs) > 1 else ""))
-        for folder, run in runs.items()
-    ]
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
-    devices = dict.fromkeys(_device(run) for run in runs.values())
-    names = [*by_op, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
-    return Page(title or ", ".join(names) or "Recorded results", ", ".join(devices), sections)
+    ops = dict.fromkeys(run.op for run in runs.values())
+    names = [*ops, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
+    about = "; ".join(dict.fromkeys(_origin(run) for run in runs.values()))
+    if many:
+        names = [f"{len(named)} records"]
+        about = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
+        for section, machine in zip(sections, machines, strict=False):
+            section.sections = [*section.sections, machine]
+        sections = [_index(named, runs, sections), *sections]
+    else:
+        sections += machines
+    return Page(title or ", ".join(names) or "Recorded results", about, sections)
+
+
+def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]) -> PageSection:
+    """A table of all records of a page, with links to their sections, which it folds and names apart.
+
+    named:    the records, in the order of their sections
+    """
+    rows = []
+    for path, section in zip(named, sections, strict=True):
+        section.folded, section.anchor = True, anchor(str(path))
+        facts = ["", "", ""]
+        if path in runs:
+            run = runs[path]
+            facts = [_device(run), run.created[:10], str(_commit(run))]
+            section.title = " · ".join([run.op, *facts[:2]])
+            section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
+        what = runs[path].op if path in runs else section.title
+        rows.append(TableRow([TableValue(what, link=section.anchor), *facts, section.headline, str(path)]))
+    columns = ("record", "device", "date", "commit", "result", "path")
+    reading = "Choose a record to open its section, which draws its charts then."
+    return PageSection(
+        "records", "Records", charts=[Chart("index", "Records", reading, table=Table(columns, rows))]
+    )
+
+
+def _origin(run: Run) -> str:
+    """`AMD EPYC, x86-avx512, 2 cores, 2026-11-21, commit 5c83dd5`"""
+    machine = run.provenance.get("machine", {})
+    cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
+    commit = _commit(run)
+    facts = (_device(run), machine.get("arch"), cores, run.created[:10], commit and f"commit {commit}")
+    return ", ".join(filter(None, facts))
+
+
+def _commit(run: Run) -> str:
+    """`5c83dd5`, with `+` where its files were changed; empty where it is not known."""
+    git = run.provenance.get("git", {})
+    return str(git.get("commit") or "")[:7] + "+" * bool(git.get("dirty"))
 
 
 def _device(run: Run) -> str:
@@ -213,17 +281,21 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
     return labels
 
 
-def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
-    """The section for the cases of one op in all runs of a page."""
+def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True) -> PageSection:
+    """The section for the cases of one op in all runs of a page, ordered by size."""
+    cases = sorted(cases, key=lambda case: case.size_order)
     ranked = [case for case in cases if case.run.contrast == "implementations"]
     toggled = [case for case in cases if case.run.contrast == "settings"]
     under_settings = grouped(toggled, lambda case: case.folder).values()
     charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
     charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
     charts += [settings_over_cases(of_run) for of_run in under_settings]
-    heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
-    by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
-    left = len(by_key) - MOST_CASES
+    by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
+    heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
+    inner = [_case_section(same, with_rounds) for same in by_key if same in heaviest]
+    notes = []
+    if left := len(by_key) - len(inner):
+        notes.append(("not shown", f"{left} cases of less weight have no charts of their own"))
     headlines = []
     if ranked:
         key = max(ranked, key=lambda case: case.planned.weight).planned.key
@@ -233,13 +305,20 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
         title, lines = conclusion_lines(records, of_run[0].run)
         name = f"{of_run[0].label}: " if of_run[0].label else ""
         headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+    if len(inner) > 1:
+        short, shared = short_keys(cases), text_of(shared_sizes(cases))
+        everywhere = [note for note in inner[0].notes if all(note in one.notes for one in inner)]
+        for section in inner:
+            section.folded, section.title = True, short[section.title]
+            section.notes = [note for note in section.notes if note not in everywhere]
+        alpha = 1 - cases[0].run.confidence
+        false = (
+            f"with {1 - alpha:.0%} confidence: expect {alpha * len(by_key):.1f} false ones in {len(by_key)}"
+        )
+        notes += [("sizes", f"all have {shared}")] if shared else []
+        notes += [*everywhere, ("verdicts", f"those of a case hold together {false} cases")]
     return PageSection(
-        anchor(op),
-        op,
-        " ".join(headlines),
-        [chart for chart in charts if chart],
-        [("not shown", f"{left} cases of less weight have no charts of their own")] if left > 0 else [],
-        [_case_section(same) for same in by_key[:MOST_CASES]],
+        anchor(op), op, " ".join(headlines), [chart for chart in charts if chart], notes, inner
     )
 
 
@@ -250,7 +329,7 @@ def _headline(same: Sequence[MeasuredCase]) -> str:
     )
 
 
-def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
+def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
     """The section for a case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
@@ -259,7 +338,7 @@ def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
             charts += setting_charts(case)
     else:
         charts.append(ranking(same))
-    charts += [rounds(case, MOST_ROUNDS) for case in same]
+    charts += [rounds(case, MOST_ROUNDS) for case in same if with_rounds]
     planned = first.planned
     share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
     notes = [("place", planned.place + share)]

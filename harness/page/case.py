@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.page.document import Columns, anchor
+from harness.page.style import provider
 from harness.report.rows import CaseResult
-from harness.report.text import ratio_text, significant
+from harness.report.text import grouped, ratio_text, significant, unit
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
+from kernels.engines import default_rows
 from shapes.case import text_of
+
+FEW = 8
+"""The number of rows that a chart shows side by side without a choice."""
+FAR = 5.0
+"""Rows that take more than this many times as long as the fastest are not shown beside it by default."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,18 @@ class MeasuredCase(CaseResult):
     calibrations: Sequence[Calibration]
     """Those of all devices of the run, where there are several."""
     spreads: Sequence[Spread]
+
+    @property
+    def engines_of(self) -> dict[str, str]:
+        """Row -> the engines that run it by default, as `sglang, vllm`."""
+        rows = default_rows(self.planned.op, self.cells[0].arch, self.planned.sizes)
+        return {row: ", ".join(e for e, of in rows.items() if of == row) for row in rows.values()}
+
+    @property
+    def size_order(self) -> tuple[list[int], ...]:
+        """Sorts the cases of an op by their sizes; a range by its ends."""
+        sizes = self.planned.sizes.values()
+        return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
     def row_name(self, cell: Cell) -> str:
         return f"{cell.name} · {self.label}" if self.label else cell.name
@@ -77,10 +97,57 @@ def us_text(us: float | None) -> str:
     return significant(us, 4)
 
 
-TIMES: Columns = {
-    "time, us": ("time_us", us_text), "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
-}  # fmt: skip
-"""The columns of a time and the ends of its interval."""
+def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
+    """Gives rows with `time_us`, `low_us` and `high_us` also `time`, `low` and `high` in the unit of the
+    smallest time, None where there is none. Returns the name of the unit and the columns of the three."""
+    size, name = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
+    for row in rows:
+        row |= {
+            key: us and round(us / size, 6) for key in ("time", "low", "high") for us in [row[f"{key}_us"]]
+        }
+    headings = {f"time, {name}": "time", "from": "low", "to": "high"}
+    return name, {heading: (key, us_text) for heading, key in headings.items()}
+
+
+def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
+    """Names of the rows that charts show without being asked: all where they are few, else the fastest of
+    each provider and the defaults of engines."""
+    ratios: dict[str, list[float]] = {}
+    for case in cases:
+        for cell in case.timed:
+            ratios.setdefault(cell.name, []).append(math.log(times_the_fastest(case, cell)))
+    if len(ratios) <= FEW:
+        return {*ratios}
+    defaults = {row for case in cases for row in case.engines_of}
+    # A row that some case lacks stands behind one that all have.
+    means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
+    best = (min(names, key=means.__getitem__) for names in grouped(means, provider).values())
+    return {*best, *(name for name in means if name in defaults)}
+
+
+def times_the_fastest(case: CaseResult, cell: Cell) -> float:
+    """The time of a cell as a multiple of the fastest of its case."""
+    return (cell.time_us or math.nan) / (case.timed[0].time_us or math.nan)
+
+
+def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Sentences on the rows with `name`, `shown` and `ratio` to the fastest that a chart leaves out until a
+    reader chooses them; empty if none."""
+    hidden = [row for row in rows if not row["shown"]]
+    slow: dict[str, float] = {}
+    for row in hidden:
+        if row["ratio"] > FAR:
+            slow[row["name"]] = max(row["ratio"], slow.get(row["name"], 0.0))
+    if not hidden:
+        return ""
+    names = ", ".join(f"{name} ({significant(ratio, 2)}x)" for name, ratio in slow.items())
+    far = f" Not drawn at more than {FAR:.0f}x the fastest: {names}." if slow else ""
+    fewer = " Of many rows the best of each provider and the engines' defaults are shown."
+    return (
+        far
+        + (fewer if len({row["name"] for row in rows}) > FEW else "")
+        + " Choose others below the picture."
+    )
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

@@ -18,6 +18,8 @@ class TableValue:
     """As people read it."""
     order: float | str | None = None
     """What the column is sorted by, and what a download has; None: the text."""
+    link: str = ""
+    """The anchor of what it names; empty: nothing on the page."""
 
 
 @dataclass
@@ -49,7 +51,9 @@ class Chart:
     """None where there is only the table."""
     table: Table | None = None
     marks: int = 0
-    """How many of its marks have a tooltip."""
+    """How many of its marks have a tooltip, when all that can be chosen is shown."""
+    about: str = ""
+    """What the picture is of, below its title in a file of its own."""
 
 
 @dataclass
@@ -63,6 +67,8 @@ class PageSection:
     notes: Sequence[tuple[str, str]] = ()
     """Labels and texts."""
     sections: Sequence[PageSection] = ()
+    folded: bool = False
+    """Only title and headline are shown, until a reader opens it."""
 
     def whole(self) -> Iterator[PageSection]:
         """This section and all sections in it, in the order of the page."""

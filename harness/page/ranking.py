@@ -4,25 +4,46 @@ roofline of the machine."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import altair as alt
 
 from harness.catalogue.devices import Ceilings, peaks
-from harness.page.case import TIMES, MeasuredCase, interval_ends, us_text, verdict_text
+from harness.page.case import (
+    FAR,
+    FEW,
+    MeasuredCase,
+    in_unit,
+    interval_ends,
+    not_shown,
+    shown_rows,
+    us_text,
+    verdict_text,
+)
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import coded, interval_dots, name_step, names, provider, provider_colour, tips
+from harness.page.style import (
+    CHOSEN,
+    chosen_rows,
+    coded,
+    interval_dots,
+    name_step,
+    names,
+    provider,
+    provider_colour,
+    tips,
+)
 from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
 from kernels.platform import Platform
 
 RANKING = (
-    "Each line is an implementation: the dot is its time per call, the bar the interval; further left is "
-    "faster. The dashed line is the time that this machine would need at its measured limits. Whether a row "
-    "differs from the baseline is the verdict in the table, which comes from paired rounds. checked: right, "
-    "but not timed here."
+    "Each line is an implementation: the dot is its time per call as a multiple of the fastest, the bar its "
+    "interval; further left is faster. The dashed line is the time that the machine would need at its "
+    "measured limits. Whether a row differs from the baseline is the verdict in the table, which comes from "
+    "paired rounds."
 )
+DEFAULT = " Names of engines stand in brackets behind the row that they run by default."
 WIDTH = 640
 TICKS = "Each tick is the time per call in one round; blocks are below each other."
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
@@ -40,69 +61,84 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     """The ranking of one case, in one run or in several."""
     rows = [(case, row) for case in cases for row in case.rows]
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
-    values = [_values(case, row) for case, row in rows]
+    shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan
+    values = [_values(case, row, shown, fastest) for case, row in rows]
+    _, times = in_unit(values)
+    defaults = any(value["engines"] for value in values)
     columns: Columns = {
-        "implementation": "name", "status": "status", **TIMES,
-        "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
+        "implementation": "name", **({"default of": "engines"} if defaults else {}), "status": "status",
+        **times, "vs fastest": ("ratio", significant),
+        "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
         "% of limit": ("percent_of_ceiling", significant), "note": "reason",
     }  # fmt: skip
-    place, numbers = anchor("ranking", cases[0].planned.key), table(values, columns)
+    key = cases[0].planned.key
+    place, numbers = anchor("ranking", key), table(values, columns)
     timed = [value for value in values if value["time_us"] is not None]
     if not timed:
         return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
     failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
-    limits = {case.label: case.limit_us for case, row in rows if row.cell.time_us and case.limit_us}
-    return Chart(
-        place, "Time of a call", RANKING, _ranking_picture(timed, failed, limits), numbers, len(timed)
-    )
+    limits = {case.label: case.limit_us / fastest for case, row in rows if row.cell.time_us and case.limit_us}
+    checked = any(value["status"] == "checked" for value in failed)
+    reading = RANKING + DEFAULT * defaults
+    reading += " checked: right, but not timed here." if checked else ""
+    picture = _ranking_picture(timed, failed, limits)
+    return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), key)
 
 
-def _values(case: MeasuredCase, row: Row) -> dict[str, Any]:
+def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float) -> dict[str, Any]:
+    """shown: names of cells
+    fastest: the least time of all, in microseconds"""
     cell = row.cell
+    engines = case.engines_of.get(cell.name, "")
     name, time = case.row_name(cell), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
+        "label": name + f" ({engines})" * bool(engines),
         "provider": provider(cell.name),
+        "engines": engines,
+        "ratio": cell.time_us and cell.time_us / fastest,
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
-        "ratio": verdict_text(row.verdict, row.is_baseline),
-        "speedup": 1.0 if row.is_baseline else None,
+        "against": verdict_text(row.verdict, row.is_baseline),
+        "speedup": row.verdict.ratio if row.verdict else 1.0 if row.is_baseline else None,
         "verdict": row.word,
         "share": significant(cell.percent_of_ceiling),
         "text_of_all": f"{name}: {time}",
         "anchor": case.row_anchor(cell),
     }
-    if row.verdict:
-        values["speedup"] = row.verdict.ratio
-    return values
+    return values | {"shown": cell.name in shown and (values["ratio"] or 0.0) <= FAR}
 
 
 def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> alt.TopLevelMixin:
-    """limits: times at the measured limits of the machine, in microseconds, by label of the run"""
-    size, unit_name = unit(min(value["time_us"] for value in timed))
+    """limits: times at the measured limits of the machine as multiples of the fastest, by label of the run"""
+    fastest, choice = timed[0]["time_us"], chosen_rows(timed)
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        marks.append(value | {"time": value["time_us"] / size, "low": low / size, "high": high / size})
-    y = alt.Y("name:N", sort=[value["name"] for value in (*timed, *failed)], title=None)
+        marks.append({**value, "low": low / fastest, "high": high / fastest})
+    y = alt.Y("label:N", sort=[value["label"] for value in (*timed, *failed)], title=None)
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = provider_colour((mark["provider"] for mark in marks), legend=None)
+    title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
+    x = alt.X("ratio:Q", scale=scale, title=title)
+    base = alt.Chart({"values": marks}).encode(y=y)
+    base = base.transform_filter(CHOSEN) if choice else base
     layers = interval_dots(
-        alt.Chart({"values": marks}).encode(y=y, color=colour),
-        x=alt.X("time:Q", scale=scale, title=f"time per call, {unit_name} (log scale)"),
+        base.encode(color=colour),
+        x=x,
         tooltip=tips(
-            name="implementation", text="time", ends="interval", ratio="vs baseline", verdict="",
+            name="implementation", text="time", ends="interval", against="vs baseline", verdict="",
             share="% of limit",
         ),
         description="text_of_all:N",
     )  # fmt: skip
+    layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
         lines = [
-            {"limit": us / size, "what": f"limit of {label or 'this machine'}"}
-            for label, us in limits.items()
+            {"limit": ratio, "what": f"limit of {label or 'this machine'}"} for label, ratio in limits.items()
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
         text = line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10)
@@ -110,12 +146,13 @@ def _ranking_picture(
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
         words = [
-            {"name": v["name"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
+            {"label": v["label"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
         ]
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
-        text = alt.Chart({"values": words}).mark_text(align="right", fontWeight="bold")
-        layers.append(text.encode(y=y, x=alt.value(WIDTH - 4), text="status:N", color=red))
-    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+        text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
+        layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
+    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+    return picture.add_params(choice) if choice else picture
 
 
 # Rounds
@@ -133,6 +170,7 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
     if len(choices) == 1:  # it is beside its baseline alone already
         choices = []
+    best = sorted({*shown_rows([case]), *case.baselines}) if len(case.timed) > FEW else []
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, name = unit(min(point["us"] for point in points))
@@ -149,10 +187,11 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
         reading += f" Of the quiet rounds 1 in {every} is drawn; the table has all."
     columns: Columns = {
         "implementation": "name", "block": ("block", str), "round": ("round", str),
-        "time, us": ("us", us_text), "state": "state",
+        f"time, {name}": ("time", us_text), "state": "state",
     }  # fmt: skip
-    place, picture = anchor("rounds", case.label, case.planned.key), _rounds_picture(drawn, name, choices)
-    return Chart(place, "Rounds", reading, picture, table(points, columns), len(drawn))
+    key = case.planned.key
+    place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
+    return Chart(place, "Rounds", reading, picture, table(points, columns), len(drawn), key)
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
@@ -184,9 +223,10 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
 
 
 def _rounds_picture(
-    points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]]
+    points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]], best: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """choices: each a row and its baseline, which a reader may choose to see alone"""
+    """choices: each a row and its baseline, which a reader may choose to see alone
+    best:    the rows that are shown first; empty: all"""
     order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
@@ -211,9 +251,10 @@ def _rounds_picture(
     )  # fmt: skip
     if not choices:
         return picture
-    labels = ["all", *(name for name, _ in choices)]
-    select = alt.binding_select(options=[None, *choices], labels=labels, name="Row: ")
-    return picture.add_params(alt.param(name="row", value=None, bind=select)).transform_filter(
+    labels = [*(["best"] if best else []), "all", *(name for name, _ in choices)]
+    options = [*([best] if best else []), None, *choices]
+    select = alt.binding_select(options=options, labels=labels, name="Row: ")
+    return picture.add_params(alt.param(name="row", value=options[0], bind=select)).transform_filter(
         "row === null || indexof(row, datum.of) >= 0"
     )
 

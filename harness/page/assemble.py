@@ -17,7 +17,7 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, measured_cases, shared_sizes, short_keys, us_text
+from harness.page.case import MeasuredCase, device, measured_cases, shared_sizes, short_keys, us_text
 from harness.page.document import (
     Chart,
     Columns,
@@ -234,7 +234,7 @@ def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[P
         facts = ["", "", ""]
         if path in runs:
             run = runs[path]
-            facts = [_device(run), run.created[:10], str(_commit(run))]
+            facts = [device(run), run.created[:10], str(_commit(run))]
             section.title = " · ".join([run.op, *facts[:2]])
             section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
         what = runs[path].op if path in runs else section.title
@@ -251,7 +251,7 @@ def _origin(run: Run) -> str:
     machine = run.provenance.get("machine", {})
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
     commit = _commit(run)
-    facts = (_device(run), machine.get("arch"), cores, run.created[:10], commit and f"commit {commit}")
+    facts = (device(run), machine.get("arch"), cores, run.created[:10], commit and f"commit {commit}")
     return ", ".join(filter(None, facts))
 
 
@@ -259,10 +259,6 @@ def _commit(run: Run) -> str:
     """`5c83dd5`, with `+` where its files were changed; empty where it is not known."""
     git = run.provenance.get("git", {})
     return str(git.get("commit") or "")[:7] + "+" * bool(git.get("dirty"))
-
-
-def _device(run: Run) -> str:
-    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
@@ -274,8 +270,8 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
         labels[folder] = str(folder)
         if len(same_op) == 1:
             labels[folder] = ""
-        elif [_device(other) for other in same_op].count(_device(run)) == 1:
-            labels[folder] = _device(run)
+        elif [device(other) for other in same_op].count(device(run)) == 1:
+            labels[folder] = device(run)
         elif [other.id for other in same_op].count(run.id) == 1:
             labels[folder] = run.id
     return labels

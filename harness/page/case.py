@@ -26,6 +26,11 @@ FAR = 5.0
 """Rows that take more than this many times as long as the fastest are not shown beside it by default."""
 
 
+def device(run: Run) -> str:
+    """The name of the device that a run was made on."""
+    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
+
+
 @dataclass(frozen=True)
 class MeasuredCase(CaseResult):
     """A finished case with its run. `done` names the device where several devices measured the run."""
@@ -38,6 +43,10 @@ class MeasuredCase(CaseResult):
     calibrations: Sequence[Calibration]
     """Those of all devices of the run, where there are several."""
     spreads: Sequence[Spread]
+
+    @property
+    def device(self) -> str:
+        return device(self.run)
 
     @property
     def engines_of(self) -> dict[str, str]:
@@ -130,24 +139,20 @@ def times_the_fastest(case: CaseResult, cell: Cell) -> float:
     return (cell.time_us or math.nan) / (case.timed[0].time_us or math.nan)
 
 
+def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which rows with `name`, `shown` and `ratio` to the fastest are hidden for being slow; empty if none."""
+    slow = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
+    far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in slow.items() if ratio > FAR]
+    return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""
+
+
 def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sentences on the rows with `name`, `shown` and `ratio` to the fastest that a chart leaves out until a
-    reader chooses them; empty if none."""
-    hidden = [row for row in rows if not row["shown"]]
-    slow: dict[str, float] = {}
-    for row in hidden:
-        if row["ratio"] > FAR:
-            slow[row["name"]] = max(row["ratio"], slow.get(row["name"], 0.0))
-    if not hidden:
+    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if none."""
+    if all(row["shown"] for row in rows):
         return ""
-    names = ", ".join(f"{name} ({significant(ratio, 2)}x)" for name, ratio in slow.items())
-    far = f" Not drawn at more than {FAR:.0f}x the fastest: {names}." if slow else ""
-    fewer = " Of many rows the best of each provider and the engines' defaults are shown."
-    return (
-        far
-        + (fewer if len({row["name"] for row in rows}) > FEW else "")
-        + " Choose others below the picture."
-    )
+    many = len({row["name"] for row in rows}) > FEW
+    few = "Of many rows the best of each provider and the engines' defaults are shown." * many
+    return " ".join(filter(None, ["", slow_rows(rows), few, "Choose others below the picture."]))
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

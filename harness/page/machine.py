@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, in_unit, short_keys
+from harness.page.case import MeasuredCase, device, in_unit, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
@@ -38,7 +38,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
     return PageSection(
         anchor("machine", run.id),
         f"Machine and origin: {label}" if label else "Machine and origin",
-        str(run.provenance.get("machine", {}).get("device", "an unknown device")),
+        device(run),
         [chart for chart in charts if chart],
         notes,
     )

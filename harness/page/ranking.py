@@ -18,6 +18,7 @@ from harness.page.case import (
     interval_ends,
     not_shown,
     shown_rows,
+    slow_rows,
     us_text,
     verdict_text,
 )
@@ -83,7 +84,8 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     reading = RANKING + DEFAULT * defaults
     reading += " checked: right, but not timed here." if checked else ""
     picture = _ranking_picture(timed, failed, limits)
-    return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), key)
+    about = f"{key}, {', '.join(dict.fromkeys(case.device for case in cases))}. {slow_rows(timed)}"
+    return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), about)
 
 
 def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float) -> dict[str, Any]:
@@ -191,7 +193,9 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     }  # fmt: skip
     key = case.planned.key
     place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
-    return Chart(place, "Rounds", reading, picture, table(points, columns), len(drawn), key)
+    return Chart(
+        place, "Rounds", reading, picture, table(points, columns), len(drawn), f"{key}, {case.device}"
+    )
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:

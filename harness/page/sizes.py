@@ -19,6 +19,7 @@ from harness.page.case import (
     shared_sizes,
     short_keys,
     shown_rows,
+    slow_rows,
     us_text,
     verdict_text,
 )
@@ -88,7 +89,7 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
         _lines(size, points, unit_name),
         table(points, columns),
         len(points),
-        f"{op} {fixed}",
+        f"{op} {fixed}, {cases[0].device}. {slow_rows(points)}",
     )
 
 

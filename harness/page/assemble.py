@@ -238,11 +238,11 @@ def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[P
             section.title = " · ".join([run.op, *facts[:2]])
             section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
         what = runs[path].op if path in runs else section.title
-        rows.append(TableRow([TableValue(what, link=section.anchor), *facts, section.headline, str(path)]))
-    columns = ("record", "device", "date", "commit", "result", "path")
+        rows.append(TableRow([TableValue(what, link=section.anchor), section.headline, *facts, str(path)]))
+    columns = ("record", "result", "device", "date", "commit", "path")
     reading = "Choose a record to open its section, which draws its charts then."
     return PageSection(
-        "records", "Records", charts=[Chart("index", "Records", reading, table=Table(columns, rows))]
+        "records", "Records", charts=[Chart("records", "Records", reading, table=Table(columns, rows))]
     )
 
 

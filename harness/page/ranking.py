@@ -172,7 +172,8 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
     if len(choices) == 1:  # it is beside its baseline alone already
         choices = []
-    best = sorted({*shown_rows([case]), *case.baselines}) if len(case.timed) > FEW else []
+    many = len(case.timed) > FEW and case.run.contrast == "implementations"
+    best = sorted({*shown_rows([case]), *case.baselines}) if many else []
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, name = unit(min(point["us"] for point in points))

@@ -190,9 +190,9 @@ def _looks(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Which row is fastest in each case, and by how much; None where nothing has a time."""
+    """Which row is fastest in each case, and by how much; None where fewer than two have a time."""
     timed = [case for case in cases if case.timed]
-    if not timed:
+    if len(timed) < 2:
         return None
     timed.sort(key=lambda case: case.size_order)
     axis = _axis(timed)

@@ -36,6 +36,8 @@ def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, cli,
         view.drawn()
         assert view.errors == []
         assert [url for url in view.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        for select in view.page.get_by_role("combobox", name="Row").all():
+            select.select_option(label="all")
         promised = {chart.anchor: chart.marks for chart in page.charts() if chart.picture}
         assert {anchor: view.marks(anchor) for anchor in promised} == promised
         for width in (1600, 380):

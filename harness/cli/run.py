@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.measuring
-@click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
+@click.option(
+    "--baseline",
+    metavar="IMPL|sglang|vllm",
+    help="Compare with this one, or with what this engine runs by default in each case (default: the op's "
+    "best torch implementation).",
+)
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""

@@ -17,7 +17,6 @@ from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
-from kernels.engines import default_rows
 from shapes.case import text_of
 
 FEW = 8
@@ -47,12 +46,6 @@ class MeasuredCase(CaseResult):
     @property
     def device(self) -> str:
         return device(self.run)
-
-    @property
-    def engines_of(self) -> dict[str, str]:
-        """Row -> the engines that run it by default, as `sglang, vllm`."""
-        rows = default_rows(self.planned.op, self.cells[0].arch, self.planned.sizes)
-        return {row: ", ".join(e for e, of in rows.items() if of == row) for row in rows.values()}
 
     @property
     def size_order(self) -> tuple[list[int], ...]:
@@ -127,11 +120,11 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
             ratios.setdefault(cell.name, []).append(math.log(times_the_fastest(case, cell)))
     if len(ratios) <= FEW:
         return {*ratios}
-    defaults = {row for case in cases for row in case.engines_of}
+    defaults = {cell.name for case in cases for cell in case.timed if case.default_of(cell)}
     # A row that some case lacks stands behind one that all have.
     means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
     best = (min(names, key=means.__getitem__) for names in grouped(means, provider).values())
-    return {*best, *(name for name in means if name in defaults)}
+    return {*best, *defaults}
 
 
 def times_the_fastest(case: CaseResult, cell: Cell) -> float:

@@ -44,7 +44,7 @@ RANKING = (
     "measured limits. Whether a row differs from the baseline is the verdict in the table, which comes from "
     "paired rounds."
 )
-DEFAULT = " Names of engines stand in brackets behind the row that they run by default."
+DEFAULT = " An engine's name, or `both`, stands behind the row that it runs by default."
 WIDTH = 640
 TICKS = "Each tick is the time per call in one round; blocks are below each other."
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
@@ -65,9 +65,9 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan
     values = [_values(case, row, shown, fastest) for case, row in rows]
     _, times = in_unit(values)
-    defaults = any(value["engines"] for value in values)
+    defaults = any(value["default"] for value in values)
     columns: Columns = {
-        "implementation": "name", **({"default of": "engines"} if defaults else {}), "status": "status",
+        "implementation": "name", **({"default": "default"} if defaults else {}), "status": "status",
         **times, "vs fastest": ("ratio", significant),
         "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
@@ -92,13 +92,13 @@ def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float)
     """shown: names of cells
     fastest: the least time of all, in microseconds"""
     cell = row.cell
-    engines = case.engines_of.get(cell.name, "")
+    engine = case.default_of(cell)
     name, time = case.row_name(cell), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
-        "label": name + f" ({engines})" * bool(engines),
+        "label": name + f" ({engine})" * bool(engine),
         "provider": provider(cell.name),
-        "engines": engines,
+        "default": engine,
         "ratio": cell.time_us and cell.time_us / fastest,
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",

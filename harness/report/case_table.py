@@ -25,10 +25,12 @@ from harness.report.rows import (
     flag_effects,
     setting_comparisons,
 )
+from harness.report.terminal import plain
 from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.intervals import weighted_mean
 from harness.statistics.paired import MAX_NOISE
+from kernels.engines import SPELLED
 from shapes.case import Case
 
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
@@ -41,17 +43,41 @@ LONGEST_BASELINE = 40
 and in a race the name includes the configuration."""
 
 
+Part = Text | str | FittingTable | Notes
+"""What is printed of a case."""
+
+
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings a
     table of these. With the run, notes hold commands that check its wrong rows alone."""
+    return Group(*(noted(part) if isinstance(part, list) else part for part in case_parts(records, run)))
+
+
+def case_markdown(records: Sequence[Record], run: Run) -> str:
+    """The same for a pull request on GitHub; notes are folded."""
+    heading, *parts = case_parts(records, run)
+    blocks = ["### " + str(heading).replace("\n", "\n\n")]
+    for part in parts:
+        if isinstance(part, FittingTable):
+            blocks.append(part.markdown())
+        elif isinstance(part, list):
+            notes = plain(noted(part))
+            blocks.append(f"<details><summary>notes</summary>\n\n```\n{notes}\n```\n</details>")
+        elif said := str(part):
+            blocks.append(f"**{said}**" if isinstance(part, Text) else said)
+    return "\n\n".join(blocks)
+
+
+def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
+    """The heading of the case first."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)
-    ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
-    return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
+    ranking: list[Part] = [_ranking(case), ""] if case.timed else []
+    return [heading(case.cells[0]), headline(case), "", *ranking, case_notes(case, run)]
 
 
-def heading(cell: Cell) -> RenderableType:
+def heading(cell: Cell) -> Text:
     """The cell's case; below it the case's place in the suite, and what all rows have in common."""
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
@@ -65,35 +91,47 @@ def headline(case: CaseResult) -> Text:
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}")
     first = case.timed[0]
+    own = _engines(first, case)
+    parts = [f"{f' ({own} default)' if own else ''} {text.time_with_unit(interval(first))}"]
     if case.runner_up is not None:
-        against = _against(case.runner_up)
+        parts.append(_against(case.runner_up, _called(case.timed[1], case)))
     elif len(case.timed) == 1:
-        against = "nothing to compare it with"
+        parts.append("nothing to compare it with")
     else:
-        against = "not compared with the second"
-    limit = first.percent_of_ceiling
-    share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
-    time = text.time_with_unit(interval(first))
-    return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
+        parts.append("not compared with the second")
+    defaults = [cell for cell in case.timed[1:] if case.default_of(cell) and cell.impl != first.impl]
+    beside = case.timed[1:2] if case.runner_up else []
+    for cell in {cell.impl: cell for cell in reversed(defaults) if cell not in beside}.values():
+        if verdict := case.compared(first, cell):
+            parts.append(_against(verdict, _called(cell, case)))
+    if first.percent_of_ceiling is not None:
+        parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
+    return Text.assemble("fastest: ", (first.name, "bold green"), ", ".join(parts))
 
 
-def _against(verdict: Verdict) -> str:
+def _engines(cell: Cell, case: CaseResult) -> str:
+    """The engines that run the row by default: `SGLang's and vLLM's`; empty if none does."""
+    return " and ".join(f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl)
+
+
+def _called(cell: Cell, case: CaseResult) -> str:
+    engines = _engines(cell, case)
+    return f"{engines} default {cell.name}" if engines else cell.name
+
+
+def _against(verdict: Verdict, other: str) -> str:
     """What a verdict says of its first row, in words."""
-    value, ends = text.uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
-    if verdict.verdict == "faster":
-        return f"{value} {verdict.b} {ends}"
-    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
-    ends = ends.replace(" to ", "x to ").replace(")", "x)")
-    too_noisy = verdict.verdict == "unclear" and (verdict.noise is None or verdict.noise > MAX_NOISE)
-    noisy = ", too noisy" if too_noisy else ""
-    return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
+    return text.versus(verdict, other, verdict.noise is None or verdict.noise > MAX_NOISE)
 
 
 def _ranking(case: CaseResult) -> FittingTable:
     rows = [row for row in case.rows if row.cell.time_us is not None]
     limits = [row.cell.percent_of_ceiling for row in rows]
     return as_table(
-        {Column("implementation", wraps=True): [row.cell.name for row in rows]}
+        {
+            Column("implementation", wraps=True): [row.cell.name for row in rows],
+            Column("default", spare=1): [case.default_of(row.cell) for row in rows],
+        }
         | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
         | {
             Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
@@ -156,10 +194,10 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
 # Settings: flags, revisions
 
 
-def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
+def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     """Settings of each implementation, whether other kernels ran, and effects of flags over all settings."""
     comparisons = setting_comparisons([*case.cells, *case.verdicts], run)
-    parts: list[RenderableType] = [heading(case.cells[0]), ""]
+    parts: list[Part] = [heading(case.cells[0]), ""]
     if case.timed:
         parts += [_settings(comparisons, run), ""]
     notes = [*untimed(_each_once(case.cells, run)), *reproductions(case.cells, run)]
@@ -170,7 +208,7 @@ def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
         if comparison.noise is not None:
             pair = text.ratio_text(comparison.noise)
             notes.append(("noise", f"{comparison.name} against itself in other workers: {pair}"))
-    return Group(*parts, noted([*notes, *measuring(case.done)]))
+    return [*parts, [*notes, *measuring(case.done)]]
 
 
 def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
@@ -219,7 +257,7 @@ def _what_ran(comparison: SettingComparison) -> Notes:
     return notes
 
 
-def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType]:
+def _effects(comparison: SettingComparison, run: Run) -> Iterator[str | FittingTable]:
     found = flag_effects(comparison, run)
     if not found:
         return

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
+from harness.paths import portable
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.text import grouped, interval, microseconds, ratio_text, table
+from harness.report.text import counted, grouped, interval, microseconds, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 from kernels.platform import Platform
 
+MOST_NAMED = 3
+"""The number of changed rows that a line names."""
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 CLAIMS_NOTE = """
 Each ratio is the largest of all recorded cases, with an interval that is wide enough for the largest of so
@@ -52,6 +55,32 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
         yield from ("", "over all cases, weighted by their share of the serving step:")
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
     yield from ("", _conclusion(comparison))
+
+
+def since(a: RecordedRun, comparison: Compared) -> str:
+    """What changed since run A, in a line."""
+    judged = [row for row in comparison.rows if row.baseline]
+    moved = grouped(
+        [row for row in judged if row.comparison.verdict in ("slower", "faster")],
+        lambda row: (row.name, row.comparison.verdict),
+    )
+    said = []
+    for (name, word), rows in sorted(moved.items(), key=lambda of: -len(of[1]))[:MOST_NAMED]:
+        ratio = means(rows)[name]
+        factor = f"{ratio if word == 'faster' else 1 / ratio:.2f}x {word}"
+        said.append(f"{name} {factor} in {len(rows)} of {counted(sum(row.name == name for row in judged))}")
+    if len(moved) > MOST_NAMED:
+        said.append(f"{len(moved) - MOST_NAMED} more rows changed")
+    unclear = sum(row.comparison.verdict == "unclear" for row in judged)
+    what = "the others did not change" if said else "nothing changed"
+    what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
+    if unclear == len(judged):
+        what = f"not told, all {unclear} rows are unclear" if unclear > 1 else "not told, the row is unclear"
+    elif unclear:
+        what += f", {unclear} of {len(judged)} unclear"
+    said.append(what)
+    when = a.run.created.replace("T", " ")[:16]
+    return f"since {when} ({portable(str(a.folder))}): {'; '.join(said)}"
 
 
 def _cells(row: Row) -> list[str]:

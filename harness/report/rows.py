@@ -11,9 +11,12 @@ from functools import cached_property
 from harness.plan.entry import entry_name
 from harness.plan.settings import PLAIN
 from harness.report.text import grouped
+from harness.results.comparison import paired
 from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.statistics.paired import noise_of
+from harness.statistics.intervals import CONFIDENCE
+from harness.statistics.paired import MARGIN, noise_of, verdict
+from kernels.engines import default_rows
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
@@ -74,11 +77,62 @@ class CaseResult:
         return [v.b for v in self.verdicts if v.about == "A/A"]
 
     @property
+    def baseline(self) -> str:
+        """The implementation of the first of these; empty where nothing was compared."""
+        return next((cell.impl for cell in self.cells if cell.name in self.baselines[:1]), "")
+
+    @property
     def runner_up(self) -> Verdict | None:
         """The fastest row against the second. Each group of entries has such a verdict; the one that counts
         is that of the row which is fastest of all."""
         about_second = (v for v in self.verdicts if v.about == "runner-up")
         return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
+
+    @cached_property
+    def defaults(self) -> dict[str, str]:
+        """Engine -> the implementation that it runs by default in this case, under the variables that were
+        set for the run. It follows from the sizes, so that old records have it too."""
+        cell = self.cells[0]
+        sizes = dict(word.split("=", 1) for word in cell.case.split() if "=" in word)
+        given = dict(part.split("=", 1) for part in cell.setting.split(", ") if "=" in part)
+        return default_rows(cell.op, cell.arch, sizes, given)
+
+    def default_of(self, cell: Cell) -> str:
+        """The engine that runs the cell's implementation by default, or `both`; empty if none does."""
+        engines = [engine for engine, row in self.defaults.items() if row == cell.impl]
+        return "both" if len(engines) == 2 else "".join(engines)
+
+    @property
+    def noise(self) -> float:
+        """The largest of its A/A pairs."""
+        pairs = [noise_of(v.comparison) for v in self.verdicts if v.about == "A/A"]
+        return max(pairs, default=math.inf)
+
+    def compared(self, a: Cell, b: Cell) -> Verdict | None:
+        """The verdict on a against b: as recorded, or from the rounds that both have, at an equal share of
+        the error of as many comparisons as there are rows. None where they share no round."""
+        for known in self.verdicts:
+            if (known.a, known.b) == (a.name, b.name) and known.about != "A/A":
+                return known
+        if not a.samples.by_round.keys() & b.samples.by_round.keys():
+            return None
+        margin = self.verdicts[0].margin if self.verdicts else MARGIN
+        share = 1 - (1 - CONFIDENCE) / len(self.timed)
+        ratio = paired(a.samples, b.samples, share)
+        known_ends = math.isfinite(ratio.high)
+        return Verdict(
+            case=a.case,
+            a=a.name,
+            b=b.name,
+            ratio=ratio.ratio,
+            low=ratio.low if known_ends else None,
+            high=ratio.high if known_ends else None,
+            noise=self.noise if math.isfinite(self.noise) else None,
+            margin=margin,
+            verdict=verdict(ratio.low, ratio.high, noise=self.noise, margin=margin),
+            confidence=share,
+            about="baseline",
+        )
 
     @property
     def limit_us(self) -> float | None:

@@ -28,6 +28,9 @@ DATA = Path(__file__).parent
 KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu"}
 """The kind of platform, by how the name of an architecture begins."""
 
+SPELLED = {"sglang": "SGLang", "vllm": "vLLM"}
+"""The names of engines as their makers write them."""
+
 RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -157,12 +160,23 @@ def default_rows(
     sizes: as a case or a record has them
     given: as in `default`
     """
-    try:
-        every = asdict(OPS[op].sizes(sizes))
-    except (KeyError, ValueError):
-        return {}
-    choices = {engine: default(engine, op, arch, every, given) for engine in engines()}
+    choices = {engine: _choice(engine, op, arch, sizes, given) for engine in engines()}
     return {engine: choice.row for engine, choice in choices.items() if choice and choice.row}
+
+
+def no_row(engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}) -> str:
+    """Why `default_rows` lacks an engine."""
+    choice = _choice(engine, op, arch, sizes, given)
+    return choice.why if choice else f"what it runs on {arch} is not recorded"
+
+
+def _choice(
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str]
+) -> EngineDefault | None:
+    try:
+        return default(engine, op, arch, asdict(OPS[op].sizes(sizes)), given)
+    except (KeyError, ValueError):
+        return None
 
 
 def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:

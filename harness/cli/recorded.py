@@ -45,7 +45,7 @@ def report(
     png: str | None,
     chart: tuple[str, ...],
 ) -> None:
-    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, roofline, rounds, flags,
+    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, rounds, flags,
     what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
     `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
     it."""

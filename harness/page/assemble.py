@@ -30,7 +30,7 @@ from harness.page.document import (
     table,
 )
 from harness.page.machine import machine_section
-from harness.page.ranking import ranking, roofline, rounds
+from harness.page.ranking import ranking, rounds
 from harness.page.serving.ab import ab_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
@@ -132,7 +132,6 @@ MOST_ROUNDS = 4000
 """The number of rounds that a chart draws one by one."""
 MOST_INPUTS = 8
 """The number of records whose charts stand together; a page of more has an index, and no rounds."""
-COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
 @dataclass
@@ -288,7 +287,6 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     toggled = [case for case in cases if case.run.contrast == "settings"]
     under_settings = grouped(toggled, lambda case: case.folder).values()
     charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
-    charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
     charts += [settings_over_cases(of_run) for of_run in under_settings]
     by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
     heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
@@ -316,12 +314,13 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
         for section in inner:
             section.folded, section.title = True, short[section.title]
             section.notes = [note for note in section.notes if note not in everywhere]
-        alpha = 1 - cases[0].run.confidence
-        false = (
-            f"with {1 - alpha:.0%} confidence: expect {alpha * len(by_key):.1f} false ones in {len(by_key)}"
+        sure = cases[0].run.confidence
+        together = (
+            f"those of a case hold together with {100 * sure:.0f} % confidence: expect one case with a false "
+            f"verdict in {1 / (1 - sure):.0f}; these are {len(by_key)}"
         )
         notes += [("sizes", f"all have {shared}")] if shared else []
-        notes += [*everywhere, ("verdicts", f"those of a case hold together {false} cases")]
+        notes += [*everywhere, ("verdicts", together)]
     return PageSection(
         anchor(op), op, " ".join(headlines), [chart for chart in charts if chart], notes, inner
     )
@@ -378,38 +377,14 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
     """How much of a target's resources each configuration of a Triton kernel takes."""
     try:
         rows = document["compiles"]
-        values = [
-            {name: row[name] for name in ("target", "registers", "spills", "reason")}
-            | {
-                "kernel": f"{row['op']} {row['kernel']}",
-                "config": str(row["config"]),
-                "verdict": "ok" if row["ok"] else "must not be shipped",
-            }
-            for row in rows
-        ]
-        lines = compile_lines(rows)
+        lines, bad = compile_lines(rows), sum(not row["ok"] for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
-    bad = sum(value["verdict"] != "ok" for value in values)
-    picture = (
-        alt.Chart({"values": values})
-        .mark_point(filled=True, size=40, opacity=0.6)
-        .encode(
-            x=alt.X("registers:Q", title="registers of a thread"),
-            y=alt.Y("kernel:N", title=None),
-            color=alt.Color("verdict:N", scale=coded(COMPILED), title=None),
-            shape=alt.Shape("target:N"),
-            tooltip=["kernel:N", "target:N", "registers:Q", "spills:Q", "config:N", "verdict:N", "reason:N"],
-        )
-        .properties(width=520, height=alt.Step(24))
-    )
     chart = Chart(
         anchor("compiled", title),
         "Registers",
-        "Each dot is a configuration, placed by its registers; what spills must not be shipped.",
-        picture if values else None,
-        Table(HEADERS, [TableRow(line) for line in lines], frozenset(HEADERS[4:11])),
-        len(values),
+        "The registers of a thread; what spills must not be shipped.",
+        table=Table(HEADERS, [TableRow(line) for line in lines], frozenset(HEADERS[4:11])),
     )
-    headline = f"{len(values)} configurations compiled, {bad} must not be shipped"
+    headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

@@ -100,36 +100,30 @@ def us_text(us: float | None) -> str:
 
 
 def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
-    """Gives rows with `time_us`, `low_us` and `high_us` also `time`, `low` and `high` in the unit of the
-    smallest time, None where there is none. Returns the name of the unit and the columns of the three."""
+    """Gives rows their `time_us`, `low_us` and `high_us` as `time`, `time_low` and `time_high` too, in the
+    unit of the smallest time. Returns the name of the unit, and the columns of the three."""
     size, name = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
+    keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
     for row in rows:
-        row |= {
-            key: us and round(us / size, 6) for key in ("time", "low", "high") for us in [row[f"{key}_us"]]
-        }
-    headings = {f"time, {name}": "time", "from": "low", "to": "high"}
-    return name, {heading: (key, us_text) for heading, key in headings.items()}
+        row |= {key: row[us] and round(row[us] / size, 6) for key, us in keys.items()}
+    return name, dict(zip((f"time, {name}", "from", "to"), ((key, us_text) for key in keys), strict=True))
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
     """Names of the rows that charts show without being asked: all where they are few, else the fastest of
     each provider and the defaults of engines."""
     ratios: dict[str, list[float]] = {}
+    defaults = {cell.name for case in cases for cell in case.timed if case.default_of(cell)}
     for case in cases:
+        fastest = case.timed[0].time_us if case.timed else None
         for cell in case.timed:
-            ratios.setdefault(cell.name, []).append(math.log(times_the_fastest(case, cell)))
+            ratios.setdefault(cell.name, []).append(math.log((cell.time_us or 1.0) / (fastest or 1.0)))
     if len(ratios) <= FEW:
         return {*ratios}
-    defaults = {cell.name for case in cases for cell in case.timed if case.default_of(cell)}
     # A row that some case lacks stands behind one that all have.
     means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
     best = (min(names, key=means.__getitem__) for names in grouped(means, provider).values())
     return {*best, *defaults}
-
-
-def times_the_fastest(case: CaseResult, cell: Cell) -> float:
-    """The time of a cell as a multiple of the fastest of its case."""
-    return (cell.time_us or math.nan) / (case.timed[0].time_us or math.nan)
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -145,7 +139,7 @@ def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     many = len({row["name"] for row in rows}) > FEW
     few = "Of many rows the best of each provider and the engines' defaults are shown." * many
-    return " ".join(filter(None, ["", slow_rows(rows), few, "Choose others below the picture."]))
+    return " " + " ".join(filter(None, [slow_rows(rows), few, "Choose others below the picture."]))
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

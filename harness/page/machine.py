@@ -23,7 +23,7 @@ ENDS = ("min", "median", "max")
 IN_ORDER = "Left to right is the order of measuring; records have no times of day."
 READ = "#0072B2"
 BYTES = ("device_memory", "last_level_cache")
-WIDTH = 640
+WIDTH = 500
 
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:

@@ -1,5 +1,4 @@
-"""Times of a case: the ranking with intervals, every round of every row, and all times of a run against the
-roofline of the machine."""
+"""Times of a case: the ranking with intervals, and every round of every row."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from typing import Any
 
 import altair as alt
 
-from harness.catalogue.devices import Ceilings, peaks
 from harness.page.case import (
     FAR,
     FEW,
@@ -36,13 +34,12 @@ from harness.page.style import (
 )
 from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
-from kernels.platform import Platform
 
 RANKING = (
     "Each line is an implementation: the dot is its time per call as a multiple of the fastest, the bar its "
-    "interval; further left is faster. The dashed line is the time that the machine would need at its "
-    "measured limits. Whether a row differs from the baseline is the verdict in the table, which comes from "
-    "paired rounds."
+    "interval; further left is faster. A dashed line is the time that the machine would need at its "
+    "measured limits, where that is near. Whether a row differs from the baseline is the verdict in the "
+    "table, which comes from paired rounds."
 )
 DEFAULT = " An engine's name, or `both`, stands behind the row that it runs by default."
 WIDTH = 640
@@ -59,10 +56,10 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """The ranking of one case, in one run or in several."""
-    rows = [(case, row) for case in cases for row in case.rows]
+    """The ranking of one case, in one run or in several; a note has the rows that cannot run."""
+    rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
-    shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan
+    shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan if rows else math.nan
     values = [_values(case, row, shown, fastest) for case, row in rows]
     _, times = in_unit(values)
     defaults = any(value["default"] for value in values)
@@ -78,8 +75,11 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     timed = [value for value in values if value["time_us"] is not None]
     if not timed:
         return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
-    failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
-    limits = {case.label: case.limit_us / fastest for case, row in rows if row.cell.time_us and case.limit_us}
+    failed = [value for value in values if value["time_us"] is None]
+    limits = {case.label: case.limit_us / fastest for case, _ in rows if case.limit_us}
+    limits = {
+        label: ratio for label, ratio in limits.items() if ratio * FAR > 1
+    }  # a far one squeezes the rows
     checked = any(value["status"] == "checked" for value in failed)
     reading = RANKING + DEFAULT * defaults
     reading += " checked: right, but not timed here." if checked else ""
@@ -262,81 +262,3 @@ def _rounds_picture(
     return picture.add_params(alt.param(name="row", value=options[0], bind=select)).transform_filter(
         "row === null || indexof(row, datum.of) >= 0"
     )
-
-
-# Roofline
-
-
-def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Every time of a run against the limits of its machine, by arithmetic intensity (Williams, Waterman and
-    Patterson, Communications of the ACM 52(4), 2009). None where no time has both rates."""
-    points: list[dict[str, Any]] = [
-        {
-            "name": cell.name,
-            "provider": provider(cell.name),
-            "case": cell.case,
-            "intensity": cell.tflops * 1e3 / cell.gbps,
-            "tflops": cell.tflops,
-            "gbps": cell.gbps,
-            "text": microseconds(cell.time_us),
-        }
-        for case in cases
-        for cell in case.timed
-        if cell.tflops and cell.gbps
-    ]
-    if not points:
-        return None
-    x = alt.X("intensity:Q", scale=alt.Scale(type="log"), title="arithmetic intensity, FLOP per byte")
-    y = alt.Y("tflops:Q", scale=alt.Scale(type="log"), title="TFLOPS")
-    rates = [alt.Tooltip("tflops:Q", title="TFLOPS"), alt.Tooltip("gbps:Q", title="GB/s")]
-    dots = alt.Chart({"values": points}).mark_point(filled=True, size=60, opacity=0.8)
-    colour = provider_colour((point["provider"] for point in points), title=None)
-    tooltip = [*tips(name="implementation", case="", text="time"), *rates]
-    layers: list[alt.Chart] = [dots.encode(x=x, y=y, color=colour, tooltip=tooltip)]
-    if roofs := _roofs(cases[0], [point["intensity"] for point in points]):
-        lines = alt.Chart({"values": roofs}).encode(x=x, y=y)
-        dash = alt.StrokeDash("kind:N", title=None)
-        layers.append(lines.mark_line(color="#888", aria=False).encode(detail="roof:N", strokeDash=dash))
-        layers.append(lines.mark_text(align="right", baseline="bottom", dy=-3).encode(text="end:N"))
-    columns: Columns = {
-        "case": "case", "implementation": "name", "FLOP per byte": ("intensity", significant),
-        "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
-    }  # fmt: skip
-    return Chart(
-        anchor("roofline", cases[0].planned.op, cases[0].label),
-        "Roofline",
-        "Each dot is a time. Memory limits dots below the slope, arithmetic limits dots below the flat line "
-        "of their dtype; the closer to a line, the less is left to gain. A dot above the slope reads from "
-        "caches.",
-        alt.layer(*layers).properties(width=560, height=360),
-        table(points, columns),
-        len(points),
-    )
-
-
-def _roofs(case: MeasuredCase, intensities: Sequence[float]) -> list[dict[str, Any]]:
-    """The corners of the lines that the limits of the machine make, a line for each dtype, over the range of
-    the dots."""
-    machine = case.run.provenance.get("machine", {})
-    platform = Platform(
-        machine.get("platform", ""), machine.get("arch", ""), name=machine.get("device", ""), here=False
-    )
-    measured, datasheet = Ceilings.recorded(case.run.ceilings or {}), peaks(platform)
-    lines = []
-    if measured:
-        lines += [("measured", dtype, rate, measured.bandwidth) for dtype, rate in measured.rates.items()]
-    if datasheet:
-        lines.append(("datasheet", "peak", max(datasheet.rates.values()), datasheet.bandwidth))
-    knees = [rate / bandwidth for _, _, rate, bandwidth in lines]
-    low, high = min([*intensities, *knees]) / 3, max([*intensities, *knees]) * 3
-    return [
-        {
-            "kind": kind,
-            "roof": f"{kind}, {dtype}",
-            "end": dtype if intensity == high else "",
-            "intensity": intensity,
-            "tflops": min(rate, bandwidth * intensity) / 1e12,
-        }
-        for kind, dtype, rate, bandwidth in lines
-        for intensity in (low, rate / bandwidth, high)
-    ]

@@ -3,6 +3,7 @@ fastest in which case."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
@@ -83,8 +84,8 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
     return Chart(
         anchor("time-over", op, size, fixed),
         f"Time over {size} at {fixed}",
-        "The time of a call as a multiple of the fastest at that size, or by itself: choose below the "
-        "picture. Lower is faster, the band is the interval, both axes are logarithmic. Point at a row to "
+        "The time of a call as a multiple of the fastest at that size; below the picture choose the time "
+        "itself, or its share of the limit. Bands are intervals, axes are logarithmic. Point at a row to "
         "see it alone." + not_shown(points) + _devices(cases),
         _lines(size, points, unit_name),
         table(points, columns),
@@ -106,8 +107,8 @@ def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[di
                 "provider": provider(cell.name),
                 "shown": cell.name in shown and ratio <= FAR,
                 "ratio": ratio,
-                "low_ratio": low / fastest,
-                "high_ratio": high / fastest,
+                "ratio_low": low / fastest,
+                "ratio_high": high / fastest,
                 "beside": f"{ratio:.3g}x",
                 "time_us": cell.time_us,
                 "low_us": low,
@@ -140,8 +141,11 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     if values[0] > 0:
         across = alt.Scale(type="log", base=2, nice=False)
     pointed = alt.selection_point(name="pointed", fields=["name"], on="pointerover")
-    kinds = {"multiple of the fastest": "ratio", f"time in {unit_name}": "time"}
-    select = alt.binding_select(options=[*kinds.values()], labels=[*kinds], name="Axis: ")
+    axes = {"ratio": ("multiple of the fastest", "x"), "time": (f"time, {unit_name}", f" {unit_name}")}
+    if any(point["share"] for point in points):
+        axes["share"] = ("% of the machine's limit", " %")
+    names, suffixes = [name for name, _ in axes.values()], {axis: end for axis, (_, end) in axes.items()}
+    select = alt.binding_select(options=[*axes], labels=names, name="Axis: ")
     params = [alt.param(name="axis", value="ratio", bind=select), *([choice] if choice else [])]
     base = alt.Chart({"values": list(points)}).encode(
         x=alt.X("x:Q", title=size, scale=across, axis=alt.Axis(values=values)),
@@ -150,11 +154,11 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     )
     base = base.transform_filter(CHOSEN) if choice else base
     base = base.transform_calculate(
-        at="axis === 'time' ? datum.time : datum.ratio",
-        from_="axis === 'time' ? datum.low : datum.low_ratio",
-        to="axis === 'time' ? datum.high : datum.high_ratio",
+        at="datum[axis]",
+        from_="datum[axis + '_low'] || datum.share",
+        to="datum[axis + '_high'] || datum.share",
     )
-    labels = alt.Axis(labelExpr=f"datum.label && datum.label + (axis === 'time' ? ' {unit_name}' : 'x')")
+    labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
     tooltip = [
         *tips(name="implementation"),

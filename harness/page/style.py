@@ -81,11 +81,11 @@ def legend_values(rows: Sequence[Mapping[str, Any]]) -> list[str] | alt.ExprRef:
 
 
 def shade(colour: str, place: int) -> str:
-    """The colour for the first of several rows, darker and lighter ones for the next.
+    """The colour for the first of several rows, lighter and darker ones for the next.
 
     colour: `#0072B2`
     """
-    towards, part = ((0, 0.0), (0, 0.45), (255, 0.5), (0, 0.25), (255, 0.25), (0, 0.6))[place % 6]
+    towards, part = ((0, 0.0), (255, 0.4), (0, 0.3), (255, 0.6), (0, 0.15), (255, 0.2))[place % 6]
     parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(value + (towards - value) * part):02x}" for value in parts)
 

@@ -41,6 +41,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         device(run),
         [chart for chart in charts if chart],
         notes,
+        folded=True,
     )
 
 

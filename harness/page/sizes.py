@@ -214,7 +214,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     }  # fmt: skip
     place, numbers = anchor("winners", timed[0].planned.op), table(values, columns)
     all_have = f" All have {text_of(shared)}." if shared else ""
-    if len({value["y"] for value in values}) == 1:  # a list, not a plane
+    if 1 in (len({value[side] for value in values}) for side in "xy"):  # a list, not a plane
         reading = f"The fastest row of each case, and by how much it leads the second.{all_have}"
         return Chart(place, "Fastest implementation", reading, table=numbers)
     return Chart(

@@ -18,17 +18,7 @@ from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
 from harness.page.case import MeasuredCase, device, measured_cases, shared_sizes, short_keys, us_text
-from harness.page.document import (
-    Chart,
-    Columns,
-    Page,
-    PageSection,
-    Table,
-    TableRow,
-    TableValue,
-    anchor,
-    table,
-)
+from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, rounds
 from harness.page.serving.ab import ab_section
@@ -214,10 +204,9 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
     ops = dict.fromkeys(run.op for run in runs.values())
     names = [*ops, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
-    about = "; ".join(dict.fromkeys(_origin(run) for run in runs.values()))
+    about = "; ".join(dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values()))
     if many:
-        names = [f"{len(named)} records"]
-        about = f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
+        names, about = [f"{len(named)} records"], f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
         for section, machine in zip(sections, machines, strict=False):
             section.sections = [*section.sections, machine]
         sections = [_index(named, runs, sections), *sections]
@@ -227,41 +216,29 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
 
 
 def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]) -> PageSection:
-    """A table of all records of a page, with links to their sections, which it folds and names apart.
-
-    named:    the records, in the order of their sections
-    """
+    """A table of the records `named`, with links to their sections, which it folds and names apart."""
     rows = []
     for path, section in zip(named, sections, strict=True):
         section.folded, section.anchor = True, anchor(str(path))
-        facts = ["", "", ""]
-        if path in runs:
-            run = runs[path]
-            facts = [device(run), run.created[:10], str(_commit(run))]
-            section.title = " · ".join([run.op, *facts[:2]])
+        what, facts = section.title, [""] * 5
+        if run := runs.get(path):
+            what, facts = run.op, _origin(run)
+            section.title = " · ".join([run.op, facts[0], facts[3]])
             section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
-        what = runs[path].op if path in runs else section.title
-        rows.append(TableRow([TableValue(what, link=section.anchor), section.headline, *facts, str(path)]))
-    columns = ("record", "result", "device", "date", "commit", "path")
+        rows.append(TableRow([what, section.headline, *facts, str(path)], link=section.anchor))
+    columns = ("record", "result", "device", "architecture", "host", "date", "commit", "path")
     reading = "Choose a record to open its section, which draws its charts then."
-    return PageSection(
-        "records", "Records", charts=[Chart("records", "Records", reading, table=Table(columns, rows))]
-    )
+    chart = Chart("records", "Records", reading, table=Table(columns, rows))
+    return PageSection("index", "Index", charts=[chart])
 
 
-def _origin(run: Run) -> str:
-    """`AMD EPYC, x86-avx512, 2 cores, 2026-11-21, commit 5c83dd5`"""
-    machine = run.provenance.get("machine", {})
+def _origin(run: Run) -> list[str]:
+    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` with `+` for changed files; an
+    empty text for what is not known."""
+    machine, git = (run.provenance.get(of, {}) for of in ("machine", "git"))
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
-    commit = _commit(run)
-    facts = (device(run), machine.get("arch"), cores, run.created[:10], commit and f"commit {commit}")
-    return ", ".join(filter(None, facts))
-
-
-def _commit(run: Run) -> str:
-    """`5c83dd5`, with `+` where its files were changed; empty where it is not known."""
-    git = run.provenance.get("git", {})
-    return str(git.get("commit") or "")[:7] + "+" * bool(git.get("dirty"))
+    commit = f"commit {git['commit'][:7]}{'+' * bool(git.get('dirty'))}" if git.get("commit") else ""
+    return [device(run), machine.get("arch", ""), cores, run.created[:10], commit]
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
@@ -290,10 +267,11 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     charts += [settings_over_cases(of_run) for of_run in under_settings]
     by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
     heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
-    inner = [_case_section(same, with_rounds) for same in by_key if same in heaviest]
-    notes = []
-    if left := len(by_key) - len(inner):
-        notes.append(("not shown", f"{left} cases of less weight have no charts of their own"))
+    inner = [
+        _case_section(same, with_rounds) for same in sorted(heaviest, key=lambda same: same[0].size_order)
+    ]
+    left = len(by_key) - len(inner)
+    notes = [("not shown", f"{left} cases of less weight have no charts of their own")] if left else []
     headlines = []
     runs = list(grouped(ranked, lambda case: case.folder).values())
     alone = [case for of_run in runs if len(of_run) == 1 for case in of_run]

@@ -18,8 +18,6 @@ class TableValue:
     """As people read it."""
     order: float | str | None = None
     """What the column is sorted by, and what a download has; None: the text."""
-    link: str = ""
-    """The anchor of what it names; empty: nothing on the page."""
 
 
 @dataclass
@@ -27,6 +25,8 @@ class TableRow:
     cells: Sequence[str | TableValue]
     anchor: str = ""
     """Where a link finds the row, unique on the page; empty: it has none."""
+    link: str = ""
+    """The anchor of the section that the first cell names; empty: none."""
 
 
 @dataclass(frozen=True)

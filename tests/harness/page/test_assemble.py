@@ -64,7 +64,7 @@ def test_a_page_of_many_records_begins_with_a_table_of_them(tmp_path):
     index, *sections = page.sections
     assert page.title == "9 records" and told == [str(tmp_path / f"{i}/run") for i in range(9)]
     (table,) = (chart.table for chart in index.charts)
-    assert [row.cells[0].link for row in table.rows] == [section.anchor for section in sections]
+    assert [row.link for row in table.rows] == [section.anchor for section in sections]
     assert [row.cells[1] for row in table.rows] == [section.headline for section in sections]
     assert all(
         section.folded and section.title == "mla_decode · A machine · 2026-11-24" for section in sections

@@ -85,7 +85,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     python -m harness show results/h200/mla_decode-b64
     python -m harness show results/local/RUN --markdown > table.md
     """
-    from harness.cli.run_display import RaceTables, RunDisplay, conclusion
+    from harness.cli.run_display import RaceTables, RunDisplay, answers
     from harness.errors import NothingRan
     from harness.report.case_table import case_markdown
     from harness.report.terminal import plain
@@ -99,7 +99,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
         raise NothingRan(f"no case was finished in {', '.join(str(folder) for folder, *_ in found)}")
     for folder, run, cases in found:
         records = [record for of_case in cases.values() for record in of_case]
-        answer = [] if run.race or not cases else conclusion(run, records)
+        answer = [] if run.race or not cases else answers(run, records)
         machine = run.provenance.get("machine", {}).get("device", "an unknown device")
         when = run.created.replace("T", " ")[:16]
         title = f"{run.op} on {machine}, {when} ({folder})"

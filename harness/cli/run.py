@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--baseline",
     metavar="IMPL|sglang|vllm",
-    help="Compare with this one, or with what this engine runs by default in each case (default: the op's "
-    "best torch implementation).",
+    help="Compare the others with it; an engine stands for what it runs by default.  [default: torch's best]",
 )
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:

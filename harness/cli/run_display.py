@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -75,7 +74,7 @@ class RunDisplay(TerminalDisplay):
         self.print(end_text(outcome))
         if self.resumed and not self.measured and not outcome.left_out:
             self.print(f"nothing was left to measure; its tables: python -m harness show {self.resumed}")
-        answer = conclusion(run, outcome.records)
+        answer = answers(run, outcome.records)
         if run.contrast == "implementations" and not self.progress.quiet:
             answer += [comparison_table.since(*found) for found in [changed_since(outcome.folder)] if found]
         if answer:
@@ -84,7 +83,7 @@ class RunDisplay(TerminalDisplay):
             self.print(said)
 
 
-def conclusion(run: Run, records: Sequence[Record]) -> list[RenderableType]:
+def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
     which to take."""
     if run.contrast == "settings":
@@ -132,11 +131,8 @@ def end_text(outcome: Outcome) -> str:
     what the budget did not reach, and how much several devices differ."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
-    phases = Counter({"starting and ceilings": outcome.before_s})
-    for case in done:
-        phases.update(case.phases or {"set-up and checks": case.setup_s})
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
-    spent = notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
+    spent = notes.time_spent(measured_s, setup_s + outcome.before_s)
     lines = [
         f"{counted(outcome.cases)}: {spent}",
         f"recorded in {outcome.folder}",

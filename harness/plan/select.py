@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import kernels
 from harness.errors import UsageError
-from kernels.engines import SPELLED, default_rows, engines, no_row
+from kernels.engines import choices, engines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
@@ -108,51 +108,33 @@ def choose_baseline(
     named: str | None,
     selected: list[Implementation],
     cases: Sequence[Case] = (),
-    given: Mapping[str, str] = {},
+    given: Mapping[str, str | None] = {},
 ) -> str:
-    """The named baseline, or the op's best torch implementation on this platform. Where an engine is named it
-    stands for the row that the engine runs by default in each case. The rows are added to `selected`.
-
-    given: the variables that are set for the run
-    """
+    """The named baseline, or the op's best torch implementation on this platform. An engine stands for what
+    it runs by default in each case. The rows are added to `selected`. given: variables of the run"""
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
     if baseline not in known and baseline not in engines():
         others = ", ".join([*engines(), *known])
         raise UsageError(f"unknown baseline {baseline!r}; engines and implementations: {others}")
     rows = [baseline]
-    if baseline in known:
-        reasons = [known[baseline].supports(case, platform).reason for case in cases]
-        if named and reasons and all(reasons):
-            raise UsageError(f"--baseline {named} can run no case here: {reasons[0]}")
-    else:
-        rows = [_default_row(baseline, case, platform, known, given) for case in cases]
-    for row in dict.fromkeys(rows):
-        if row not in {i.name for i in selected}:
-            selected.append(known[row])
+    if baseline in engines():
+        rows = [_default_row(baseline, case, platform, given) for case in cases]
+    missing = set(rows) - {i.name for i in selected}
+    selected += [known[row] for row in sorted(missing)]
     return baseline
 
 
-def _default_row(
-    engine: str,
-    case: Case,
-    platform: Platform,
-    known: Mapping[str, Implementation],
-    given: Mapping[str, str],
-) -> str:
-    """The row that an engine runs by default in a case. Raises UsageError where it runs none of these, or one
-    that cannot run here."""
-    row = default_rows(case.op, platform.arch, case.sizes, given).get(engine, "")
-    if row not in known:
-        why = no_row(engine, case.op, platform.arch, case.sizes, given)
-        raise UsageError(
-            f"--baseline {engine}: {SPELLED[engine]} runs none of these rows at {case.key}: {why}"
-        )
-    support = known[row].supports(case, platform)
-    if not support.ok or known[row].interpreted(platform):
-        why = support.reason or "it is interpreted here, which gives no time"
-        raise UsageError(f"--baseline {engine}: its default {row} cannot run {case.key}: {why}")
-    return row
+def _default_row(engine: str, case: Case, platform: Platform, given: Mapping[str, str | None]) -> str:
+    """What an engine runs by default in a case. Raises UsageError where that is no row that can run here."""
+    choice = choices(case.op, platform.arch, case.sizes, given).get(engine)
+    why = choice.why if choice else f"what it runs on {platform.arch} is not recorded"
+    if choice and choice.row:
+        support = choose_implementation(case.op, choice.row).supports(case, platform)
+        if support.ok:
+            return choice.row
+        why = f"{choice.row}: {support.reason}"
+    raise UsageError(f"--baseline {engine} has no row at {case.key}: {why}")
 
 
 def launches(platform: Platform, wanted: str | None) -> list[str]:

@@ -30,11 +30,6 @@ class Setting:
     revision: str = ""  # the name of that tree
 
     @property
-    def given(self) -> dict[str, str]:
-        """The variables that have a value."""
-        return {name: value for name, value in self.variables.items() if value is not None}
-
-    @property
     def name(self) -> str:
         words = [self.revision] if self.revision else []
         words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]

@@ -85,53 +85,46 @@ def heading(cell: Cell) -> Text:
 
 
 def headline(case: CaseResult) -> Text:
-    """Which row is fastest, and how sure that is."""
+    """Which row is fastest, and how sure that is: against the second, and what engines run by default."""
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}")
-    first = case.timed[0]
-    own = _engines(first, case)
-    parts = [f"{f' ({own} default)' if own else ''} {text.time_with_unit(interval(first))}"]
-    if case.runner_up is not None:
-        parts.append(_against(case.runner_up, _called(case.timed[1], case)))
-    elif len(case.timed) == 1:
-        parts.append("nothing to compare it with")
-    else:
-        parts.append("not compared with the second")
-    defaults = [cell for cell in case.timed[1:] if case.default_of(cell) and cell.impl != first.impl]
-    beside = case.timed[1:2] if case.runner_up else []
-    for cell in {cell.impl: cell for cell in reversed(defaults) if cell not in beside}.values():
-        if verdict := case.compared(first, cell):
-            parts.append(_against(verdict, _called(cell, case)))
+    first, *others = case.timed
+    name = Text(_marked(first, case))
+    name.stylize("bold green", 0, len(first.name))
+    parts = [f" {text.time_with_unit(interval(first))}"]
+    if not case.runner_up:
+        parts.append("not compared with the second" if others else "nothing to compare it with")
+    second = case.runner_up.b if case.runner_up else ""
+    defaults = {c.impl: c.name for c in reversed(others) if case.default_of(c) and c.impl != first.impl}
+    for cell in others:
+        found = case.compared(first, cell) if cell.name in (second, *defaults.values()) else None
+        if found:
+            noise = found.noise if isinstance(found, Verdict) else case.noise
+            other = f"{default} {cell.name}" if (default := _default(cell, case)) else cell.name
+            parts.append(text.versus(found, other, noise is None or noise > MAX_NOISE))
     if first.percent_of_ceiling is not None:
         parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
-    return Text.assemble("fastest: ", (first.name, "bold green"), ", ".join(parts))
+    return Text.assemble("fastest: ", name, ", ".join(parts))
 
 
-def _engines(cell: Cell, case: CaseResult) -> str:
-    """The engines that run the row by default: `SGLang's and vLLM's`; empty if none does."""
-    return " and ".join(f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl)
+def _default(cell: Cell, case: CaseResult) -> str:
+    """`SGLang's and vLLM's default` where these run the row by default; empty if none does."""
+    engines = [f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl]
+    return f"{' and '.join(engines)} default" if engines else ""
 
 
-def _called(cell: Cell, case: CaseResult) -> str:
-    engines = _engines(cell, case)
-    return f"{engines} default {cell.name}" if engines else cell.name
-
-
-def _against(verdict: Verdict, other: str) -> str:
-    """What a verdict says of its first row, in words."""
-    return text.versus(verdict, other, verdict.noise is None or verdict.noise > MAX_NOISE)
+def _marked(cell: Cell, case: CaseResult) -> str:
+    default = _default(cell, case)
+    return f"{cell.name} ({default})" if default else cell.name
 
 
 def _ranking(case: CaseResult) -> FittingTable:
     rows = [row for row in case.rows if row.cell.time_us is not None]
     limits = [row.cell.percent_of_ceiling for row in rows]
     return as_table(
-        {
-            Column("implementation", wraps=True): [row.cell.name for row in rows],
-            Column("default", spare=1): [case.default_of(row.cell) for row in rows],
-        }
+        {Column("implementation", wraps=True): [_marked(row.cell, case) for row in rows]}
         | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
         | {
             Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),

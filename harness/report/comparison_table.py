@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -15,8 +16,6 @@ from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 from kernels.platform import Platform
 
-MOST_NAMED = 3
-"""The number of changed rows that a line names."""
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 CLAIMS_NOTE = """
 Each ratio is the largest of all recorded cases, with an interval that is wide enough for the largest of so
@@ -60,27 +59,19 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
 def since(a: RecordedRun, comparison: Compared) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
-    moved = grouped(
-        [row for row in judged if row.comparison.verdict in ("slower", "faster")],
-        lambda row: (row.name, row.comparison.verdict),
-    )
+    words = Counter(row.comparison.verdict for row in judged)
     said = []
-    for (name, word), rows in sorted(moved.items(), key=lambda of: -len(of[1]))[:MOST_NAMED]:
-        ratio = means(rows)[name]
-        factor = f"{ratio if word == 'faster' else 1 / ratio:.2f}x {word}"
-        said.append(f"{name} {factor} in {len(rows)} of {counted(sum(row.name == name for row in judged))}")
-    if len(moved) > MOST_NAMED:
-        said.append(f"{len(moved) - MOST_NAMED} more rows changed")
-    unclear = sum(row.comparison.verdict == "unclear" for row in judged)
-    what = "the others did not change" if said else "nothing changed"
+    for name, rows in grouped(judged, lambda row: row.name).items():
+        for word, sign in (("slower", -1), ("faster", 1)):
+            if moved := [row for row in rows if row.comparison.verdict == word]:
+                ratio = means(moved)[name] ** sign
+                said.append(f"{name} {ratio:.2f}x {word} in {len(moved)} of {counted(len(rows))}")
+    what = "no other row changed" if said else "nothing changed"
     what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
-    if unclear == len(judged):
-        what = f"not told, all {unclear} rows are unclear" if unclear > 1 else "not told, the row is unclear"
-    elif unclear:
-        what += f", {unclear} of {len(judged)} unclear"
-    said.append(what)
+    unclear = f"{words['unclear']} of {len(judged)} rows are unclear" if words["unclear"] else ""
+    told = [*said, what if words["unclear"] < len(judged) else "", unclear]
     when = a.run.created.replace("T", " ")[:16]
-    return f"since {when} ({portable(str(a.folder))}): {'; '.join(said)}"
+    return f"since {when} ({portable(str(a.folder))}): {'; '.join(filter(None, told))}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -47,8 +47,6 @@ HELP = {
     "process": "stop what runs beside",
 }
 """What to do against a disturbance, by a word of a monitor's reason."""
-MOST_PHASES = 3
-"""The parts of set-up that the end of a run names; the record has all."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
@@ -199,16 +197,11 @@ def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     return [("measured", f"{rounds}{sure}"), *where, ("time", spent)]
 
 
-def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float] = {}) -> str:
-    """The share of the time that was measuring, and what most of the rest was spent on.
-
-    phases: seconds of the parts of set-up by name
-    """
+def time_spent(measured_s: float, setup_s: float) -> str:
+    """The share of the time that was measuring; records have the parts of the rest."""
     whole = measured_s + setup_s
-    longest = sorted(phases.items(), key=lambda phase: -phase[1])[:MOST_PHASES]
-    rest = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest if seconds >= 0.05)
     share = f" ({100 * measured_s / whole:.0f} %)" if whole else ""
-    return "; ".join(filter(None, [f"measuring {measured_s:.1f} s of {whole:.1f} s{share}", rest]))
+    return f"measuring {measured_s:.1f} s of {whole:.1f} s{share}"
 
 
 # The end of a run

@@ -11,12 +11,12 @@ from functools import cached_property
 from harness.plan.entry import entry_name
 from harness.plan.settings import PLAIN
 from harness.report.text import grouped
-from harness.results.comparison import paired
 from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.intervals import CONFIDENCE
-from harness.statistics.paired import MARGIN, noise_of, verdict
-from kernels.engines import default_rows
+from harness.statistics.paired import Comparison, noise_of
+from harness.statistics.totals import Times, total_ratio
+from kernels.engines import choices
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
@@ -95,7 +95,8 @@ class CaseResult:
         cell = self.cells[0]
         sizes = dict(word.split("=", 1) for word in cell.case.split() if "=" in word)
         given = dict(part.split("=", 1) for part in cell.setting.split(", ") if "=" in part)
-        return default_rows(cell.op, cell.arch, sizes, given)
+        found = choices(cell.op, cell.arch, sizes, given)
+        return {engine: choice.row for engine, choice in found.items() if choice.row}
 
     def default_of(self, cell: Cell) -> str:
         """The engine that runs the cell's implementation by default, or `both`; empty if none does."""
@@ -103,36 +104,31 @@ class CaseResult:
         return "both" if len(engines) == 2 else "".join(engines)
 
     @property
-    def noise(self) -> float:
-        """The largest of its A/A pairs."""
-        pairs = [noise_of(v.comparison) for v in self.verdicts if v.about == "A/A"]
-        return max(pairs, default=math.inf)
+    def again(self) -> tuple[Times, Cell] | None:
+        """The times of the baseline's rerun, and the baseline, of the first A/A pair; None where there are
+        none."""
+        pair = next((v for v in self.verdicts if v.about == "A/A"), None)
+        cell = next((cell for cell in self.cells if pair and cell.name == pair.b), None)
+        if not (pair and cell and pair.samples.by_round.keys() & cell.samples.by_round.keys()):
+            return None
+        return pair.samples.by_round, cell
 
-    def compared(self, a: Cell, b: Cell) -> Verdict | None:
-        """The verdict on a against b: as recorded, or from the rounds that both have, at an equal share of
-        the error of as many comparisons as there are rows. None where they share no round."""
+    @property
+    def noise(self) -> float:
+        """The largest that its verdicts state."""
+        return max((math.inf if v.noise is None else v.noise for v in self.verdicts), default=math.inf)
+
+    def compared(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
+        """a against b: the recorded verdict, or what the rounds that both have say at an equal share of the
+        error of as many comparisons as there are rows. None where they share no round."""
         for known in self.verdicts:
             if (known.a, known.b) == (a.name, b.name) and known.about != "A/A":
                 return known
-        if not a.samples.by_round.keys() & b.samples.by_round.keys():
+        times = a.samples.by_round, b.samples.by_round
+        if not times[0].keys() & times[1].keys():
             return None
-        margin = self.verdicts[0].margin if self.verdicts else MARGIN
         share = 1 - (1 - CONFIDENCE) / len(self.timed)
-        ratio = paired(a.samples, b.samples, share)
-        known_ends = math.isfinite(ratio.high)
-        return Verdict(
-            case=a.case,
-            a=a.name,
-            b=b.name,
-            ratio=ratio.ratio,
-            low=ratio.low if known_ends else None,
-            high=ratio.high if known_ends else None,
-            noise=self.noise if math.isfinite(self.noise) else None,
-            margin=margin,
-            verdict=verdict(ratio.low, ratio.high, noise=self.noise, margin=margin),
-            confidence=share,
-            about="baseline",
-        )
+        return total_ratio([(1.0, *times)], noise=self.noise, confidence=share)
 
     @property
     def limit_us(self) -> float | None:

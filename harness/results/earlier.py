@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harness.errors import UsageError
 from harness.files import JsonObject
@@ -24,13 +24,10 @@ def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, C
     there is no such run. Of other runs only run.json is read."""
     now = read(str(folder))
     for _, earlier in sorted(_earlier(now, results), reverse=True)[:TRIES]:
-        try:
-            then = read(str(earlier))
-        except UsageError:  # a broken record of another run is no mistake of this one
-            continue
-        comparison = compared(then, now)
-        if not comparison.incompatible and any(row.baseline for row in comparison.rows):
-            return then, comparison
+        with contextlib.suppress(UsageError):  # a broken record of another run is no mistake of this one
+            comparison = compared(then := read(str(earlier)), now)
+            if not comparison.incompatible and any(row.baseline for row in comparison.rows):
+                return then, comparison
     return None
 
 
@@ -39,15 +36,13 @@ def _earlier(now: RecordedRun, results: Path) -> Iterator[tuple[str, Path]]:
     local = sorted((results / "local").glob("*/run.json"), reverse=True)[:MOST]
     committed = (file for file in results.glob("*/*/run.json") if file.parent.parent.name != "local")
     for file in (*local, *committed):
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told: JsonObject = json.loads(file.read_bytes())
-            same = told["op"] == now.run.op and told["created"] < now.run.created
-            if same and not told.get("race") and _machine(told["provenance"]) == _machine(now.run.provenance):
+            same = told["op"] == now.run.op and _machine(told["provenance"]) == _machine(now.run.provenance)
+            if same and told["created"] < now.run.created and not told.get("race"):
                 yield told["created"], file.parent
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
 
 
-def _machine(provenance: JsonObject) -> list[Any]:
+def _machine(provenance: JsonObject) -> list[object]:
     machine = provenance["machine"]
-    return [machine.get("uuid") or machine.get("host"), *(machine.get(name) for name in MACHINE)]
+    return [machine.get("uuid") or machine.get("host"), *map(machine.get, MACHINE)]

@@ -27,7 +27,7 @@ from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
 from harness.workers.process import WorkerFailure, WorkerProcess
 from harness.workers.worker import Worker, attempt
-from kernels.engines import default_rows, engines
+from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
@@ -99,8 +99,8 @@ class CaseMeasurer:
         baseline = self.plan.record.baseline
         if baseline not in engines():
             return baseline
-        given = self.plan.settings[0].given
-        return default_rows(case.op, self.platform.arch, case.sizes, given).get(baseline, baseline)
+        given = self.plan.settings[0].variables
+        return choices(case.op, self.platform.arch, case.sizes, given)[baseline].row
 
     def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
         """The entries that are compared with each other, with the name of their baseline: all entries, or

@@ -136,7 +136,7 @@ def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
 
 
 def default(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> EngineDefault | None:
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
     with the most flags, and of several the first. None where there is no such entry.
@@ -151,32 +151,20 @@ def default(
     return max(holding, key=lambda entry: len(entry.settings), default=None)
 
 
-def default_rows(
-    op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
-) -> dict[str, str]:
-    """Engine -> the row that it runs by default for a case; without the engines that run none of these rows.
-    Empty where this suite does not know the op or its sizes, as in a record of a plug-in.
+def choices(
+    op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
+) -> dict[str, EngineDefault]:
+    """What each engine runs for a case, by engine, where that is known.
 
-    sizes: as a case or a record has them
+    sizes: as a case or a record has them; those of a plug-in's record may be unknown here, which gives {}
     given: as in `default`
     """
-    choices = {engine: _choice(engine, op, arch, sizes, given) for engine in engines()}
-    return {engine: choice.row for engine, choice in choices.items() if choice and choice.row}
-
-
-def no_row(engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}) -> str:
-    """Why `default_rows` lacks an engine."""
-    choice = _choice(engine, op, arch, sizes, given)
-    return choice.why if choice else f"what it runs on {arch} is not recorded"
-
-
-def _choice(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str]
-) -> EngineDefault | None:
     try:
-        return default(engine, op, arch, asdict(OPS[op].sizes(sizes)), given)
+        every = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):
-        return None
+        return {}
+    found = {engine: default(engine, op, arch, every, given) for engine in engines()}
+    return {engine: choice for engine, choice in found.items() if choice}
 
 
 def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:

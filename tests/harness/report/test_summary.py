@@ -7,7 +7,7 @@ import pytest
 
 from harness.report.rows import CaseResult
 from harness.report.summary import summary
-from harness.results.schema import Record
+from harness.results.schema import Record, Verdict
 from shapes.case import Case
 from tests.support.written_runs import a_run, case, cell, finished, planned, ranked, verdict
 
@@ -40,7 +40,7 @@ def test_the_row_with_most_wins_need_not_take_the_least_time():
     slow = {AMX: 900.0, VEC: 100.0}
     assert said(measured(FIRST, SECOND, slow)) == [
         "fastest in 2 of 3 cases: vllm.amx; in 1: vllm.vec; "
-        "weighted by the suite vllm.vec takes the least time, it is vLLM's default vllm.vec"
+        "weighted by the suite vllm.vec takes the least time; it is vLLM's default"
     ]
 
 
@@ -80,6 +80,20 @@ def test_what_is_missing_is_counted():
         "weighted by the suite (3 of 4 cases) 1.500x vLLM's default vllm.vec (1.500 to 1.500) in 1 of 3; "
         "1 more not measured"
     ]
+
+
+@pytest.mark.parametrize(("weight", "expected"), [
+    (0.99, "the same as vLLM's default vllm.vec (1.100x to 1.100x)"),
+    (0.01, "1.100x vLLM's default vllm.vec (1.100 to 1.100)"),
+])  # fmt: skip
+def test_noise_counts_as_much_as_its_case(weight, expected):
+    """Of two cases the baseline took 1.2 times as long in the first, when it was prepared again."""
+    cases = [replace(of, weight=w) for of, w in zip(CASES, (weight, 1 - weight), strict=False)]
+    rows = [ranked(of, {SDPA: 400.0, AMX: 100.0, VEC: 110.0}) for of in cases]
+    (pair,) = (r for r in rows[0] if isinstance(r, Verdict) and r.about == "A/A")
+    slower = pair.samples.model_copy(update={"seconds": [1.2 * s for s in pair.samples.seconds]})
+    rows[0][rows[0].index(pair)] = pair.model_copy(update={"samples": slower})
+    assert said(rows, cases)[0].endswith(expected)
 
 
 def test_rows_that_differ_by_case_share_an_engine_s_default():

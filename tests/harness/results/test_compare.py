@@ -149,7 +149,7 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
     found = changed_since(now, tmp_path / "results")
     assert found and since(*found) == (
         "since 2026-11-11 09:05 (results/a-machine/last): triton.x 1.08x slower in 2 of 2 cases; "
-        "the others did not change beyond the noise between sessions (3 %)"
+        "no other row changed beyond the noise between sessions (3 %)"
     )
     then, nothing = changed_since(same, tmp_path / "results")
     assert then.folder == now, "the newest"

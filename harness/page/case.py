@@ -111,19 +111,21 @@ def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
     """Names of the rows that charts show without being asked: all where they are few, else the fastest of
-    each provider and the defaults of engines."""
+    each provider, and of each engine's default."""
     ratios: dict[str, list[float]] = {}
-    defaults = {cell.name for case in cases for cell in case.timed if case.default_of(cell)}
+    defaults: dict[str, str] = {}
     for case in cases:
-        fastest = case.timed[0].time_us if case.timed else None
         for cell in case.timed:
-            ratios.setdefault(cell.name, []).append(math.log((cell.time_us or 1.0) / (fastest or 1.0)))
+            ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
+            ratios.setdefault(cell.name, []).append(math.log(ratio))
+            if case.default_of(cell):
+                defaults[cell.name] = cell.impl
     if len(ratios) <= FEW:
         return {*ratios}
     # A row that some case lacks stands behind one that all have.
     means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
-    best = (min(names, key=means.__getitem__) for names in grouped(means, provider).values())
-    return {*best, *defaults}
+    alike = [*grouped(means, provider).values(), *grouped(defaults, defaults.__getitem__).values()]
+    return {min(names, key=means.__getitem__) for names in alike}
 
 
 def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -63,7 +63,7 @@ def report(
         require_writable_folder(folder)
     if not folders:
         require_writable(output, None)
-    page = assemble(known, title, progress=lambda folder: click.echo(f"reading {folder}", err=True))
+    page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     for folder, is_png in folders:
         click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:

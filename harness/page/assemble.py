@@ -173,18 +173,20 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
     """The page of all inputs; that of many begins with a table of them, and has a folded section for each.
     Raises UsageError where a record cannot be read, or there is nothing to show.
 
-    progress: is told of each run before it is read
+    progress: is told which of many runs is being read
     """
     runs = {folder: Journal(folder).run() for folder in inputs.runs}
     named = [*inputs.runs, *inputs.abs, *inputs.ledgers, *inputs.documents]
     many = len(named) > MOST_INPUTS
     labels = dict.fromkeys(runs, "") if many else _labels(runs)
-    sections, machines = [], []
+    sections: list[PageSection] = []
+    machines: list[PageSection] = []
     by_op = grouped(runs, lambda folder: str(folder) if many else runs[folder].op)
     for folders in by_op.values():
         of_op, op = [], runs[folders[0]].op
         for folder in folders:
-            progress(str(folder))
+            if many:
+                progress(f"{len(machines) + 1} of {len(runs)} runs: {folder}")
             cases = measured_cases(folder, labels[folder])
             label = labels[folder] or (folder.name if len(runs) > 1 else "")
             machines.append(machine_section(runs[folder], cases, label))

@@ -64,11 +64,11 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     _, times = in_unit(values)
     defaults = any(value["default"] for value in values)
     columns: Columns = {
-        "implementation": "name", **({"default": "default"} if defaults else {}), "status": "status",
+        "implementation": "name", **({"default": "default"} if defaults else {}),
         **times, "vs fastest": ("ratio", significant),
         "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
-        "% of limit": ("percent_of_ceiling", significant), "note": "reason",
+        "% of limit": ("percent_of_ceiling", significant), "status": "status", "note": "reason",
     }  # fmt: skip
     key = cases[0].planned.key
     place, numbers = anchor("ranking", key), table(values, columns)
@@ -76,10 +76,8 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     if not timed:
         return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
     failed = [value for value in values if value["time_us"] is None]
-    limits = {case.label: case.limit_us / fastest for case, _ in rows if case.limit_us}
-    limits = {
-        label: ratio for label, ratio in limits.items() if ratio * FAR > 1
-    }  # a far one squeezes the rows
+    near = fastest / FAR  # a line further off would leave the rows little room
+    limits = {case.label: us / fastest for case, _ in rows if (us := case.limit_us) and us > near}
     checked = any(value["status"] == "checked" for value in failed)
     reading = RANKING + DEFAULT * defaults
     reading += " checked: right, but not timed here." if checked else ""

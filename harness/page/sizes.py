@@ -90,7 +90,7 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
         _lines(size, points, unit_name),
         table(points, columns),
         len(points),
-        f"{op} {fixed}, {cases[0].device}. {slow_rows(points)}",
+        f"Multiples of the fastest at each size. {op} {fixed}, {cases[0].device}. {slow_rows(points)}",
     )
 
 

@@ -106,9 +106,8 @@ def test_a_table_takes_the_place_of_the_line_of_progress(terminal, monkeypatch, 
 
 
 @pytest.mark.parametrize("resumed", [None, "results/local/it"])
-def test_the_last_lines_are_the_answer(capsys, monkeypatch, resumed):
+def test_the_last_lines_are_the_answer(capsys, resumed):
     """Below what was recorded where; and where nothing was left to measure, how to see the tables."""
-    monkeypatch.setattr("harness.cli.run_display.changed_since", lambda folder: None)
     records = [record for of_case in RECORDED.finished().values() for record in of_case]
     ended = Outcome(records, 8, [], 8.0, 60.0, RECORDED.folder)
     with RunDisplay(Request(resume=resumed)) as display:

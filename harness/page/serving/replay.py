@@ -20,7 +20,6 @@ from harness.page.serving.marks import (
     ranged,
     records,
 )
-from harness.page.style import tips
 from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
@@ -191,7 +190,9 @@ def by_place(marks: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
                 legend=alt.Legend(title=None, orient="bottom", columns=5),
             ),
             tooltip=[
-                *tips(place="", arm="", **{"class": "op class"}),
+                alt.Tooltip("place:N"),
+                alt.Tooltip("arm:N"),
+                alt.Tooltip("class:N", title="op class"),
                 alt.Tooltip("ms:Q", title="alone, ms", format=".4f"),
             ],
             description=alt.Description("aria:N"),
@@ -237,7 +238,11 @@ def changes(marks: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
         y=alt.Y("arm:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL)),
         yOffset=alt.YOffset("method:N", sort=None, scale=alt.Scale(domain=methods)),
         color=alt.Color("method:N", scale=colours, legend=legend),
-        tooltip=tips(arm="", method="of", text="difference, ms"),
+        tooltip=[
+            alt.Tooltip("arm:N"),
+            alt.Tooltip("method:N", title="of"),
+            alt.Tooltip("text:N", title="difference, ms"),
+        ],
     )
     known = base.transform_filter(alt.FieldValidPredicate(field="low", valid=True))
     zero = alt.Chart(records([{"at": 0}])).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q")

@@ -44,10 +44,6 @@ class MeasuredCase(CaseResult):
     spreads: Sequence[Spread]
 
     @property
-    def device(self) -> str:
-        return device(self.run)
-
-    @property
     def size_order(self) -> tuple[list[int], ...]:
         """Sorts the cases of an op by their sizes; a range by its ends."""
         sizes = self.planned.sizes.values()

@@ -12,6 +12,7 @@ from harness.page.case import (
     FAR,
     FEW,
     MeasuredCase,
+    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -82,7 +83,7 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     reading = RANKING + DEFAULT * defaults
     reading += " checked: right, but not timed here." if checked else ""
     picture = _ranking_picture(timed, failed, limits)
-    about = f"{key}, {', '.join(dict.fromkeys(case.device for case in cases))}. {slow_rows(timed)}"
+    about = f"{key}, {', '.join(dict.fromkeys(device(case.run) for case in cases))}. {slow_rows(timed)}"
     return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), about)
 
 
@@ -193,7 +194,7 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     key = case.planned.key
     place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
     return Chart(
-        place, "Rounds", reading, picture, table(points, columns), len(drawn), f"{key}, {case.device}"
+        place, "Rounds", reading, picture, table(points, columns), len(drawn), f"{key}, {device(case.run)}"
     )
 
 

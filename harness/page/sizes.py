@@ -14,6 +14,7 @@ import altair as alt
 from harness.page.case import (
     FAR,
     MeasuredCase,
+    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -90,7 +91,7 @@ def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Chart | None
         _lines(size, points, unit_name),
         table(points, columns),
         len(points),
-        f"Multiples of the fastest at each size. {op} {fixed}, {cases[0].device}. {slow_rows(points)}",
+        f"Multiples of the fastest at each size. {op} {fixed}, {device(cases[0].run)}. {slow_rows(points)}",
     )
 
 

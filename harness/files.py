@@ -139,7 +139,7 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
             continue
         with explained(f"cannot write {target}"):
             is_new = not path.exists()
-            path.open("a").close()
+            path.open("ab").close()
             if is_new:
                 path.unlink()
 
@@ -159,4 +159,4 @@ def write(target: str, text: str, note: str = "") -> None:
         sys.stdout.write(text)
         return
     with explained(f"cannot write {target}", note):
-        Path(target).write_text(text)
+        Path(target).write_text(text, "utf-8")

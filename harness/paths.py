@@ -44,5 +44,6 @@ def writable(folder: Path) -> bool:
 
 def portable(text: str) -> str:
     """A text for a record, without the folders of this machine: files of the checkout keep their path within
-    it, other files only their name."""
+    it, other files only their name. What the locale could not decode is read as UTF-8."""
+    text = os.fsencode(text).decode(errors="replace")
     return _FOLDERS.sub("", text.replace(f"{ROOT}{os.sep}", ""))

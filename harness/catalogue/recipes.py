@@ -55,7 +55,7 @@ class Recipe:
 def recipes() -> dict[str, Recipe]:
     """Name -> recipe."""
     found = {}
-    for entry in json.loads((DATA / "recipes.json").read_text())["recipes"]:
+    for entry in json.loads((DATA / "recipes.json").read_text("utf-8"))["recipes"]:
         variables = [Variable(**variable) for variable in entry.pop("variables")]
         found[entry["name"]] = Recipe(**entry, variables=variables)
     return found

@@ -184,7 +184,7 @@ def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str |
         "root": str(ROOT),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
     }
-    return string.Template((FILES / NAMES[kind]).read_text()).safe_substitute(filled)
+    return string.Template((FILES / NAMES[kind]).read_text("utf-8")).safe_substitute(filled)
 
 
 def _in_checkout(file: str | Path) -> str:

@@ -251,6 +251,6 @@ def _torch_devices(ask: Ask) -> list[str]:
 def _text(root: Path, path: str) -> str:
     """The text of a small file; empty where it cannot be read."""
     try:
-        return (root / path).read_text().strip()
+        return (root / path).read_text("utf-8").strip()
     except OSError:
         return ""

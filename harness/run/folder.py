@@ -95,7 +95,7 @@ def begin(
     elif suite in suites():
         cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
     record = Run(
-        id=folder.name,
+        id=portable(folder.name),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=[portable(word) for word in sys.argv[1:]],
         op=op,

@@ -128,7 +128,7 @@ class SingleEntry:
             "reason": self.entry.reason,
             **kept,
         }
-        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
 
     def close(self) -> None:

@@ -79,13 +79,9 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
+    opened = understood(request, platform, display.log)
     with own_device(platform) as device:
-        if request.resume:
-            journal, plan = resume(request, surroundings(device.platform))
-        else:
-            facts_of = functools.partial(device_facts, device)
-            selection = select_all(request, device.platform)
-            journal, plan = begin(request, device.platform, facts_of, selection, display.log)
+        journal, plan = opened(device)
         for line in device.busy:
             display.log(f"note: {line}")
         outcome = measure(
@@ -98,6 +94,18 @@ def run(request: Request, platform: Platform, display: Display) -> int:
             began=began,
         )
         return finish(request, plan.record, outcome, display)
+
+
+def understood(
+    request: Request, platform: Platform, log: Callable[[str], None]
+) -> Callable[[OwnDevice], tuple[Journal, RunPlan]]:
+    """What makes or resumes the plan once the device is held. Raises UsageError for a mistake in the request
+    now, before anybody waits for the device."""
+    if request.resume:
+        resumed = resume(request, surroundings(platform))
+        return lambda device: resumed
+    selection = select_all(request, platform)
+    return lambda device: begin(request, platform, functools.partial(device_facts, device), selection, log)
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:

@@ -55,8 +55,24 @@ def select_all(request: Request, platform: Platform) -> Selection:
         baseline = implementations[0].name
     else:
         baseline = select.choose_baseline(op, platform, request.baseline, implementations)
+    require_understood(request, platform)
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)
+
+
+def require_understood(request: Request, platform: Platform) -> None:
+    """Raises UsageError or StoredError for what `begin` would refuse, so that nobody waits for a device to
+    hear of it."""
+    select.launches(platform, request.launch)
+    worker_threads(request.threads)
+    for own in (os.environ.get(OWN), parse_setting(request.set).variables.get(OWN)):
+        if own:
+            own_folder(own)
+    for option, text in (("--budget", request.budget), ("--per-case", request.per_case)):
+        if text:
+            budget.parse_seconds(text, option)
+    if request.out:
+        Journal.require_new(Path(request.out))
 
 
 def begin(

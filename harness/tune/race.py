@@ -21,7 +21,7 @@ from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure
-from harness.run.folder import Selection, begin, finished_cases, resume
+from harness.run.folder import Selection, begin, finished_cases, require_understood, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
@@ -87,6 +87,8 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
+    for implementation in implementations:
+        require_race(implementation, request, platform)
     if request.dry_run:
         display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
@@ -183,6 +185,15 @@ def race_result(
     if FAILED in codes or beaten:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
+
+
+def require_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> None:
+    """Raises HarnessError for what `open_race` would refuse, before a device is waited for."""
+    if request.resume:
+        resume(request, surroundings(platform), race=True)
+    else:
+        race_selection(implementation, request, platform)
+        require_understood(request, platform)
 
 
 def open_race(

@@ -61,7 +61,8 @@ class Record:
         """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
         UsageError where another process goes on with this record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if owner := take_lock(self.lock):
+        owner, _ = take_lock(self.lock)
+        if owner:
             if owner.isdecimal() and Path(f"/proc/{owner}").exists():
                 raise UsageError(f"process {owner} goes on with {self.folder} already")
             say("waiting for the server of the run that was killed to end")

@@ -100,7 +100,7 @@ def record(library: str, releases: list[dict[str, str]], folder: Path, data: Pat
     """Writes the file of a library and returns its path. A release that is not in the folder is kept as it
     was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
-    before = json.loads(file.read_text("utf-8"))["releases"] if file.exists() else []
+    before = json.loads(file.read_bytes())["releases"] if file.exists() else []
     whole = [old for old in before if sorted(old["signatures"]) == taken(library)]
     known: dict[str, dict[str, str | None]] = {old.get("source"): old["signatures"] for old in whole}
     recorded = []

@@ -272,7 +272,7 @@ def carried_names(folder: Path, env: Environment) -> frozenset[str]:
     """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
     wheels` fetched, or do not suit this Python."""
     try:
-        made = json.loads((folder / WHEELS).read_text("utf-8"))
+        made = json.loads((folder / WHEELS).read_bytes())
     except (OSError, ValueError):
         raise SetUpError(f"{folder} has no {WHEELS}: name a folder of `make wheels FOR=VERSION`") from None
     version = "{}.{}".format(*env.python)
@@ -302,7 +302,7 @@ def fingerprint(*things: object) -> str:
 
 def read_state(venv: Path) -> dict:
     try:
-        return json.loads((venv / "set-up.json").read_text("utf-8"))
+        return json.loads((venv / "set-up.json").read_bytes())
     except (OSError, ValueError):
         return {}
 

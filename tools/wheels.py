@@ -67,7 +67,7 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     }
     (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     if folder.exists():
-        old = json.loads((folder / WHEELS).read_text("utf-8"))["sha256"]
+        old = json.loads((folder / WHEELS).read_bytes())["sha256"]
         for file in folder.iterdir():  # keep the wheels that the user added
             if file.name not in {*old, WHEELS} and not (fresh / file.name).exists():
                 file.rename(fresh / file.name)

@@ -52,7 +52,7 @@ def evidence() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def read() -> dict[str, Any]:
-    whole: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+    whole: dict[str, Any] = json.loads(FILE.read_bytes())
     return whole
 
 

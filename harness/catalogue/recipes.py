@@ -65,7 +65,7 @@ def setters() -> Sequence[Recipe]:
 
 def _read(key: str) -> dict[str, Recipe]:
     found = {}
-    for entry in json.loads((DATA / "recipes.json").read_text("utf-8"))[key]:
+    for entry in json.loads((DATA / "recipes.json").read_bytes())[key]:
         variables = [Variable(**variable) for variable in entry.pop("variables")]
         found[entry["name"]] = Recipe(**entry, variables=variables)
     return found

@@ -255,6 +255,6 @@ def _file(key: str) -> Path:
 
 def _recall(key: str) -> Resources | None:
     try:
-        return Resources.read(json.loads(_file(key).read_text("utf-8")))
+        return Resources.read(json.loads(_file(key).read_bytes()))
     except (OSError, ValueError, TypeError, KeyError):
         return None

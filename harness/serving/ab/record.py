@@ -31,7 +31,7 @@ class Record:
         self.folder, self.lock = folder, -1
         self._journal = JsonLines(folder / JOURNAL, _event)
         try:
-            self.about: JsonObject = json.loads((folder / PLAN).read_text("utf-8"))
+            self.about: JsonObject = json.loads((folder / PLAN).read_bytes())
             self.plan = Plan.model_validate(self.about["plan"])
             self.names: list[JsonObject] = self.about["names"]
             self.predictions = [Prediction.model_validate(entry) for entry in self.about["predictions"]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from harness.catalogue.published import figures
 from harness.progress import Progress
 from harness.report import case_table, notes
+from harness.report.conclusion import conclusion
 from harness.report.terminal import show
 from harness.results.comparison import spreads
 from harness.results.schema import CaseDone, Cell, Record, Run
@@ -66,7 +67,7 @@ class RunDisplay(TerminalDisplay):
     def end(self, run: Run, outcome: Outcome) -> None:
         """Prints a conclusion on the settings, what was measured, and what the budget did not reach."""
         if run.contrast == "settings":
-            self.print(case_table.conclusion(outcome.records, run))
+            self.print(conclusion(outcome.records, run))
         self.print(end_text(outcome))
 
 

@@ -173,6 +173,12 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture(autouse=True)
+def printed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name one Python, whichever the tests run with."""
+    monkeypatch.setattr("harness.paths.this_python", lambda: "python")
+
+
+@pytest.fixture(autouse=True)
 def no_stored_choices(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:

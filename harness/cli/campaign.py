@@ -58,7 +58,7 @@ def campaign(request: CampaignRequest) -> None:
     from harness.cli.run_display import print_note
     from harness.errors import NothingRan, UsageError
     from harness.machine.device import choose_device
-    from harness.paths import RESULTS
+    from harness.paths import RESULTS, command
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
@@ -96,7 +96,7 @@ def campaign(request: CampaignRequest) -> None:
     default = RESULTS / ("cluster" if cluster else machine_name(here))
     folder = Path(request.resume or request.out or default)
     display = CampaignTables(request.quiet, budget_s)
-    what_next = f"finished cases are recorded, campaign --resume {folder} measures the rest"
+    what_next = f"finished cases are recorded; the rest:\n  {command('campaign', '--resume', folder)}"
     with options.interruptible(what_next), display:
         if cluster:
             from harness.cluster.ray_cluster import RayPool

@@ -70,7 +70,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from harness.run.folder import select_all
     from kernels.platform import detect
 
-    with options.interruptible(options.RECORDED), RunDisplay(request) as display:
+    with options.interruptible(options.RECORDED if request.cluster else ""), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 

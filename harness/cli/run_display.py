@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
+from harness.paths import command
 from harness.progress import Progress
 from harness.report import case_table, notes
 from harness.report.conclusion import conclusion
-from harness.report.terminal import show
+from harness.report.terminal import COMMAND, show
 from harness.results.comparison import spreads
 from harness.results.schema import CaseDone, Cell, Record, Run
 from shapes.case import Case, text_of
@@ -118,10 +119,11 @@ def end_text(outcome: Outcome) -> str:
     lines = [
         f"{notes.counted(outcome.cases)}: {spent}",
         f"recorded in {outcome.folder}",
-        f"as pictures: python -m harness report {outcome.folder} --open",
+        f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}",
     ]
     if left_out := notes.left_out(outcome.left_out, cells, outcome.budget_s):
-        lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
+        more = command("run", "--resume", outcome.folder, "--budget", "5m")
+        lines.append(f"{left_out}; to measure more:\n{COMMAND}{more}")
     lines += notes.spread_lines(spreads(outcome.calibrations))
     return "\n".join(filter(None, [*lines, notes.disturbance(done)]))
 

@@ -12,7 +12,7 @@ from rich.padding import Padding
 
 from harness.plan.toggle import MARGIN
 from harness.report.rows import SettingComparison, setting_comparisons
-from harness.report.text import grouped, holds_everything, ratio_text
+from harness.report.text import grouped, holds_everything, ratio_text, uncertain_ratio
 from harness.results.effects import regressions
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.intervals import MIN_BLOCKS, weighted_mean
@@ -125,10 +125,12 @@ def _advice(comparisons: Sequence[SettingComparison], margin: float, done: Seque
 
 
 def _widest(overall: Sequence[Overall]) -> str:
+    """The widest interval, with the noise."""
     widest = max(overall, key=lambda of: of.width)
-    if holds_everything(widest.low, widest.high):
+    if holds_everything(widest.least, widest.most):
         return "too few rounds for an interval"
-    return f"the widest interval is {ratio_text(widest).partition(' (')[2].rstrip(')')}"
+    ends = uncertain_ratio(widest.ratio, widest.least, widest.most)[1]
+    return f"the widest interval is {ends.strip('()')}"
 
 
 def _more(overall: Sequence[Overall], edge: float, done: Sequence[CaseDone]) -> str:

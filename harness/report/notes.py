@@ -9,17 +9,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from harness.paths import command
 from harness.report.rows import CaseResult
+from harness.report.terminal import COMMAND
 from harness.report.text import grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
 from harness.statistics.paired import MAX_NOISE, noise_of
 from shapes.case import Case, text_of
 
+REPRODUCE = "reproduce"
+"""The label of a command, which stands below all other notes on a line of its own."""
 STOPPED = {
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",
@@ -54,14 +58,18 @@ Notes = list[tuple[str, str]]
 
 def noted(notes: Notes) -> RenderableType:
     """Labels in one column, and their texts in the next, broken into lines."""
+    commands = [text for label, text in notes if label == REPRODUCE]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     above = ""
-    for label, text in notes:
+    for label, text in (note for note in notes if note[0] != REPRODUCE):
         grid.add_row(Text("" if label == above else label, UNTIMED.get(label, "dim")), Text(text))
         above = label
-    return grid
+    if not commands:
+        return grid
+    whole = (Text(COMMAND + text, no_wrap=True, overflow="ignore") for text in commands)
+    return Group(grid, f"{REPRODUCE}:", *whole)
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
@@ -96,7 +104,7 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     """A command for each wrong row that checks it alone and saves its output beside the reference. Rows of
     another source tree have none, nor rows that are wrong at far addresses only: `check` cannot run these."""
     return [
-        ("reproduce", _command(cell, run))
+        (REPRODUCE, _command(cell, run))
         for cell in cells
         if cell.status == "wrong" and cell.setting not in run.trees and FAR not in cell.reason
     ]
@@ -128,7 +136,7 @@ def _command(cell: Cell, run: Run) -> str:
         words.append(f"--threads {run.threads}")
     unset = [f"-u {name}" for name, value in variables.items() if value is None]
     before = f"env {' '.join(unset)} " if unset else ""
-    return f"{before}python -m harness check {' '.join(words)} --save wrong"
+    return f"{before}{command('check')} {' '.join(words)} --save wrong"
 
 
 def _quoted(text: str) -> str:

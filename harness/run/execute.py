@@ -14,11 +14,12 @@ records of a case are made in run/cells.py and kept in the folder of the run (ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from typing import Protocol
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull, require_writable
 from harness.machine.device import surroundings
+from harness.paths import command
 from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
@@ -84,15 +86,16 @@ def run(request: Request, platform: Platform, display: Display) -> int:
         journal, plan = opened(device)
         for line in device.busy:
             display.log(f"note: {line}")
-        outcome = measure(
-            plan,
-            device,
-            journal,
-            display.progress,
-            functools.partial(display.case, plan.record),
-            finished=finished_cases(journal, plan.retry),
-            began=began,
-        )
+        with resumable("run", journal):
+            outcome = measure(
+                plan,
+                device,
+                journal,
+                display.progress,
+                functools.partial(display.case, plan.record),
+                finished=finished_cases(journal, plan.retry),
+                began=began,
+            )
         return finish(request, plan.record, outcome, display)
 
 
@@ -106,6 +109,16 @@ def understood(
         return lambda device: resumed
     selection = select_all(request, platform)
     return lambda device: begin(request, platform, functools.partial(device_facts, device), selection, log)
+
+
+@contextlib.contextmanager
+def resumable(name: str, journal: Journal) -> Iterator[None]:
+    """Gives a KeyboardInterrupt the text of how to go on. name: of the command that does"""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = command(name, "--resume", journal.folder)
+        raise KeyboardInterrupt(f"finished cases are recorded; the rest:\n  {rest}") from None
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:

@@ -15,7 +15,7 @@ from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.machine.device import differing
-from harness.paths import RESULTS, portable
+from harness.paths import RESULTS, command, portable
 from harness.plan import budget, select
 from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
@@ -189,8 +189,8 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
     record = journal.run()
     if race != (record.race is not None):
         raise UsageError(
-            f"{journal.folder} is a {'run' if race else 'race'}: "
-            f"python -m harness {'run' if race else 'tune'} --resume goes on with it"
+            f"{journal.folder} is a {'run' if race else 'race'}; to go on with it: "
+            f"{command('run' if race else 'tune', '--resume', journal.folder)}"
         )
     if request.op not in (None, record.op):
         raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")

@@ -20,7 +20,7 @@ from harness.plan.budget import parse_seconds, parse_shard
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
-from harness.run.execute import Display, exit_code, measure
+from harness.run.execute import Display, exit_code, measure, resumable
 from harness.run.folder import Selection, begin, finished_cases, require_understood, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
@@ -102,7 +102,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
             name = f"{platform.name or platform.kind} {implementation.name}"
             display.log(f"racing {name}; rounds in {journal.folder}")
             finished = finished_cases(journal, plan.retry)
-            with racing(plan, device) as (raced, judge, target):
+            with resumable("tune", journal), racing(plan, device) as (raced, judge, target):
                 this = Race(implementation, target, plan, display, stores=request.stores)
                 this.resume(finished)
                 outcome = measure(

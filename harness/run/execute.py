@@ -103,7 +103,7 @@ def understood(
     request: Request, platform: Platform, log: Callable[[str], None]
 ) -> Callable[[OwnDevice], tuple[Journal, RunPlan]]:
     """What makes or resumes the plan once the device is held. Raises UsageError for a mistake in the request
-    now, before anybody waits for the device."""
+    now, before the device is waited for."""
     if request.resume:
         resumed = resume(request, surroundings(platform))
         return lambda device: resumed

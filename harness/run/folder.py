@@ -61,8 +61,7 @@ def select_all(request: Request, platform: Platform) -> Selection:
 
 
 def require_understood(request: Request, platform: Platform) -> None:
-    """Raises UsageError or StoredError for what `begin` would refuse, so that nobody waits for a device to
-    hear of it."""
+    """Raises UsageError or StoredError for what `begin` would refuse, before a device is waited for."""
     select.launches(platform, request.launch)
     worker_threads(request.threads)
     for own in (os.environ.get(OWN), parse_setting(request.set).variables.get(OWN)):

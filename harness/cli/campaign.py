@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,15 +71,7 @@ def campaign(request: CampaignRequest) -> None:
         raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
     budget_s = request.budget_s
     here = choose_device(None if cluster else device)
-    said: set[str] = set()
-
-    def note(line: str) -> None:
-        """Prints a note, each once: the steps of all ops have the same."""
-        if line not in said:
-            said.add(line)
-            print_note(line)
-
-    read = partial(read_step, log=note)
+    read = partial(read_step, log=cache(print_note))  # each once: the steps of all ops have the same notes
     type = device_type(here)
     for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
         read(step)

@@ -4,8 +4,7 @@ regressed. Nothing is concluded that the intervals do not prove."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -22,39 +21,8 @@ BUDGETS = {"1m": 60, "2m": 120, "5m": 300, "10m": 600, "20m": 1200, "30m": 1800,
 """The budgets that are advised, with their seconds."""
 
 
-@dataclass(frozen=True)
-class Overall(Comparison):
-    """How many times as fast as the first setting another one is, over all cases by their weights. Its
-    interval holds whatever the errors of the cases have in common."""
-
-    noise: float  # the factor by which the first setting differs from itself
-
-    @staticmethod
-    def of(pairs: Sequence[tuple[Cell, Verdict]]) -> Overall:
-        weights = [cell.weight or 1.0 for cell, _ in pairs]
-
-        def mean(values: Sequence[float]) -> float:
-            return math.exp(weighted_mean([math.log(value) for value in values], weights))
-
-        verdicts = [verdict for _, verdict in pairs]
-        ratio = mean([v.ratio or math.nan for v in verdicts])
-        if not all(v.low and v.high and math.isfinite(v.high) and v.noise is not None for v in verdicts):
-            return Overall(ratio, 0.0, math.inf, "unclear", 1.0)
-        low, high = mean([v.low or 0.0 for v in verdicts]), mean([v.high or 0.0 for v in verdicts])
-        return Overall(ratio, low, high, "unclear", mean([1 + (v.noise or 0.0) for v in verdicts]))
-
-    @property
-    def least(self) -> float:
-        """The least ratio that the interval and the noise leave possible."""
-        return self.low / self.noise
-
-    @property
-    def most(self) -> float:
-        return self.high * self.noise
-
-    @property
-    def width(self) -> float:
-        return self.high / self.low if self.low else math.inf
+Pairs = Sequence[tuple[Cell, Verdict]]
+"""Of each case a cell, which has its weight, and the verdict of a setting against the first one."""
 
 
 def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
@@ -85,9 +53,8 @@ def _no_regression(comparisons: Sequence[SettingComparison], done: Sequence[Case
     pairs = [(c.baseline.cell, row.verdict) for c in comparisons for row in c.others if row.verdict]
     if not pairs:
         return "not known whether anything regressed: no row has a time in both revisions"
-    overall, verdict = min(((Overall.of([pair]), pair[1]) for pair in pairs), key=lambda of: of[0].least)
-    loss = 1 - overall.least
-    if loss <= MARGIN:
+    overall, verdict = min(((_overall([pair]), pair[1]) for pair in pairs), key=lambda of: of[0].low)
+    if (loss := 1 - overall.low) <= MARGIN:
         return "nothing regressed" + (f": no row lost more than {loss:.1%}" if loss > 0 else "")
     worst = f"the least certain is {verdict.a} at {verdict.case}: {ratio_text(verdict)}"
     return f"not known whether anything regressed: {worst}; {_more([overall], 1 - MARGIN, done)}"
@@ -101,52 +68,64 @@ def _advice(comparisons: Sequence[SettingComparison], margin: float, done: Seque
         for row in comparison.others:
             if row.verdict and row.verdict.ratio is not None:
                 by_setting.setdefault(row.cell.setting, []).append((comparison.baseline.cell, row.verdict))
-    over = {setting: Overall.of(pairs) for setting, pairs in by_setting.items()}
+    over = {setting: _overall(pairs) for setting, pairs in by_setting.items()}
     faster = {setting: _cases(pairs, "faster") for setting, pairs in by_setting.items()}
-    slower = {setting: _cases(pairs, "slower") for setting, pairs in by_setting.items()}
-    if better := [name for name, of in over.items() if of.least > 1 and of.ratio > 1 + margin]:
+    if better := [name for name, of in over.items() if of.low > 1 and of.ratio > 1 + margin]:
         best = max(better, key=lambda name: over[name].ratio)
         advice = f"{best}: {ratio_text(over[best])}"
         if len(by_setting[best]) > 1:
             advice += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
-        return advice + (f"; but slower for {', '.join(slower[best])}" if slower[best] else "")
-    notes = [f"{name} is slower, {ratio_text(over[name])}" for name in over if over[name].most < 1]
-    open_ = [of for of in over.values() if of.most > 1 + margin]
+        slower = _cases(by_setting[best], "slower")
+        return advice + (f"; but slower for {', '.join(slower)}" if slower else "")
+    notes = [f"{name} is slower, {ratio_text(of)}" for name, of in over.items() if of.high < 1]
+    undecided = [of for of in over.values() if of.high > 1 + margin]
     if not over:
         answer = "not known: no other setting has a time"
-    elif open_:
+    elif undecided:
         notes += [f"{name} is faster for {', '.join(cases)}" for name, cases in faster.items() if cases]
-        answer = f"not known: {_widest(open_)}; {_more(open_, 1 + margin, done)}"
-    elif all(of.least >= 1 - margin for of in over.values()):
+        widest = max(undecided, key=_width)
+        ends = uncertain_ratio(widest.ratio, widest.low, widest.high)[1].strip("()")
+        why = f"the widest interval is {ends}" if ends else "too few rounds for an interval"
+        answer = f"not known: {why}; {_more(undecided, 1 + margin, done)}"
+    elif all(of.low >= 1 - margin for of in over.values()):
         answer = f"leave it: all within {100 * margin:.2g} %"
     else:
         answer = f"leave it: no other setting brings {100 * margin:.2g} %"
     return "; ".join([answer, *notes])
 
 
-def _widest(overall: Sequence[Overall]) -> str:
-    """The widest interval, with the noise."""
-    widest = max(overall, key=lambda of: of.width)
-    if holds_everything(widest.least, widest.most):
-        return "too few rounds for an interval"
-    ends = uncertain_ratio(widest.ratio, widest.least, widest.most)[1]
-    return f"the widest interval is {ends.strip('()')}"
+def _overall(pairs: Pairs) -> Comparison:
+    """How many times as fast as the first setting another one is, over all cases by their weights. The
+    interval has the noise in it, and holds whatever the errors of the cases have in common."""
+    weights, verdicts = [cell.weight or 1.0 for cell, _ in pairs], [verdict for _, verdict in pairs]
+
+    def mean(values: Iterable[float]) -> float:
+        return math.exp(weighted_mean([math.log(value) for value in values], weights))
+
+    ratio = mean(v.ratio or math.nan for v in verdicts)
+    known = [(v.low, v.high, 1 + v.noise) for v in verdicts if v.low and v.high and v.noise is not None]
+    if len(known) < len(pairs):
+        return Comparison(ratio, 0.0, math.inf, "unclear")
+    low, high = mean(low / noise for low, _, noise in known), mean(high * noise for _, high, noise in known)
+    return Comparison(ratio, low, high, "unclear")
 
 
-def _more(overall: Sequence[Overall], edge: float, done: Sequence[CaseDone]) -> str:
+def _width(of: Comparison) -> float:
+    return of.high / of.low if of.low else math.inf
+
+
+def _more(several: Sequence[Comparison], edge: float, done: Sequence[CaseDone]) -> str:
     """The budget that would tell on which side of an edge each ratio lies, from the rounds that were made: an
     interval shrinks with the square root of their number, once there are MIN_BLOCKS blocks."""
     spent_s = sum(case.measured_s for case in done)
     blocks = min((case.blocks for case in done), default=0)
-    if not (spent_s and blocks):
-        return "give a longer --budget"
-    if blocks < MIN_BLOCKS:
+    if blocks and blocks < MIN_BLOCKS:
         needed_s, more = spent_s * MIN_BLOCKS / blocks, " or more"
-    elif any(holds_everything(of.low, of.high) for of in overall):
-        return "give a longer --budget"
-    else:
-        shrink = max(math.log(of.width) / 2 / max(_aim(of.ratio, edge), 1e-9) for of in overall)
+    elif blocks and not any(holds_everything(of.low, of.high) for of in several):
+        shrink = max(math.log(_width(of)) / 2 / max(_aim(of.ratio, edge), 1e-9) for of in several)
         needed_s, more = spent_s * max(shrink, 1.5) ** 2, ""
+    else:
+        return "give a longer --budget"
     enough = next((text for text, seconds in BUDGETS.items() if seconds >= needed_s), "")
     return f"give --budget {enough}{more}" if enough else "no budget of hours would tell"
 
@@ -158,5 +137,5 @@ def _aim(ratio: float, edge: float) -> float:
     return abs(math.log(ratio)) if past else abs(math.log(edge / ratio))
 
 
-def _cases(pairs: Sequence[tuple[Cell, Verdict]], word: str) -> list[str]:
+def _cases(pairs: Pairs, word: str) -> list[str]:
     return [cell.case for cell, verdict in pairs if verdict.verdict == word]

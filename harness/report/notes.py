@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.paths import command
 from harness.report.rows import CaseResult
-from harness.report.terminal import COMMAND
+from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
@@ -68,8 +68,7 @@ def noted(notes: Notes) -> RenderableType:
         above = label
     if not commands:
         return grid
-    whole = (Text(COMMAND + text, no_wrap=True, overflow="ignore") for text in commands)
-    return Group(grid, f"{REPRODUCE}:", *whole)
+    return Group(grid, f"{REPRODUCE}:", *(whole_line(COMMAND + text) for text in commands))
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:

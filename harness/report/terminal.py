@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 WIDTH = 100
 """Characters of a line where the output is no terminal, so that stored text is the same everywhere."""
@@ -46,11 +47,15 @@ def _whole(what: RenderableType) -> RenderableType:
 
     if not isinstance(what, str):
         return what
-    lines = [Text(line) for line in what.split("\n")]
-    for line in lines:
-        if line.plain.startswith(COMMAND):
-            line.no_wrap, line.overflow = True, "ignore"
-    return Group(*lines)
+    lines = what.split("\n")
+    return Group(*(whole_line(line) if line.startswith(COMMAND) else Text(line) for line in lines))
+
+
+def whole_line(text: str) -> Text:
+    """A line that is never broken."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _console(**settings: Any) -> Console:

@@ -81,9 +81,14 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
-    opened = understood(request, platform, display.log)
+    resumed: tuple[Journal, RunPlan] | None = None
+    if request.resume:  # a mistake is said before the device is waited for
+        resumed = resume(request, surroundings(platform))
+    else:
+        selection = select_all(request, platform)
     with own_device(platform) as device:
-        journal, plan = opened(device)
+        facts_of = functools.partial(device_facts, device)
+        journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
         for line in device.busy:
             display.log(f"note: {line}")
         with resumable("run", journal):
@@ -97,18 +102,6 @@ def run(request: Request, platform: Platform, display: Display) -> int:
                 began=began,
             )
         return finish(request, plan.record, outcome, display)
-
-
-def understood(
-    request: Request, platform: Platform, log: Callable[[str], None]
-) -> Callable[[OwnDevice], tuple[Journal, RunPlan]]:
-    """What makes or resumes the plan once the device is held. Raises UsageError for a mistake in the request
-    now, before the device is waited for."""
-    if request.resume:
-        resumed = resume(request, surroundings(platform))
-        return lambda device: resumed
-    selection = select_all(request, platform)
-    return lambda device: begin(request, platform, functools.partial(device_facts, device), selection, log)
 
 
 @contextlib.contextmanager

@@ -437,9 +437,8 @@ def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process can still use: what is free on the machine, and within its control
     groups. Page cache counts as free."""
     info = root / "proc/meminfo"
-    match = re.search(
-        rb"^MemAvailable:\s+(\d+) kB", info.read_bytes() if info.exists() else b"", re.MULTILINE
-    )
+    text = info.read_bytes() if info.exists() else b""
+    match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(0, min([free, *(left for folder in _memory_groups(root) for left in _left(folder))]))
 
@@ -492,9 +491,7 @@ def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
     caches: dict[tuple[str, str], tuple[int, int]] = {}
     for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
         with contextlib.suppress(OSError):
-            level, kind, size = (
-                (index / name).read_text("utf-8").strip() for name in ("level", "type", "size")
-            )
+            level, kind, size = ((index / of).read_text("utf-8").strip() for of in ("level", "type", "size"))
             shared = (index / "shared_cpu_list").read_text("utf-8").strip()
             if kind != "Instruction":
                 caches[level, shared] = (int(level), int(size.removesuffix("K")) << 10)

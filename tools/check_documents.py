@@ -55,7 +55,7 @@ if __name__ == "__main__":
     bad = False
     for each in documents():
         path = texts.get(each.sha256)
-        found = list(wrong(each, path.read_text("utf-8"))) if path else ["its text is not there"]
+        found = list(wrong(each, path.read_text())) if path else ["its text is not there"]
         bad |= bool(found)
         print(*(f"{each.id}: {one}" for one in found or ["holds"]), sep="\n")
     sys.exit(int(bad))

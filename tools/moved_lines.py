@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
     toml, flags = f"kernels/engines/{given.engine}.toml", "harness/catalogue/flags.json"
-    text = (root / toml).read_text("utf-8")
+    text = (root / toml).read_text()
     try:
         new, old = Files(given.engine, given.new), Files(given.engine, given.old) if given.old else None
         is_read_in_old = old is not None and f'version = "{old.version}"' in text
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
             parser.error(f"--write needs --from with the release that {toml} names")
         found = [(each, verdict(each, old if is_read_in_old else None, new)) for each in entries(text, toml)]
         if old:
-            of_flags = sources((root / flags).read_text("utf-8"), flags, old)
+            of_flags = sources((root / flags).read_text(), flags, old)
             found += [(each, verdict(each, old, new)) for each in of_flags]
     except TableError as error:
         parser.error(str(error))
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         for each, said in found:
             if each.function and said.startswith(MOVED):
                 lines[int(each.where.rpartition(":")[2]) - 1] = f"line = {said.removeprefix(MOVED)}\n"
-        (root / toml).write_text("".join(lines), "utf-8")
+        (root / toml).write_text("".join(lines))
     moved = [(each, said) for each, said in found if said]
     for each, said in moved:
         print(f"{each.where}: {each.file}:{each.line}", f"{each.function}: {said}".removeprefix(": "))

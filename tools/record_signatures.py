@@ -100,7 +100,7 @@ def record(library: str, releases: list[dict[str, str]], folder: Path, data: Pat
     """Writes the file of a library and returns its path. A release that is not in the folder is kept as it
     was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
-    before = json.loads(file.read_bytes())["releases"] if file.exists() else []
+    before = json.loads(file.read_text())["releases"] if file.exists() else []
     whole = [old for old in before if sorted(old["signatures"]) == taken(library)]
     known: dict[str, dict[str, str | None]] = {old.get("source"): old["signatures"] for old in whole}
     recorded = []
@@ -115,7 +115,7 @@ def record(library: str, releases: list[dict[str, str]], folder: Path, data: Pat
         signatures = read(library, path) if path else known[release["source"]]
         recorded.append({**release, "signatures": signatures})
     data.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("libraries", nargs="*")
     given = parser.parse_args()
-    releases = tomllib.loads(RELEASES.read_text("utf-8"))
+    releases = tomllib.loads(RELEASES.read_text())
     if unknown := set(given.libraries) - set(releases):
         parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(sorted(unknown))}")
     given.folder.mkdir(parents=True, exist_ok=True)

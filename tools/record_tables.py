@@ -77,10 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def version(library: str, files: Files, path: Path) -> str:
     """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git if it is a checkout."""
     git = subprocess.run(
-        ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+        ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
     )
     told = [files.version]
     if not git.returncode:

@@ -235,7 +235,7 @@ def find_modules(python: str | Path) -> dict[str, str] | None:
         "print(json.dumps({name: spec.origin for name, spec in found.items() if spec and spec.origin}))"
     )
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     except OSError:
         return None
     return json.loads(done.stdout) if done.returncode == 0 else None
@@ -253,7 +253,7 @@ def read_project() -> dict:
     except ModuleNotFoundError:  # Python 3.10
         need_pip()
         from pip._vendor import tomli as tomllib  # type: ignore[no-redef]
-    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def need_pip() -> None:
@@ -262,9 +262,7 @@ def need_pip() -> None:
 
 
 def read_pins() -> list[str]:
-    lines = (
-        line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    )
+    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     return [line for line in lines if line]
 
 
@@ -272,7 +270,7 @@ def carried_names(folder: Path, env: Environment) -> frozenset[str]:
     """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
     wheels` fetched, or do not suit this Python."""
     try:
-        made = json.loads((folder / WHEELS).read_bytes())
+        made = json.loads((folder / WHEELS).read_text())
     except (OSError, ValueError):
         raise SetUpError(f"{folder} has no {WHEELS}: name a folder of `make wheels FOR=VERSION`") from None
     version = "{}.{}".format(*env.python)
@@ -302,13 +300,13 @@ def fingerprint(*things: object) -> str:
 
 def read_state(venv: Path) -> dict:
     try:
-        return json.loads((venv / "set-up.json").read_bytes())
+        return json.loads((venv / "set-up.json").read_text())
     except (OSError, ValueError):
         return {}
 
 
 def write_state(venv: Path, state: dict) -> None:
-    (venv / "set-up.json").write_text(json.dumps(state, indent=1), "utf-8")
+    (venv / "set-up.json").write_text(json.dumps(state, indent=1))
 
 
 def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index: str = "") -> None:
@@ -325,7 +323,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         raise SetUpError(f"{venv} was not made by set-up: remove it, or name another folder with VENV=DIR")
 
     base = fingerprint(sys.prefix, sys.version, sorted(env.modules.items()), sorted(env.packages.items()))
-    inputs = fingerprint(project, pins, env.gpu, Path(__file__).read_text("utf-8"))
+    inputs = fingerprint(project, pins, env.gpu, Path(__file__).read_text())
     what = todo(state, base, inputs, extras) if keeps(venv, env.modules) else "rebuild"
     if what == "nothing":
         return
@@ -343,7 +341,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
     if what == "rebuild":
         build(venv, planned.links, new)
     write_state(venv, new)  # without `complete`: if set-up is interrupted now, the next one builds anew
-    (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints), "utf-8")
+    (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
     try:
         for step in planned.steps:
             install(venv, step, options)
@@ -370,9 +368,7 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
         shutil.rmtree(venv)
     venv.mkdir(parents=True)
     write_state(venv, state)  # first, so that an interrupted environment is known as ours
-    done = subprocess.run(
-        [sys.executable, "-m", "venv", venv], capture_output=True, encoding="utf-8", check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SetUpError(f"cannot make {venv}: {' '.join((done.stdout + done.stderr).split())}")
     if links:
@@ -381,7 +377,7 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
         # which AITER is often installed.
         (folder,) = venv.glob("lib/python*/site-packages")
         lines = (f"import site; site.addsitedir({link!r})\n" for link in links)
-        (folder / "image.pth").write_text("".join(lines), "utf-8")
+        (folder / "image.pth").write_text("".join(lines))
 
 
 def register(venv: Path, version: str) -> None:
@@ -393,16 +389,15 @@ def register(venv: Path, version: str) -> None:
         "import sys\nfrom pathlib import Path\n\n"
         f"here = (Path.cwd() / 'harness' / 'pytest_plugin.py').exists()\n"
         f"sys.path.insert(0, str(Path.cwd()) if here else {str(ROOT)!r})\n"
-        "from harness.pytest_plugin import *\n",
-        "utf-8",
+        "from harness.pytest_plugin import *\n"
     )
     about = folder / f"deepseek_kernel_bench-{version}.dist-info"
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
-    (about / "METADATA").write_text(metadata, "utf-8")
+    (about / "METADATA").write_text(metadata)
     # It has the name of the plugin, which a conftest.py of the checkout asks for, so that it is registered
     # once.
-    (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n", "utf-8")
+    (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
 def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
@@ -422,9 +417,7 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
 def pip(python: str | Path, verb: str, *arguments: str | Path) -> tuple[str, str]:
     """Runs `pip VERB`. Returns what it printed, and one line why it failed; empty if it did not."""
     command = [python, "-m", "pip", verb, "-q", "--no-input", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=False
-    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     # If the index is a folder, pip reports packages without a page there as "ignored".
     output = "\n".join(line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line)
     if done.returncode == 0:

@@ -178,7 +178,7 @@ def main() -> None:
         parser.add_argument(f"--{library}", type=Path, default=Path("recorded"), metavar="PATH")
     FOLDER.mkdir(exist_ok=True)
     for name, text in made(vars(parser.parse_args())).items():
-        (FOLDER / name).write_text(text, "utf-8")
+        (FOLDER / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     pins = fresh / "constraints.txt"
-    pins.write_text("".join(f"{pin}\n" for pin in wanted(read_pins(), python, machine)), "utf-8")
+    pins.write_text("".join(f"{pin}\n" for pin in wanted(read_pins(), python, machine)))
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     target += [word for tag in TAGS for word in ("--platform", f"{tag}_{machine}")]
     output, reason = pip(sys.executable, "download", "-c", pins, "-d", fresh, *target, *requirements)
@@ -65,9 +65,9 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
         "image": [name for name in IMAGE if name in left],
         "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
     }
-    (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
     if folder.exists():
-        old = json.loads((folder / WHEELS).read_bytes())["sha256"]
+        old = json.loads((folder / WHEELS).read_text())["sha256"]
         for file in folder.iterdir():  # keep the wheels that the user added
             if file.name not in {*old, WHEELS} and not (fresh / file.name).exists():
                 file.rename(fresh / file.name)

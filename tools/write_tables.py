@@ -39,7 +39,7 @@ def evidence() -> dict[str, dict[str, dict[str, int]]]:
             at = known[name].setdefault("cpu" if kind == "cpu" else arch, {})
             at[STATUS[status]] = at.get(STATUS[status], 0) + int(cases)
     for path in sorted(TUNED.glob("*/compiled/*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
+        with gzip.open(path, "rt") as lines:
             fitting = sum(not json.loads(line)["refused"] for line in lines)
         known[path.name.removesuffix(".jsonl.gz")].setdefault(path.parts[-3], {})["compiled"] = fitting
     for arch, by_op in read()["emulated"]["cases"].items():
@@ -52,7 +52,7 @@ def evidence() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def read() -> dict[str, Any]:
-    whole: dict[str, Any] = json.loads(FILE.read_bytes())
+    whole: dict[str, Any] = json.loads(FILE.read_text())
     return whole
 
 
@@ -97,6 +97,6 @@ def row(cells: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(read() | {"kernels": evidence()}, indent=1) + "\n", "utf-8")
+    FILE.write_text(json.dumps(read() | {"kernels": evidence()}, indent=1) + "\n")
     for page, made in ((TUNING, with_evidence), (ENGINES, with_engines)):
-        page.write_text(made(page.read_text("utf-8")), "utf-8")
+        page.write_text(made(page.read_text()))

@@ -72,14 +72,10 @@ def campaign(request: CampaignRequest) -> None:
     budget_s = request.budget_s
     here = choose_device(None if cluster else device)
     read = partial(read_step, log=cache(print_note))  # each once: the steps of all ops have the same notes
-    type = device_type(here)
+    type, is_here = device_type(here), request.plan in (None, "steps") and not (cluster or request.devices)
     for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
         read(step)
-        if (
-            request.plan in (None, "steps")
-            and not (cluster or request.devices)
-            and step.is_for(type, here.kind)
-        ):
+        if is_here and step.is_for(type, here.kind):
             with suppress(NothingRan):
                 planned_job(step, step.name, type, here, budget_s, read)
     if request.plan:

@@ -42,9 +42,7 @@ def quota(root: Path = SYSTEM) -> float:
             if share != "max":
                 limits.append(int(share) / int(period))
         with contextlib.suppress(OSError):  # version 1: -1 means no limit
-            share, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period")
-            )
+            share, period = ((folder / f"cpu.cfs_{of}_us").read_text("utf-8") for of in ("quota", "period"))
             if int(share) > 0:
                 limits.append(int(share) / int(period))
     return min(limits)

@@ -157,7 +157,7 @@ def _this_command() -> str:
 
 def _holder(owner: str, about: str) -> str:
     """The command that holds a device, its process and since when; of an earlier version the process."""
-    since, _, command = about.partition(" ")
+    since, _, command = "".join(filter(str.isprintable, about)).partition(" ")  # another user wrote it
     if not since.isdecimal():
         return f"process {owner}"
     began = time.localtime(int(since))

@@ -58,9 +58,7 @@ def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path, monkeypa
 def test_every_text_file_is_utf_8_whatever_the_locale():
     """Also of what programs print: `text=True` decodes it by the locale."""
     wrong = []
-    for file in [
-        file for top in ("harness", "kernels", "shapes", "tools") for file in (ROOT / top).rglob("*.py")
-    ]:
+    for file in [file for top in ("harness", "kernels", "shapes") for file in (ROOT / top).rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id

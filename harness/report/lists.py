@@ -256,8 +256,12 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
             acts = _acts(name)
             yield from textwrap.wrap(by, WIDTH, subsequent_indent=INDENT)
             yield from _wrapped([f"{catalogue()[name].effect} {acts[0].upper()}{acts[1:]}."])
+        guides = [s for s in setters() if s.platform == kind and s.name not in recipes()]
+        for guide in guides:
+            yield from textwrap.wrap(f"{guide.name}: {guide.document}, {guide.where}", WIDTH)
         yield ""
-    yield "--all lists every flag that can act, and what values mean; `toggle --flag NAME=A,B` measures one"
+    yield "`list recipes` has their documents, `list flags --all` every flag that can act, and what values"
+    yield "mean; `toggle --flag NAME=A,B` measures one"
 
 
 def _flags(ops: Sequence[str], platform: Platform) -> list[Flag]:

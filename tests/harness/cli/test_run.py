@@ -148,17 +148,6 @@ def test_a_device_is_measured_by_one_run_at_a_time(here, tmp_path, monkeypatch):
     assert contents(tmp_path) == {}
 
 
-def test_control_c_names_the_command_that_goes_on(here, tmp_path, monkeypatch):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("harness.run.execute.measure", stopped)
-    done = here("run", "--op", "mla_decode", *TINY, "--quiet", "--out", tmp_path / "a run")
-    rest = f"python -m harness run --resume '{tmp_path}/a run'"
-    said = f"stopped; finished cases are recorded; the rest:\n  {rest}\n"
-    assert (done.returncode, done.stderr) == (130, said)
-
-
 # --resume
 
 

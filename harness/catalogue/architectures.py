@@ -83,7 +83,7 @@ class Architecture:
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """Name -> architecture."""
-    read = json.loads((DATA / "architectures.json").read_text())["architectures"]
+    read = json.loads((DATA / "architectures.json").read_bytes())["architectures"]
     return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 
 
@@ -126,5 +126,5 @@ def named_architecture(word: str) -> str:
 def evidence() -> dict[str, Evidence]:
     """Implementation -> its evidence. `python -m tools.write_tables` makes the file from recorded runs, from
     compiled configurations, and from one run on an emulator that the file describes."""
-    kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_text())["kernels"]
+    kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_bytes())["kernels"]
     return kernels

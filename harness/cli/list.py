@@ -20,12 +20,8 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 )
 @click.option("--suite", metavar="NAME", help="List the cases of this suite, or `all`.  [default: smoke]")
 @click.option("--platform", type=OneOf(KINDS), help="Ask about another platform than this machine's.")
-@click.option(
-    "--arch",
-    default="",
-    metavar="NAME",
-    help="Ask about another GPU or architecture: MI300X, H200, gfx942, x86-amx ...",
-)
+@click.option("--arch", default="", metavar="NAME", help="Ask about another GPU: MI300X, H200, gfx942 ...")
+@click.option("--all", "every", is_flag=True, help="List the flags that no recipe and no guide sets, too.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
     what: str,
@@ -34,6 +30,7 @@ def list_command(
     suite: str | None,
     platform: str | None,
     arch: str,
+    every: bool,
     json_to: str | None,
 ) -> None:
     """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
@@ -55,7 +52,7 @@ def list_command(
         raise UsageError(f"{arch} is an architecture of {of_arch}, not of {platform}")
     platform = platform or of_arch
     machine = named(platform, arch) if platform else detect()
-    rows, shown = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
+    rows, shown = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite, every)
     if not json_to and (what == "impls" or not machine.here):
         elsewhere = "" if machine.here else " (not this machine)"
         print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)

@@ -86,7 +86,7 @@ def kernel_benchmark(
                 log = Path(scratch) / "worker.log"
                 measured = single.benchmark(device, op, kernel, log, **defaults | case)
             except HarnessError as error:
-                pytest.fail(str(error), pytrace=False)
+                raise pytest.fail.Exception(str(error), pytrace=False) from None
             try:
                 measured.begin()
                 _accept(measured)

@@ -59,6 +59,15 @@ def select_all(request: Request, platform: Platform) -> Selection:
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 
 
+def tell_of_own_choices(settings: Sequence[Setting], log: Callable[[str], None]) -> None:
+    """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
+    StoredError where it is no folder."""
+    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
+    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
+        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
+            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+
+
 def begin(
     request: Request,
     platform: Platform,
@@ -78,10 +87,7 @@ def begin(
     settings = [setting for setting in request.settings if not setting.is_rerun]
     settings = settings or [parse_setting(request.set)]
     launches = select.launches(platform, request.launch)
-    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
-    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
-        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
-            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+    tell_of_own_choices(settings, log)
     per_case_s = worth_s(request, suite)
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")

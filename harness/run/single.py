@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
@@ -24,6 +24,7 @@ from harness.plan.settings import Setting, parse_setting
 from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
+from harness.run.folder import tell_of_own_choices
 from harness.run.plan import Request
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
@@ -86,9 +87,9 @@ class SingleEntry:
             if not reason or mostly_disturbed(len(self.disturbed), self.made):
                 return seconds
 
-    def end(self) -> None:
-        """Checks the entry again."""
-        self.checks.after(self.rotation)
+    def end(self, profiled: bool = True) -> None:
+        """Checks the entry again. profiled: whether it is also asked what ran in a call"""
+        self.checks.after(self.rotation, profiled)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
         """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
@@ -117,10 +118,16 @@ class SingleEntry:
 
     def save(self, folder: Path) -> list[Path]:
         """Writes the first wrong output, or the last one if all were right, with what it was judged by and
-        the operands that it is the answer to. Returns the files."""
+        the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
+        files = []
+        log = self.worker.log.read_text(errors="replace") if self.worker.log.exists() else ""
+        begins = [log.find(words) for words in ("Traceback (most recent", "Fatal Python error") if words in log]
+        if self.entry.status in ("error", "crashed") and begins:
+            files.append(folder / "traceback.txt")
+            files[0].write_text(log[min(begins) :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
-            return []
+            return files
         facts = {
             "implementation": self.entry.name,
             "version": self.entry.impl.version,
@@ -129,7 +136,7 @@ class SingleEntry:
             **kept,
         }
         (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
-        return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
+        return files + [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
 
     def close(self) -> None:
         self.checks.close()
@@ -149,8 +156,8 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     understood, and NothingRan where another run has the device.
 
     config: the configuration of a tunable implementation, as text
-    save:   a folder for the tensors
-    say:    shows the name of each phase
+    save:   a folder for the tensors, or for the traceback of a failure
+    say:    shows the name of each phase, and notes
     """
     assert request.op is not None and request.impl is not None
     platform, op = choose_device(request.device), select.choose_op(request.op)
@@ -161,6 +168,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
+    tell_of_own_choices([setting], say)
     folder, threads = None, worker_threads(request.threads)
     if save is not None:
         folder = Path(save)
@@ -182,13 +190,15 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
             if entry.alive and not entry.interpreted:
                 # The time of this sample is not used, but some kernels are wrong from their third call on.
                 attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
-            single.end()
+            single.end(profiled=False)
             if folder:
                 saved = single.save(folder)
         except WorkerFailure as failure:
             entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
         finally:
             single.close()
+            if folder and not any(folder.iterdir()):
+                folder.rmdir()
     return Checked(case, entry, saved)
 
 
@@ -289,7 +299,7 @@ class _ThisProcess(WorkerProcess):
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:
-            raise WorkerFailure("error", one_line(error)) from error
+            raise WorkerFailure("error", kernels.told(error)) from error
 
     def pause(self) -> None:
         pass

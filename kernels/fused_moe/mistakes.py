@@ -26,7 +26,7 @@ from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
-from kernels.mistakes import E4M3, Compute, Mistake, Round, exact, fp8, fp16, listed, put
+from kernels.mistakes import E4M3, Answers, Compute, Mistake, Round, exact, fp8, fp16, listed, put
 
 Picks = tuple[torch.Tensor, torch.Tensor]
 """Ids of experts [tokens, picks], -1 for one of another rank, and their weights [tokens, picks]."""
@@ -217,6 +217,11 @@ IN_FP8: Mapping[str, Plan] = {
     "h in FP8 with its scale left out": Plan(act=scale_left_out),
     "h in FP8 without a scale": Plan(act=lambda gate, up: fp8(E4M3, silu(gate, up))),
     "h in FP8 with one poor scale": Plan(act=one_poor_scale),
+    "w13's scales left out": Plan(w13_scale=torch.ones_like),
+    "w2's scales left out": Plan(w2_scale=torch.ones_like),
+}
+
+OF_AN_EXPERT: Mapping[str, Plan] = {
     "an expert left out": Plan(given=torch.zeros_like),
     "an expert counted twice": Plan(given=lambda y: 2 * y),
     "an expert's rows given to other tokens": Plan(given=of_other_tokens),
@@ -321,8 +326,11 @@ PICKS: Mapping[str, WrongPicks] = {
     "one group fewer": partial(rule, more_groups=-1),
     "softmax for sigmoid": partial(rule, softmax=True),
     "weights not normalised": partial(rule, normalised=False),
+    "weights left out": weights_of_routed(torch.ones_like),
+    "weights scaled twice": weights_of_routed(lambda w: w * SCALING),
     "weights not scaled": weights_of_routed(lambda w: w / SCALING),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
+    "first pick left out": lambda o, ids, weights: (ids[:, 1:], weights[:, 1:]),
     "last pick left out": lambda o, ids, weights: (
         ids[:, : o.sizes.topk - 1],
         weights[:, : o.sizes.topk - 1],
@@ -351,7 +359,10 @@ OUTPUTS: Mapping[str, Compute] = {
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *listed({name: of_one_expert(plan) for name, plan in IN_FP8.items()}, "with_quant", "fp8"),
+    *listed(
+        {name: of_one_expert(plan) for name, plan in {**IN_FP8, **OF_AN_EXPERT}.items()},
+        *("with_quant", "fp8"),
+    ),
     *listed({name: of_one_expert(plan, requant=False) for name, plan in IN_BF16.items()}),
     *listed(
         {name: of_all_experts(plan) for name, plan in OF_ALL_EXPERTS_IN_FP8.items()},
@@ -360,3 +371,19 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed({name: with_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
     *listed(OUTPUTS),
 )
+
+
+def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
+    given = {name: getattr(o, name) for name in ("x", "x_q", "x_scale")}
+    of_rows = o.replaced(**{name: t[rows] for name, t in given.items() if t is not None})
+    ids, weights = routing(o)
+
+    def output(plan: Plan, picks: WrongPicks = lambda o, *right: right) -> torch.Tensor:
+        wrong_ids, wrong_weights = picks(o, ids, weights)
+        return layer(of_rows, plan, (wrong_ids[rows], wrong_weights[rows]))[:, columns]
+
+    plans = {**IN_FP8, **IN_BF16, **OF_ALL_EXPERTS_IN_FP8}
+    return {
+        **{name: partial(output, Plan(), wrong) for name, wrong in PICKS.items()},
+        **{name: partial(output, plan) for name, plan in plans.items()},
+    }

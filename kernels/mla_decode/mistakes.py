@@ -19,6 +19,7 @@ from kernels.attention_mistakes import (
     AttentionOp,
     PartResult,
     Wrong,
+    answers_to,
     combine,
     evenly,
     in_fp8,
@@ -26,7 +27,7 @@ from kernels.attention_mistakes import (
     times,
     without,
 )
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, fp8, kept, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, kept, put
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
@@ -76,7 +77,31 @@ def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> to
     return page % len(o.kv) * o.page + token % o.page
 
 
+def in_a_row(a: Attended, before: int) -> torch.Tensor:
+    """The rows of the cache from the start of a page, whose number is `before`."""
+    start = before * a.operands.page
+    return torch.arange(start, start + len(a.k), device=a.k.device) % a.operands.kv[..., 0].numel()
+
+
+def pages_before(a: Attended) -> int:
+    return sum(-(-n // a.operands.page) for n in a.operands.host_lengths[: a.sequence])
+
+
+def table_of(a: Attended, sequence: int) -> torch.Tensor:
+    """The slots of the pages of another sequence."""
+    other = replace(a, sequence=sequence)
+    return by_table(other, more=len(a.k) - a.operands.host_lengths[sequence])
+
+
 SLOTS: Mapping[str, Slots] = {
+    "page table ignored": lambda a: in_a_row(a, 0),
+    "page table ignored and sequences packed": lambda a: in_a_row(a, pages_before(a)),
+    "page table ignored and sequences padded": lambda a: in_a_row(
+        a, a.sequence * -(-max(a.operands.host_lengths) // a.operands.page)
+    ),
+    "page table of the first sequence": lambda a: table_of(a, 0),
+    "first page alone": taken(lambda t, page: t[:page]),
+    "first token left out": taken(lambda t, page: t[1:]),
     "last page left out": taken(lambda t, page: t[: (len(t) - 1) // page * page]),
     "page in the middle left out": taken(page_left_out),
     "page read twice in place of the next": taken(page_read_twice),
@@ -123,6 +148,7 @@ OWN_MISTAKES: Mapping[str, Wrong] = {
     "scale 1/sqrt(576)": output_with(scale=times((192 / 576) ** 0.5)),
     "queries rounded to FP8": output_with(q=partial(fp8, E4M3)),
     "values of the last 512 columns": lambda a: replace(a, v=a.k[:, -LATENT:]).by_softmax(a.scores),
+    "cache's scale left out": lambda a: a.out(scale=a.scale / a.operands.kv_scale) / a.operands.kv_scale,
     "cache's scale left out in scores": lambda a: a.out(scale=a.scale / a.operands.kv_scale),
     "cache's scale left out in values": lambda a: a.out() / a.operands.kv_scale,
     "cache read in the other FP8 format": cache_in_the_other_format,
@@ -146,3 +172,7 @@ MISTAKES: tuple[Mistake, ...] = (
     *ATTENTION.mistakes(OWN_MISTAKES),
     *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )
+
+
+def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
+    return answers_to([read(o, i) for i in rows], OWN_MISTAKES, columns)

@@ -1,19 +1,23 @@
 """Diagnosis of a wrong output, in one sentence: where it is wrong (rows, heads, sequences, experts,
-columns, as ranges) and what it looks like: zero, never written, NaN, a factor, the answer of other rows or
-to other operands, or no pattern. It is computed for wrong outputs only, in time linear in the size of the
-output."""
+columns, as ranges) and what it is: zero, never written, NaN, the answer to other operands, what a known mistake
+of the op gives, a factor, the answer of other rows, or no pattern. It is computed for wrong outputs only, in
+time linear in the size of the output; known mistakes take some seconds at most."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from harness.workers.child.outputs import unwritten
 
 if TYPE_CHECKING:
     import torch
 
+    from kernels.mistakes import Answers
     from kernels.op import Reference, RowGroups, Tolerance
 
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
@@ -22,6 +26,13 @@ MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 """So many wrong rows are compared with every right row, in so many columns."""
+
+MISTAKE_ROWS, MISTAKE_COLUMNS, MISTAKE_S = 4, 256, 4.0
+"""Known mistakes are computed for so many indices along the first dimension and so many columns, and no
+further ones after so many seconds."""
+
+MOST_NAMES = 3  # how many mistakes are named that an output equals
+ROUNDED = 2.0**-9  # the relative error of rounding to bf16, in root mean square
 
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
 
@@ -49,6 +60,8 @@ class Layout:
     groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
     """References to other operands, by what those are called; their sigma is that of the judged call."""
+    answers: Callable[[list[int], slice], Answers] | None = None
+    """What known mistakes of the op give for these rows and columns (`answers` in its module `mistakes`)."""
 
     def name(self, axis: int) -> str:
         """What an index along an axis counts."""
@@ -66,23 +79,34 @@ class Layout:
 Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the record
 
 
-def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
-    """The diagnosis of an output with elements that are NaN or infinite."""
+def of_not_finite(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    tolerance: Tolerance,
+    layout: Layout,
+) -> Diagnosis:
+    """The diagnosis of a whole output with elements that are NaN or infinite. sigma, wrong: see
+    `of_errors`."""
     import torch
 
     bad = ~torch.isfinite(output)
-    count, nans = int(bad.sum()), int(torch.isnan(output).sum())
+    count, nans, never = (int(each.sum()) for each in (bad, torch.isnan(output), unwritten(output)))
     spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
     columns = bad.flatten(0, -2).any(0)
     where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), count / max(spanned, 1))
-    if nans == count:
-        what = "NaN (never written, or computed from NaN)"
-    elif nans:
-        what = f"NaN or infinite ({nans} are NaN)"
-    else:
-        what = "infinite"
-    text = f"{count} of {output.numel()} outputs are {what}" + (f", in {where}" if where else "")
-    return _short(text), {"kind": "NaN" if nans else "infinite", "where": facts}
+    kinds = {"{} were never written": never, "NaN was computed in {}": nans - never, "{} are infinite": count - nans}
+    said = [kind.format(f"{n} of {output.numel()} outputs") for kind, n in kinds.items() if n]
+    text = " and ".join(said) + (f", in {where}" if where else "")
+    if never == count:
+        return _short(text), {"kind": "not written", "where": facts}
+    compared = output if reference.rows is None else output[reference.rows]
+    every = torch.ones_like(columns)
+    found = _mistake(compared, reference, sigma, wrong, every, tolerance, layout)
+    _, named, more = found or ("", "", {})
+    text += f": {named}" if named else ""
+    return _short(text), {"kind": "NaN" if nans else "infinite", **more, "where": facts}
 
 
 @dataclass(frozen=True)
@@ -128,8 +152,9 @@ def of_errors(
     these = Wrong(got, right, of_wrong, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
     kind, what, more = (
         _constant(these)
-        or _factor(these)
         or _answer_to_others(these)
+        or _mistake(output, reference, sigma, wrong, columns, tolerance, layout)
+        or _factor(these)
         or _other_rows(these)
         or _no_pattern(these)
     )
@@ -242,6 +267,55 @@ def _factor(wrong: Wrong) -> Kind | None:
         about = "about "
     what = "sign flipped" if abs(factor + 1) < 0.003 else f"{factor:.4g} times the reference"
     return "factor", f"{about}{what}", {"factor": factor}
+
+
+def _mistake(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    columns: torch.Tensor,
+    tolerance: Tolerance,
+    layout: Layout,
+) -> Kind | None:
+    """The known mistakes of the op that the wrong rows equal as far as rounding tells, the nearest first.
+    The arguments are those of `of_errors`, and bool [columns]: which columns are wrong."""
+    import torch
+
+    found = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten()
+    if layout.answers is None or not len(found):
+        return None
+    begin = int(columns.nonzero()[0]) // BLOCK * BLOCK
+    across = slice(begin, min(begin + MISTAKE_COLUMNS, len(columns)))
+    chosen, numbers = found[_spread(len(found), MISTAKE_ROWS)].tolist(), layout.numbers(0)
+    names, left, stop = None, dict[str, float](), time.monotonic() + MISTAKE_S
+    for at in (chosen[:1], chosen):  # one row rules most of them out
+        where = wrong[at], columns[across]
+        got, right, known = (
+            t[at][..., across][where[0]][:, where[1]].double() for t in (output, reference.value, sigma)
+        )
+        error = float(_units(got - right, known).square().mean())
+        answers, left = layout.answers([numbers[row] for row in at], across), {}
+        for name in answers if names is None else names:
+            if names is None and time.monotonic() > stop:
+                break
+            try:
+                answer = answers[name]().to(output.dtype).cpu()[where[0]][:, where[1]].double()
+            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+                continue  # these operands do not allow this mistake
+            equal = (got == answer) | (got.isnan() & answer.isnan())
+            gap = torch.where(equal, 0.0, got - answer)
+            # A larger output errs by more.
+            larger = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
+            size = torch.hypot(known * larger[:, None], ROUNDED * answer.nan_to_num())
+            squares = float(_units(gap, size).square().mean())
+            if _within(gap, size, tolerance) and squares <= EXPLAINED * error:
+                left[name] = squares
+        names = list(left)
+    best = min(left.values(), default=0.0)
+    told = [name for name in sorted(left, key=left.__getitem__) if left[name] <= 1.5 * best + 0.1]
+    told = told[:MOST_NAMES]
+    return ("mistake", f"equals: {' or '.join(told)}", {"equals": told}) if told else None
 
 
 def _answer_to_others(wrong: Wrong) -> Kind | None:

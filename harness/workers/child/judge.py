@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
+
+    from kernels.mistakes import Answers
 
 CHEAP = 0.005
 """A reference that takes less than this share of the work that a reference may take is never sampled."""
@@ -56,6 +60,7 @@ class Known:
     tolerance: Tolerance
     layout: Layout
     operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
+    nbytes: int  # of those operands
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ class Judge(OnDevice):
         layout = Layout(shape, tuple(of.axes), reference.rows, of.row_groups(operands))
         made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
         made_by["seeds"] = asdict(Seeds(**seeds))
-        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by)
+        nbytes = sum(tensor.nbytes for tensor in operands.tensors().values())
+        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by, nbytes)
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -148,7 +154,8 @@ class Judge(OnDevice):
             on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
-            layout = replace(known.layout, others=self._others(name, fp8, truncates))
+            others, mistakes = self._others(name, fp8, truncates), self._mistakes(known)
+            layout = replace(known.layout, others=others, answers=mistakes)
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
@@ -171,6 +178,18 @@ class Judge(OnDevice):
                 judged = replace(known.reference, sigma=sigma_of(known.reference, fp8, truncates))
                 others[OPERANDS.get(other, f"the {other} operands")] = judged
         return others
+
+    def _mistakes(self, known: Known) -> Callable[[list[int], slice], Answers] | None:
+        """What the op's known mistakes give on the operands of a reference, which are made again where
+        memory has room for them; None for an op that lists no mistakes."""
+        op = known.operands["op"]
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"kernels.{op}.mistakes")
+            of, boundary = kernels.OPS[op], known.operands["boundary"]
+            if available_memory() > 3 * known.nbytes:
+                sizes, seeds = of.sizes(known.operands["sizes"]), Seeds(**known.operands["seeds"])
+                return partial(module.answers, of.make(sizes, seeds, self.device, boundary))
+        return None
 
     def save(self, folder: str) -> dict[str, Any]:
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
@@ -267,11 +286,10 @@ def compare_output(
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
             if bool(bad.any()):
-                report["reason"], report["diagnosis"] = of_not_finite(output, layout)
+                found = of_not_finite(output, reference, sigma, rows_over, tolerance, layout)
             else:
-                report["reason"], report["diagnosis"] = of_errors(
-                    sampled, reference, sigma, z, rows_over, tolerance, layout
-                )
+                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+            report["reason"], report["diagnosis"] = found
         except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"

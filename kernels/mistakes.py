@@ -17,8 +17,8 @@ change and return the right output, as many kernels are wrong in one place only.
 
 
 Answers = Mapping[str, Callable[[], torch.Tensor]]
-"""What wrong kernels give for some rows and columns of the output, [rows, ..., columns], by their names: those
-that are wrong in the same way everywhere. A mistake that these operands do not allow raises an exception."""
+"""By their names, what kernels that are wrong everywhere give for some rows and columns of the output, [rows,
+..., columns]. A mistake that these operands do not allow raises an exception."""
 
 
 @dataclass(frozen=True)

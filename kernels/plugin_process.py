@@ -40,19 +40,15 @@ def told(error: BaseException) -> str:
     first: `mine.py:14 in prepare: ValueError: ...`."""
     from kernels.triton_runtime import NOT_INTERPRETED
 
-    root = Path(__file__).parents[1]
-    libraries = (str(root / "kernels"), str(root / "harness"), sysconfig.get_path("stdlib"), "<")
-    own = [
-        frame
-        for frame in reversed(traceback.extract_tb(error.__traceback__))
-        if not frame.filename.startswith(libraries) and "-packages" not in frame.filename
-    ]
+    suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
+    others = (*suite, sysconfig.get_path("stdlib"), "<")
+    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])  # the first is whoever caught it
+    own = [f for f in frames if not f.filename.startswith(others) and "-packages" not in f.filename]
     text = " ".join(str(error).split())
     if "0 active drivers" in text:  # of Triton, where there is no GPU
         text = NOT_INTERPRETED
-    parts = [", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])]
-    parts += [type(error).__name__, text]
-    return ": ".join(filter(None, parts))[:400]
+    places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
+    return ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
 
 
 class PluginProcess:

@@ -153,13 +153,22 @@ class CaseChecks:
         self.judge.pause()
 
     def after(self, rotation: Rotation, profiled: bool = True) -> None:
-        """Checks what timing left, calls the entries with other operands, asks what ran in their calls if
+        """Checks what timing left, calls the entries with other operands, asks what ran in their calls where
         `profiled`, and checks the interpreted entries. Raises WorkerFailure as `before` does."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
-        if profiled:
-            with self.phase("profiling"):
-                self._profile_all()
+        with self.phase("profiling") if profiled else contextlib.nullcontext():
+            # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
+            # not start, taking a profile fails with the reason.
+            timed = self.timed if profiled else []
+            on_gpu = [(worker, entry) for worker, entry in timed if worker.platform.kind != "cpu"]
+            workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
+            self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
+            for worker, entry in timed:
+                self._profile(worker, entry)
+            unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
+            if unseen:
+                self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
         with self.phase("checking again"):
             self._check_again(rotation.copies)
         interpreted = [(worker, entry) for worker, entry in self.living if entry.interpreted]
@@ -354,18 +363,6 @@ class CaseChecks:
             if name not in self.digests:
                 self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
         return name
-
-    def _profile_all(self) -> None:
-        # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does not
-        # start, taking a profile fails with the reason.
-        on_gpu = [(worker, entry) for worker, entry in self.timed if worker.platform.kind != "cpu"]
-        workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
-        self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
-        for worker, entry in self.timed:
-            self._profile(worker, entry)
-        unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
-        if unseen:
-            self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
         """Notes what ran in a call. Where the profiler does not work the entry keeps its time: whether the

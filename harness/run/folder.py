@@ -17,7 +17,7 @@ from harness.files import JsonObject
 from harness.machine.device import differing
 from harness.paths import RESULTS, portable
 from harness.plan import budget, select
-from harness.plan.settings import parse_setting
+from harness.plan.settings import Setting, parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts

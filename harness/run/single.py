@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -119,12 +120,11 @@ class SingleEntry:
     def save(self, folder: Path) -> list[Path]:
         """Writes the first wrong output, or the last one if all were right, with what it was judged by and
         the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
-        files = []
-        log = self.worker.log.read_text(errors="replace") if self.worker.log.exists() else ""
-        begins = [log.find(words) for words in ("Traceback (most recent", "Fatal Python error") if words in log]
+        files, log = [], self.worker.log.read_text(errors="replace") if self.worker.log.exists() else ""
+        begins = re.search("Traceback \\(most recent|Fatal Python error", log)
         if self.entry.status in ("error", "crashed") and begins:
             files.append(folder / "traceback.txt")
-            files[0].write_text(log[min(begins) :], encoding="utf-8")
+            files[0].write_text(log[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
             return files

@@ -69,13 +69,12 @@ def b_of(o: Operands, columns: torch.Tensor) -> torch.Tensor:
 def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor) -> Tile:
     """a is given as FP8, quantised by the call, or kept in bf16 with scales of 1."""
     if o.a is None:
-        a, scale = o.a_q.float(), o.a_scale
+        a, scale = o.a_q.view(torch.uint8)[rows].view(o.a_q.dtype).float(), o.a_scale[rows]
     elif quantiser:
-        a, scale = quantiser(o)
+        a, scale = (whole[rows] for whole in quantiser(o))
     else:
-        a, scale = o.a.float(), o.b_scale.new_ones(o.m, o.b_scale.shape[1])
-    b_scale = o.b_scale[columns // BLOCK]
-    return Tile(o, rows, columns, a[rows], scale[rows], b_of(o, columns), b_scale)
+        a, scale = o.a[rows].float(), o.b_scale.new_ones(len(rows), o.b_scale.shape[1])
+    return Tile(o, rows, columns, a, scale, b_of(o, columns), o.b_scale[columns // BLOCK])
 
 
 def multiply(
@@ -208,7 +207,9 @@ IN_FP8: Mapping[str, Variant] = {
     ),
     "b's scales transposed": reads(b_scale=transposed),
     "b's scales left out": reads(b_scale=lambda t: torch.ones_like(t.b_scale)),
-    "b's scale of the first block of K in all": reads(b_scale=lambda t: t.b_scale[:, :1].expand_as(t.b_scale)),
+    "b's scale of the first block of K in all": reads(
+        b_scale=lambda t: t.b_scale[:, :1].expand_as(t.b_scale)
+    ),
     "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
     "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
     "b's scale of the block before in the last block of K": scale_of_another_block(-1, -2),
@@ -270,12 +271,13 @@ def bf16_after_16_products(t: Tile) -> torch.Tensor:
     return total
 
 
+UNSCALED = reads(a_scale=lambda t: torch.ones_like(t.a_scale))
 IN_CORE: Mapping[str, Variant] = {
-    "a's scales left out": reads(a_scale=lambda t: torch.ones_like(t.a_scale)),
-    "all scales left out": reads(
-        a_scale=lambda t: torch.ones_like(t.a_scale), b_scale=lambda t: torch.ones_like(t.b_scale)
+    "a's scales left out": UNSCALED,
+    "all scales left out": lambda t: t.a @ t.b.T,
+    "a's scale of the first block of K in all": reads(
+        a_scale=lambda t: t.a_scale[:, :1].expand_as(t.a_scale)
     ),
-    "a's scale of the first block of K in all": reads(a_scale=lambda t: t.a_scale[:, :1].expand_as(t.a_scale)),
     "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
@@ -316,35 +318,40 @@ OUTPUTS: Mapping[str, Compute] = {
 }
 
 
-def quantiser(**options: Any) -> Quantiser:
-    return partial(quantised, **options)
+def quantiser(**options: Any) -> Compute:
+    """Of all rows."""
+    return everywhere(multiply, partial(quantised, **options))
+
+
+def of_row(row: int, **options: Any) -> Compute:
+    """row: the row of adversarial operands in which it shows (generate.py)."""
+    return in_one_place(multiply, partial(quantised, **options), row)
 
 
 def codes_truncated(o: Operands) -> Quantised:
     return quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype))
 
 
-QUANTISERS_IN_ALL_ROWS: Mapping[str, Quantiser] = {
+QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
     "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
     "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
-    "codes truncated": codes_truncated,
+    "codes truncated": everywhere(multiply, codes_truncated),
     "codes rounded as e5m2": quantiser(rounding=partial(fp8, E5M2)),
     "up to 448 in e4m3fnuz": quantiser(top=448.0),
 }
 """Errors that one row hides in its rounding to FP8, but not all rows together."""
 
-QUANTISERS_IN_ONE_ROW: Mapping[str, tuple[int, Quantiser]] = {
-    "scales of half their size, saturated": (4, quantiser(amax=lambda x: largest(x) / 2)),
-    "scales of 2^16 times their size": (4, quantiser(amax=lambda x: largest(x) * 2**16)),
-    "scales never stored": (4, quantiser(stored=torch.ones_like)),
-    "blocks of 64": (4, quantiser(block=64)),
-    "last value of a block overlooked": (2, quantiser(amax=lambda x: largest(x[..., :-1]))),
-    "negative values overlooked": (2, quantiser(amax=lambda x: x.amax(-1))),
-    "one scale for the tensor": (4, quantiser(amax=lambda x: x.abs().amax().expand(x.shape[:2]))),
-    "no magnitude below 1": (4, quantiser(amax=lambda x: largest(x).clamp(min=1.0))),
-    "NaN for a block of zeros": (7, quantiser(stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan))),
+QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
+    "scales of half their size, saturated": of_row(4, amax=lambda x: largest(x) / 2),
+    "scales of 2^16 times their size": of_row(4, amax=lambda x: largest(x) * 2**16),
+    "scales never stored": of_row(4, stored=torch.ones_like),
+    "blocks of 64": of_row(4, block=64),
+    "last value of a block overlooked": of_row(2, amax=lambda x: largest(x[..., :-1])),
+    "negative values overlooked": of_row(2, amax=lambda x: x.amax(-1)),
+    "one scale for the tensor": of_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
+    "no magnitude below 1": of_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
+    "NaN for a block of zeros": of_row(7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
 }
-"""With the row of adversarial operands in which it shows (generate.py)."""
 
 
 def places(variants: Mapping[str, Variant], quantiser: Quantiser | None = None) -> dict[str, Compute]:
@@ -358,14 +365,8 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
     *listed({**places(IN_CORE), **OUTPUTS}),
     Mistake("a row truncated to 5 bits", row(lambda x: kept(5, x.float())), truncates=True),
-    *listed(
-        {name: everywhere(multiply, way) for name, way in QUANTISERS_IN_ALL_ROWS.items()},
-        *("with_quant", "fp8", "quantiser: {}"),
-    ),
-    *listed(
-        {name: in_one_place(multiply, way, row) for name, (row, way) in QUANTISERS_IN_ONE_ROW.items()},
-        *("with_quant", "fp8", "quantiser, one row: {}"),
-    ),
+    *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
+    *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )
 
 
@@ -373,14 +374,9 @@ def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
     at = torch.tensor(rows, device=o.b_q.device)
     across = torch.arange(columns.start, columns.stop, device=o.b_q.device)
 
-    def output(variant: Variant, way: Quantiser | None = None) -> torch.Tensor:
-        return variant(tile(o, way, at, across))
+    def output(variant: Variant) -> torch.Tensor:
+        quantiser = quantised if o.a is not None and variant is UNSCALED else None
+        return variant(tile(o, quantiser, at, across))
 
-    variants = {**IN_FP8, **IN_OTHER_CALLS, **IN_CORE}
-    ways = {**QUANTISERS_IN_ALL_ROWS, **{name: way for name, (_, way) in QUANTISERS_IN_ONE_ROW.items()}}
-    if o.a is None:
-        ways = {}
-    return {
-        **{name: partial(output, variant) for name, variant in variants.items()},
-        **{name: partial(output, multiply, way) for name, way in ways.items()},
-    }
+    variants = {**IN_FP8, **IN_CORE, **IN_OTHER_CALLS}
+    return {name: partial(output, variant) for name, variant in variants.items()}

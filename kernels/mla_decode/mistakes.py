@@ -77,29 +77,20 @@ def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> to
     return page % len(o.kv) * o.page + token % o.page
 
 
-def in_a_row(a: Attended, before: int) -> torch.Tensor:
-    """The rows of the cache from the start of a page, whose number is `before`."""
-    start = before * a.operands.page
+def in_a_row(a: Attended, page: int) -> torch.Tensor:
+    """The rows of the cache from the start of a page."""
+    start = page * a.operands.page
     return torch.arange(start, start + len(a.k), device=a.k.device) % a.operands.kv[..., 0].numel()
-
-
-def pages_before(a: Attended) -> int:
-    return sum(-(-n // a.operands.page) for n in a.operands.host_lengths[: a.sequence])
-
-
-def table_of(a: Attended, sequence: int) -> torch.Tensor:
-    """The slots of the pages of another sequence."""
-    other = replace(a, sequence=sequence)
-    return by_table(other, more=len(a.k) - a.operands.host_lengths[sequence])
 
 
 SLOTS: Mapping[str, Slots] = {
     "page table ignored": lambda a: in_a_row(a, 0),
-    "page table ignored and sequences packed": lambda a: in_a_row(a, pages_before(a)),
-    "page table ignored and sequences padded": lambda a: in_a_row(
-        a, a.sequence * -(-max(a.operands.host_lengths) // a.operands.page)
+    "page table ignored and sequences packed": lambda a: in_a_row(
+        a, sum(-(-n // a.operands.page) for n in a.operands.host_lengths[: a.sequence])
     ),
-    "page table of the first sequence": lambda a: table_of(a, 0),
+    "page table of the first sequence": lambda a: by_table(
+        replace(a, sequence=0), more=len(a.k) - a.operands.host_lengths[0]
+    ),
     "first page alone": taken(lambda t, page: t[:page]),
     "first token left out": taken(lambda t, page: t[1:]),
     "last page left out": taken(lambda t, page: t[: (len(t) - 1) // page * page]),

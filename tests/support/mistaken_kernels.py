@@ -11,7 +11,7 @@ OF: dict[str, dict[str, str]] = {}
 
 
 def mistaken(op, **bugs):
-    """Declares a row for each bug of a function of (operands, out, **bug), which makes a call's work. bugs: by
+    """Declares a row for each bug of a function of (operands, out, **bug), which does a call's work. bugs: by
     the row's name, the bug's argument and the name that it is to be given."""
 
     def declare(function):
@@ -113,6 +113,8 @@ def moe(o, out, swapped=False, act=torch.nn.functional.silu, weighted=True, pick
     total = torch.zeros(len(x), out.shape[1])
     for token, ids in enumerate(o.topk_ids.tolist()):
         for place, expert in list(enumerate(ids))[:picks]:
+            if expert < 0:  # of another rank
+                continue
             w13, w2 = o.w13[expert].float() * blocks(o.w13_scale[expert]), o.w2[expert].float()
             up, gate = (w13 @ x[token]).chunk(2)[:: 1 if swapped else -1]
             if of_w2:

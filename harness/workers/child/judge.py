@@ -19,7 +19,7 @@ from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
-from kernels.operands import Seeds
+from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
 
@@ -60,7 +60,8 @@ class Known:
     tolerance: Tolerance
     layout: Layout
     operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
-    nbytes: int  # of those operands
+    make: Callable[[], Operands]  # makes them
+    nbytes: int  # of them
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class Judge(OnDevice):
         """
         of = kernels.OPS[case.op]
         parsed = of.sizes(case.sizes)
-        operands = of.make(parsed, Seeds(**seeds), self.device, case.boundary)
+        make = partial(of.make, parsed, Seeds(**seeds), self.device, case.boundary)
+        operands = make()
         most = MAX_FLOPS[self.kind]
         whole = min(most, of.work(parsed, case.boundary).flops)
         if share < 1:
@@ -118,7 +120,7 @@ class Judge(OnDevice):
         made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
         made_by["seeds"] = asdict(Seeds(**seeds))
         nbytes = sum(tensor.nbytes for tensor in operands.tensors().values())
-        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by, nbytes)
+        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by, make, nbytes)
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -154,8 +156,8 @@ class Judge(OnDevice):
             on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
-            others, mistakes = self._others(name, fp8, truncates), self._mistakes(known)
-            layout = replace(known.layout, others=others, answers=mistakes)
+            others = self._others(name, fp8, truncates)
+            layout = replace(known.layout, others=others, answers=partial(self._answers, known))
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
@@ -179,17 +181,13 @@ class Judge(OnDevice):
                 others[OPERANDS.get(other, f"the {other} operands")] = judged
         return others
 
-    def _mistakes(self, known: Known) -> Callable[[list[int], slice], Answers] | None:
-        """What the op's known mistakes give on the operands of a reference, which are made again where
-        memory has room for them; None for an op that lists no mistakes."""
-        op = known.operands["op"]
-        with contextlib.suppress(ImportError):
-            module = importlib.import_module(f"kernels.{op}.mistakes")
-            of, boundary = kernels.OPS[op], known.operands["boundary"]
-            if available_memory() > 3 * known.nbytes:
-                sizes, seeds = of.sizes(known.operands["sizes"]), Seeds(**known.operands["seeds"])
-                return partial(module.answers, of.make(sizes, seeds, self.device, boundary))
-        return None
+    def _answers(self, known: Known, rows: list[int], columns: slice) -> Answers:
+        """What known mistakes give on the operands of a reference, which are made again."""
+        if available_memory() < 3 * known.nbytes:
+            raise MemoryError
+        mistakes = importlib.import_module(f"kernels.{known.operands['op']}.mistakes")
+        answers: Answers = mistakes.answers(known.make(), rows, columns)
+        return answers
 
     def save(self, folder: str) -> dict[str, Any]:
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.

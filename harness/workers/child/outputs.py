@@ -20,9 +20,7 @@ GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any al
 
 CANARY = 0xA5  # the value of each guard byte
 
-POISON = 0x7FE5
-"""Two bytes of each unwritten element of an output: a NaN in bf16, fp16 and fp32, which no operation gives."""
-
+POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
 SPOILT = -1536.0
 """What outputs are filled with before calls that are compared with each other. An output that still holds
 this finite number was not written."""
@@ -41,15 +39,6 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(integers[tensor.element_size()])
 
 
-def unwritten(output: torch.Tensor) -> torch.Tensor:
-    """Which elements still hold POISON, bool like the output."""
-    import torch
-
-    if output.element_size() % 2:
-        return torch.zeros_like(output, dtype=torch.bool)
-    return (output.contiguous().view(torch.int16) == POISON).view(*output.shape, -1).all(-1)
-
-
 class OwnedOutput:
     """The output that kernels write for one set of operands: `tensor`, between two guards."""
 
@@ -66,12 +55,10 @@ class OwnedOutput:
         )
 
     def fill(self, value: float = math.nan) -> None:
-        """Fills the output. NaN stands for POISON: an element that is never written is found whatever its
-        neighbours hold."""
-        import torch
-
-        if math.isnan(value) and self.tensor.element_size() % 2 == 0:
-            self.tensor.data.view(torch.int16).fill_(POISON)
+        """Fills the output, with POISON in the place of NaN: so an element that is never written is found
+        whatever its neighbours hold."""
+        if math.isnan(value) and self.tensor.element_size() == 2:
+            bits(self.tensor.data).fill_(POISON)
         else:
             self.tensor.data.fill_(value)
 

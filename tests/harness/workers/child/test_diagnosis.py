@@ -261,11 +261,10 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
 
 @pytest.mark.parametrize(("indices", "size", "text"), [
     ([7], 16, "head 7"), ([8, 9, 10], 16, "heads 8..10"), ([3, 7], 16, "heads 3 and 7"),
-    ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"), ([0, 2, 4, 6], 8, "every 2nd head from 0"),
-    ([0, 3, 6], 9, "every 3rd head from 0"), ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
+    ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"), ([0, 2, 4, 6], 8, "heads 0, 2, 4 and 6"),
+    ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
     ([*range(64, 192)], 512, "heads 64..191 (tiles 1..2 of 64)"), ([*range(9, 30)], 30, "heads 9..29"),
     ([*range(256, 300)], 300, "heads 256..299"), ([0, 3, 4, 9, 11, 17], 40, "6 of heads 0..17"),
-    ([*range(16, 32), *range(48, 64), *range(80, 96)], 96, "heads 16..31 of every 32"),
 ])  # fmt: skip
 def test_numbers_as_ranges(indices, size, text):
     assert in_words("head", indices, range(size)) == text

@@ -1,0 +1,73 @@
+"""`check` and `run` name common bugs of users' kernels, of each op, and say where their exceptions come from."""
+
+import json
+
+import pytest
+
+from tests.support.mistaken_kernels import OF
+from tests.support.paths import SUPPORT
+from tests.support.workers_here import run_here
+
+CASES = {
+    "mla_decode": "batch=3 ctx=70..300",
+    "mha_prefill": "batch=2 new=40..90 prefix=20..60 heads=4",
+    "block_scale_gemm": "m=9 n=300 k=600",
+    "fused_moe": "tokens=6 experts=8 topk=3 hidden=384 inter=256",
+}
+MINE = ("--device", "cpu", "--threads", "1", "--cache", "warm")
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_a_bug_is_named(op):
+    where = ("--op", op, "--case", CASES[op], *MINE)
+    plugin = SUPPORT / "mistaken_kernels.py"
+    told = {row: run_here(*where, "--impl", row, plugin=plugin, command="check").stdout for row in OF[op]}
+    done = run_here(*where, "--impl", "mistaken.*", "--json", "-", "--budget", "1s", plugin=plugin)
+    assert done.returncode == 1
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+    for row, name in OF[op].items():
+        assert f": equals: {name}" in told[row]
+        names = cells[row]["check"]["diagnosis"]["equals"]
+        assert name in names and f"equals: {' or '.join(names)}" in cells[row]["reason"]
+
+
+RAISES = """
+from kernels.op import implementation
+
+
+def helper():
+    raise ValueError("my own\\nbug")
+
+
+@implementation("mine.call", op="mla_decode", requires="a test")
+def call(o, out):
+    return lambda: helper()
+
+
+@implementation("mine.triton", op="mla_decode", requires="a test")
+def triton(o, out):
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+
+@implementation("mine.fits", op="mla_decode", requires="a test", fits=lambda sizes: 1 / 0)
+def fits(o, out): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("mine.call", "mine.py:6 in helper, mine.py:11 in <lambda>: ValueError: my own bug"),
+        ("mine.triton", "mine.py:16 in triton: RuntimeError: Triton runs on a CPU only interpreted: set "),
+    ],
+)
+def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path):
+    (plugin := tmp_path / "mine.py").write_text(RAISES)
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", row)
+    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+        done = run_here(*where, *more, plugin=plugin, command=command)
+        assert done.returncode == 1
+        assert said in " ".join(done.stdout.split())
+    saved = (tmp_path / "wrong/traceback.txt").read_text()
+    assert saved.startswith("Traceback") and f'{plugin}"' in saved
+    assert [path.name for path in (tmp_path / "wrong").iterdir()] == ["traceback.txt"]

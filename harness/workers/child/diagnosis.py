@@ -281,11 +281,13 @@ def _mistake(
     begin, numbers, off = first_column // BLOCK * BLOCK, layout.numbers(0), wrong[some]
     across = slice(begin, min(begin + MISTAKE_COLUMNS, output.shape[-1]))
     got, right, known = (t[some][..., across][off].double() for t in (output, reference.value, sigma))
-    error, left, stop = _units(got - right, known), dict[str, float](), time.monotonic() + MISTAKE_S
+    if layout.answers is None or not some or _within(got - right, known, tolerance):
+        return None
     try:
-        answers = layout.answers([numbers[row] for row in some], across) if layout.answers and some else {}
+        answers = layout.answers([numbers[row] for row in some], across)
     except (ImportError, MemoryError, RuntimeError):  # an op that lists no mistakes, or too little memory
         return None
+    error, left, stop = _units(got - right, known), dict[str, float](), time.monotonic() + MISTAKE_S
     for name, answer_of in answers.items():
         if time.monotonic() > stop:
             break

@@ -159,6 +159,7 @@ class Judge(OnDevice):
             others = self._others(name, fp8, truncates)
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
+            empty_cache(self.kind)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
         return report

@@ -51,7 +51,7 @@ def triton(o, out):
     raise RuntimeError("0 active drivers ([]). There should only be one.")
 
 
-@implementation("mine.fits", op="mla_decode", requires="a test", fits=lambda sizes: 1 / 0)
+@implementation("mine.fits", op="mla_decode", requires="a test", fits=lambda sizes: True)
 def fits(o, out): ...
 """
 
@@ -73,3 +73,24 @@ def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path)
     saved = (tmp_path / "wrong/traceback.txt").read_text()
     assert saved.startswith("Traceback") and f'{plugin}"' in saved
     assert [path.name for path in (tmp_path / "wrong").iterdir()] == ["traceback.txt"]
+
+
+def test_a_method_that_answers_something_else_is_an_error(tmp_path):
+    (plugin := tmp_path / "mine.py").write_text(RAISES)
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "mine.fits")
+    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+        done = run_here(*where, *more, plugin=plugin, command=command)
+        assert done.returncode == 1
+        assert "fits of mine.fits returned True, where a kernels.support.Support is needed" in done.stdout
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_folder_of_configurations_that_has_none_is_told(tmp_path, monkeypatch):
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "torch.sdpa")
+    for folder, code, said in (
+        (tmp_path, 0, "which holds no "),
+        (tmp_path / "none", 2, "which is not a folder"),
+    ):
+        monkeypatch.setenv("KERNEL_BENCH_TUNED", str(folder))
+        done = run_here(*where, command="check")
+        assert done.returncode == code and f"names {folder}, {said}" in done.stderr

@@ -3,6 +3,7 @@ the sentence has to name its place and its kind."""
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import kernels
 from harness.workers.child.diagnosis import LONGEST, Layout, in_words
 from harness.workers.child.judge import Judge, compare_output
+from harness.workers.child.outputs import OwnedOutput
 from kernels.op import Reference, RowGroups, Tolerance
 from kernels.operands import Seeds
 from shapes.case import Case
@@ -206,6 +208,16 @@ def test_what_is_said_of_wrong_outputs_is_as_committed(snapshot, name):
     said = {how: ": ".join(of.said(out)) for how, out in made.items()}
     text = "".join(f"{how}\n    {sentence}\n" for how, sentence in said.items())
     snapshot(Path(__file__).parent / "snapshots" / f"diagnosis-{name}.txt", text)
+
+
+def test_what_was_never_written_is_told_from_computed_nan():
+    of, out = problem("mla_decode"), OwnedOutput(problem("mla_decode").right, "cpu")
+    out.fill()
+    assert of.said(out.tensor) == ("not written", "98304 of 98304 outputs were never written")
+    out.tensor[2] = of.right[2]
+    out.tensor[3, 0] = math.nan
+    said = "89600 of 98304 outputs were never written and NaN was computed in 512 of 98304 outputs"
+    assert of.said(out.tensor)[1].startswith(said)
 
 
 def test_places_of_sampled_rows_are_their_numbers():

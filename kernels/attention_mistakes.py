@@ -269,7 +269,7 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
     "row of zeros counted behind the last key": zero_counted,
-    "weights not divided by their sum": not_normalised,
+    "softmax weights not divided by their sum": not_normalised,
     "scale 1/sqrt(128)": output_with(scale=times((192 / 128) ** 0.5)),
     "scale 1/192": output_with(scale=times(SCALE)),
     "scale left out": output_with(scale=times(1 / SCALE)),
@@ -307,17 +307,6 @@ SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
     "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
 }
 """What both ops can do wrong in a sequence of a call that rounds to FP8."""
-
-
-def answers_to(read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
-    """What wrong kernels give for the queries that were read. own: what this op can do wrong in a sequence"""
-
-    def output(wrong: Wrong) -> torch.Tensor:
-        outs = [wrong(a) for a in read]
-        return torch.cat([out.reshape(-1, *out.shape[-2:])[..., columns] for out in outs])
-
-    wrongs = {**own, **dict(reversed([*SHARED_MISTAKES.items()]))}  # rounding, which is slow, comes last
-    return {name: partial(output, wrong) for name, wrong in wrongs.items()}
 
 
 @dataclass(frozen=True)
@@ -361,6 +350,16 @@ class AttentionOp:
 
     def last_left_out(self, o: Any, right: torch.Tensor) -> torch.Tensor:
         return put(right, self.read(o, self.sequences(o)[-1]).rows, 0.0)
+
+    def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
+        """What wrong kernels give for what was read. own: what this op can do wrong in a sequence"""
+
+        def output(wrong: Wrong) -> torch.Tensor:
+            outs = [wrong(a) for a in read]
+            return torch.cat([out.reshape(-1, *out.shape[-2:])[..., columns] for out in outs])
+
+        wrongs = {**own, **dict(reversed([*SHARED_MISTAKES.items()]))}  # rounding, which is slow, comes last
+        return {name: partial(output, wrong) for name, wrong in wrongs.items()}
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""

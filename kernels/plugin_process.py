@@ -42,7 +42,7 @@ def told(error: BaseException) -> str:
 
     suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
     others = (*suite, sysconfig.get_path("stdlib"), "<")
-    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])  # the first is whoever caught it
+    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])  # the first frame is where it was caught
     own = [f for f in frames if not f.filename.startswith(others) and "-packages" not in f.filename]
     text = " ".join(str(error).split())
     if "0 active drivers" in text:  # of Triton, where there is no GPU

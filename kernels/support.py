@@ -19,7 +19,7 @@ class Support:
 
 
 class Mistaken(Support):
-    """Of a function that is wrong itself: nobody knows."""
+    """What stands for an answer that is no Support."""
 
 
 def need(condition: object, reason: str) -> Support:

@@ -316,12 +316,12 @@ def shared_weight(value: float) -> WrongPicks:
 
 
 PICKS: Mapping[str, WrongPicks] = {
-    "weights left out": weights_of_routed(torch.ones_like),
-    "weights scaled twice": weights_of_routed(lambda w: w * SCALING),
-    "weights not scaled": weights_of_routed(lambda w: w / SCALING),
+    "routing weights left out": weights_of_routed(torch.ones_like),
+    "routing weights scaled twice": weights_of_routed(lambda w: w * SCALING),
+    "routing weights not scaled": weights_of_routed(lambda w: w / SCALING),
     "shared expert left out": shared_weight(0.0),
-    "first pick left out": lambda o, ids, weights: (ids[:, 1:], weights[:, 1:]),
-    "last pick left out": lambda o, ids, weights: (
+    "first chosen expert left out": lambda o, ids, weights: (ids[:, 1:], weights[:, 1:]),
+    "last chosen expert left out": lambda o, ids, weights: (
         ids[:, : o.sizes.topk - 1],
         weights[:, : o.sizes.topk - 1],
     ),
@@ -331,7 +331,7 @@ PICKS: Mapping[str, WrongPicks] = {
     "groups by their best score": partial(rule, of_group=1),
     "one group fewer": partial(rule, more_groups=-1),
     "softmax for sigmoid": partial(rule, softmax=True),
-    "weights not normalised": partial(rule, normalised=False),
+    "routing weights not normalised": partial(rule, normalised=False),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
     "heaviest pick to the next expert": heaviest_to_the_next,
     "picks of the token before": lambda o, ids, weights: (ids.roll(1, 0), weights),

@@ -12,15 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels.attention_mistakes import (
-    Arithmetic,
-    Attended,
-    AttentionOp,
-    Wrong,
-    answers_to,
-    in_fp8,
-    output_with,
-)
+from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, output_with
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
 from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8, fp16, put
 
@@ -205,9 +197,7 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
-    read_of = []
-    for s in o.sequences:
-        chosen = [row - s.queries.start for row in rows if s.queries.start <= row < s.queries.stop]
-        if chosen:
-            read_of.append(read(o, s, chosen=torch.tensor(chosen, device=o.q.device)))
-    return answers_to(read_of, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)
+    at = torch.tensor(rows, device=o.q.device)
+    chosen = [(s, at[(at >= s.queries.start) & (at < s.queries.stop)] - s.queries.start) for s in o.sequences]
+    some = [read(o, s, chosen=these) for s, these in chosen if len(these)]
+    return ATTENTION.answers(some, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

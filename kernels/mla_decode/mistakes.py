@@ -19,7 +19,6 @@ from kernels.attention_mistakes import (
     AttentionOp,
     PartResult,
     Wrong,
-    answers_to,
     combine,
     evenly,
     in_fp8,
@@ -166,4 +165,4 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
-    return answers_to([read(o, i) for i in rows], OWN_MISTAKES, columns)
+    return ATTENTION.answers([read(o, i) for i in rows], OWN_MISTAKES, columns)

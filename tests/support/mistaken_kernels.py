@@ -37,7 +37,7 @@ def mistaken(op, **bugs):
     rope=({"used": 512}, "rope part left out"),
     table=({"paged": False}, "page table ignored"),
     first_of_all=({"row": 0}, "page table of the first sequence"),
-    unnormalised=({"normalised": False}, "weights not divided by their sum"),
+    unnormalised=({"normalised": False}, "softmax weights not divided by their sum"),
 )
 def decode(o, out, scale=None, drop=0, used=576, paged=True, row=None, normalised=True):
     page, cache = o.kv.shape[1], o.kv.reshape(-1, 576)
@@ -101,8 +101,8 @@ def gemm(o, out, of_a=True, of_b=True, blocks=None, transposed=False):
     "fused_moe",
     swapped=({"swapped": True}, "gate and up swapped"),
     silu=({"act": torch.nn.functional.gelu}, "GELU for SiLU"),
-    weights=({"weighted": False}, "weights left out"),
-    last=({"picks": -1}, "last pick left out"),
+    weights=({"weighted": False}, "routing weights left out"),
+    last=({"picks": -1}, "last chosen expert left out"),
     scale=({"of_w2": False}, "w2's scales left out"),
 )
 def moe(o, out, swapped=False, act=torch.nn.functional.silu, weighted=True, picks=None, of_w2=True):

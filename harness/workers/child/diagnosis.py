@@ -285,7 +285,7 @@ def _mistake(
         return None
     try:
         answers = layout.answers([numbers[row] for row in some], across)
-    except (ImportError, MemoryError, RuntimeError):  # an op that lists no mistakes, or too little memory
+    except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
         return None
     error, left, stop = _units(got - right, known), dict[str, float](), time.monotonic() + MISTAKE_S
     for name, answer_of in answers.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
-from harness.paths import portable
+from harness.paths import command, portable
 from harness.report.fitting_table import Column, FittingTable
 from harness.report.text import counted, grouped, interval, microseconds, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
@@ -97,6 +97,8 @@ def _conclusion(comparison: Compared) -> str:
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
+    if unclear == len(judged):
+        return f"not known whether anything regressed: all {unclear} are unclear"
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
@@ -114,7 +116,7 @@ def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
         names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
         ours = [name for name in names if matches(name, kernels)]
         rivals = [name for name in names if name not in ours]
-        yield f"  python -m harness run --op {op} --suite r1-tp8 --budget 5m"
+        yield f"  {command('run', '--op', op, '--suite', 'r1-tp8', '--budget', '5m')}"
         yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
 
 

@@ -5,10 +5,11 @@ knows is measured in that process, by the same Bench that workers run."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ class SingleEntry:
             "reason": self.entry.reason,
             **kept,
         }
-        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         return files + [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
 
     def close(self) -> None:
@@ -166,17 +167,12 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     if not entry.alive:
         return Checked(case, entry)
     tell_of_own_choices([setting], say)
-    folder, threads = None, worker_threads(request.threads)
-    if save is not None:
-        folder = Path(save)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+    threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
-        own_device(platform) as device,
+        _folder(save) as folder,
+        own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
@@ -194,9 +190,23 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
             entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
         finally:
             single.close()
-            if folder and not any(folder.iterdir()):
-                folder.rmdir()
     return Checked(case, entry, saved)
+
+
+@contextlib.contextmanager
+def _folder(name: str | None) -> Iterator[Path | None]:
+    """A folder to write to, which is removed if nothing was written. Raises UsageError."""
+    folder = None if name is None else Path(name)
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        if folder and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:

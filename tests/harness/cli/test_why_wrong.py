@@ -81,7 +81,7 @@ def test_a_method_that_answers_something_else_is_an_error(tmp_path):
     for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
         done = run_here(*where, *more, plugin=plugin, command=command)
         assert done.returncode == 1
-        assert "fits of mine.fits returned True, where a kernels.support.Support is needed" in done.stdout
+        assert "fits of mine.fits returned True, where a kernels." in " ".join(done.stdout.split())
     assert not (tmp_path / "wrong").exists()
 
 

@@ -16,8 +16,8 @@ class Half(Implementation):
 
 @pytest.mark.parametrize(("text", "wanted"), [
     (None, "which is not a Python file"),
-    ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: invalid syntax"),
-    ("raise ImportError('two\\nlines')", "KERNEL_BENCH_PLUGINS: two lines"),
+    ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: SyntaxError: invalid syntax"),
+    ("raise ImportError('two\\nlines')", "PLUGINS: plugin.py:1 in <module>: ImportError: two lines"),
     (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "two implementations .* are called torch.sdpa"),
     (HALF, r"plugin\.py: class Half defines no prepare$"),
 ])  # fmt: skip

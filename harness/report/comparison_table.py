@@ -7,19 +7,15 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
-from harness.report.fitting_table import Column, FittingTable
+from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.text import grouped, interval, microseconds, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
-from kernels.platform import Platform
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
 CLAIMS_NOTE = """
-Each ratio is the largest of all recorded cases, with an interval that is wide enough for the largest of so
-many. The last column is no evidence for a claim: it has other kernels on other hardware, and shows how large
-such factors get, and where. What measures the claims, on their hardware, and which of its rows this machine
-can time:"""
+On their hardware these commands measure the claims; below each is what this machine can time of it:"""
 
 
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
@@ -80,12 +76,14 @@ def _conclusion(comparison: Compared) -> str:
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
-def claims_table(claims: JsonObject, tests: Sequence[Test], platform: Platform) -> str:
-    """platform: this machine."""
-    headers = ["claim", "against", f"on {claims['device']}", "verdict", f"any kernel on {platform.arch}"]
-    rows = [[f"{t.op} {t.factor:g}x", t.against, _ratio(t.claimed), t.verdict, _ratio(t.here)] for t in tests]
+def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
+    rows = [
+        {"claim": f"{t.op} {t.factor:g}x", "against": t.against, "verdict": t.verdict,
+         f"largest on {claims['device']}": _ratio(t.claimed)}
+        for t in tests
+    ]  # fmt: skip
     head = f"{claims['source']}\nunknown: {claims['unknown']}\n"
-    return "\n".join([head, table(rows, headers), CLAIMS_NOTE, *_commands(tests, claims["kernels"])])
+    return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
 
 
 def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
@@ -94,13 +92,14 @@ def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
         names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
         ours = [name for name in names if matches(name, kernels)]
         rivals = [name for name in names if name not in ours]
-        yield f"  python -m harness run --op {op} --suite r1-tp8 --budget 5m"
-        yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
+        yield f"python -m harness run --op {op} --suite r1-tp8 --budget 5m"
+        yield f"  here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
 
 
 def _ratio(largest: Ratio | None) -> str:
+    """With an interval that is wide enough for the largest of so many."""
     if largest is None:
-        return "not measured"
+        return ""
     sizes = largest.case.partition(" ")[2]
     text = interval(largest.ratio, largest.low, largest.high, ".2f", "x")
     return f"{text} {largest.a} over {largest.b}, {sizes}"

@@ -3,6 +3,7 @@ column is left out, and the table may be wider than the text around it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
+NUMBER = re.compile(r"[-+(]?\d")
+"""Begins a cell that is a number, with or without a unit or an interval."""
 LEAST = 24
 """The least width of a wrapped column in characters, unless its text is shorter; its longest word always
 fits."""
+LONG = 36
+"""A column breaks into lines if one of its cells has more characters."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -37,6 +42,19 @@ Columns = dict[Column, Sequence[str | Text]]
 
 def as_table(columns: Columns) -> FittingTable:
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
+    """Rows by the names of their columns, which begin with the most important one: where there is no room,
+    the last are left out, the first two never. Numbers are aligned at the right."""
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    columns = []
+    for place, name in enumerate(rows[0] if rows else ()):
+        filled = [row[place] for row in cells if row[place]]
+        numbers = all(NUMBER.match(cell) if place else cell.isdigit() for cell in filled)
+        wraps = not numbers and any(len(cell) > LONG for cell in filled)
+        columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
+    return FittingTable(columns, cells)
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,14 @@ def aligned(numbers: Sequence[str]) -> list[str]:
     return [f"{whole:>{before}}{rest:<{after}}" if whole or rest else "" for whole, rest in split]
 
 
-def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits, or in all digits before the point; an empty text for None."""
+def significant(value: float | None, digits: int = 3, sign: str = "") -> str:
+    """The value in so many significant digits, or in all digits before the point; an empty text for None.
+
+    sign: `+` shows that of a positive value too
+    """
     if value is None:
         return ""
-    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
+    return f"{value:{sign}.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:{sign}.0f}"
 
 
 def microseconds(value: float | None) -> str:
@@ -135,8 +138,14 @@ def duration(seconds: float) -> str:
 
 
 def interval(value: float, low: float, high: float, form: str = ".2f", unit: str = "") -> str:
-    """`2.00x (1.90..2.10)`: all three numbers in the format, the value with the unit."""
-    return f"{value:{form}}{unit} ({low:{form}}..{high:{form}})"
+    """`2.00x (1.90 to 2.10)`: all three numbers in the format, the value with the unit."""
+    return f"{value:{form}}{unit} ({low:{form}} to {high:{form}})"
+
+
+def percent_change(change: float, low: float, high: float) -> str:
+    """`-5.4 % (-6.9 to -4.0)`: parts of one, in the digits that the interval supports."""
+    digits = min(2, decimals(50 * (high - low)))
+    return interval(100 * change, 100 * low, 100 * high, f"+.{digits}f", " %")
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:
@@ -158,14 +167,6 @@ def table(
     """
     alignment = ["right" if header in right else "left" for header in headers] if rows else None
     return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
-
-
-def filled_columns(
-    rows: Sequence[Sequence[object]], headers: Sequence[str]
-) -> tuple[list[list[object]], list[str]]:
-    """The rows and headers without the columns that are empty in every row."""
-    filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
-    return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

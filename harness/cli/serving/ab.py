@@ -154,6 +154,7 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
 
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
+    from harness.report.terminal import show
     from harness.serving.ab.result import finished, shown, summary
     from harness.serving.ab.session import Session
 
@@ -173,7 +174,7 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
     if json_to:
         write(json_to, json.dumps(found, indent=1, allow_nan=False) + "\n")
     if not quiet and json_to != "-":
-        print(shown(found))
+        show(shown(found), sys.stdout)
     if not found["pairs"]:
         return NOTHING_RAN
     return FAILED if found["finished"] == "given up" else OK

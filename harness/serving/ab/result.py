@@ -20,8 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.console import Group, RenderableType
+
 from harness.errors import UsageError
 from harness.files import JsonObject
+from harness.report.fitting_table import table_of
 from harness.report.text import table
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
@@ -409,30 +412,29 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def shown(found: JsonObject) -> str:
+def shown(found: JsonObject) -> RenderableType:
     """A table of the effects of each arm, and the notes below it."""
     base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
-    lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
-    if verdicts:
-        level = f"{100 * verdicts[0]['confidence']:.3g} % interval"
-        headers = ["arm", "metric", base, "arm's", "change", level, "between launches", "verdict"]
-        lines += [table([[line["a"], *row(line)] for line in verdicts], headers), ""]
-    return "\n".join([*lines, *closing(found)])
+    head = f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}\n"
+    table: list[RenderableType] = [table_of([row(line, base) for line in verdicts]), ""] if verdicts else []
+    return Group(head, *table, *closing(found))
 
 
-def row(line: JsonObject) -> list[str]:
-    """Cells of a verdict: metric, both values, change, interval, spread between launches, and the word, which
-    stands in brackets where another metric decides."""
+def row(line: JsonObject, base: str) -> dict[str, str]:
+    """Cells of a verdict by their columns. The word stands in brackets where another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
-    return [
-        NAMES[line["metric"]],
-        *(f"{line[side]:.4g} {unit}" for side in ("base", "arm")),
-        f"{line['percent']:+.2f} %",
-        "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any",
-        "" if apart is None else f"{apart:.2f} %",
-        line["verdict"] if line["decides"] else f"({line['verdict']})",
-    ]
+    ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
+    return {
+        "arm": line["a"],
+        "metric": NAMES[line["metric"]],
+        "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
+        "change": f"{line['percent']:+.2f} %",
+        f"{100 * line['confidence']:.3g} % interval": ends,
+        base: f"{line['base']:.4g} {unit}",
+        "arm's": f"{line['arm']:.4g} {unit}",
+        "between launches": "" if apart is None else f"{apart:.2f} %",
+    }
 
 
 def closing(found: JsonObject) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, ConfigDict, Field
-from tabulate import tabulate
+from rich.console import Group, RenderableType
 
 import kernels
 from harness.errors import NothingRan, UsageError
@@ -23,6 +23,8 @@ from harness.machine.monitor.base import Monitor
 from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches
+from harness.report.fitting_table import table_of
+from harness.report.notes import noted
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
 from harness.statistics.intervals import interval
@@ -46,7 +48,7 @@ class Timed(StrictRecord):
     high: float | None = None
 
     def text(self, form: str = "") -> str:
-        interval = "" if self.low is None else f" ({self.low:{form}.4g}..{self.high:{form}.4g})"
+        interval = "" if self.low is None else f" ({self.low:{form}.4g} to {self.high:{form}.4g})"
         return f"{self.ms:{form}.4g}{interval}"
 
 
@@ -114,33 +116,36 @@ class Replay(StrictRecord):
     samples: tuple[dict[str, Any], ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
 
-    def table(self) -> str:
-        """The step, what each arm changes in it and would change alone, and where the base's time goes."""
+    def table(self) -> RenderableType:
+        """What each arm changes in the step and would change alone, the step, and where the base's time
+        goes."""
         step, base = self.step, self.arms[self.base]
         rows = [
-            [name, *(timed.text(form) if timed else "" for timed, form in
-                     ((arm.step, ""), (arm.change, "+"), (arm.whole, "+"))),
-             "" if arm.alone is None else f"{arm.alone:+.4g}", arm.verdict()]
+            {"arm": name, "change": arm.change.text("+") if arm.change else "", "verdict": arm.verdict(),
+             "step ms": arm.step.text() if arm.step else "",
+             "alone": "" if arm.alone is None else f"{arm.alone:+.4g}",
+             "whole model": arm.whole.text("+") if arm.whole else ""}
             for name, arm in self.arms.items()
         ]  # fmt: skip
-        columns = ["arm", "step ms", "change", "whole model", "alone", ""]
         classes = base.classes_alone()
         total = sum(classes.values())
         shares = ", ".join(f"{name} {ms:.3g} ({ms / total:.0%})" for name, ms in classes.items())
-        lines = [
+        what = (
             f"decode step of {step['model']}, tp={step['parallel']['tp']}: batch {step['batch']}, "
             f"ctx {step['ctx']}, {step['dense']} dense and {step['moe']} MoE layers, page {step['page']}, "
-            f"kv {step['kv']}, routing {step['routing']}, {self.launch}, {self.threads} threads",
-            "base: " + ", ".join(f"{op}={name}" for op, name in base.chosen.items()),
-            tabulate(rows, columns, disable_numparse=True),
-            f"the base against itself: {self.twin.text('+')} ms" if self.twin else "",
-            f"the base's calls alone, {total:.4g} ms: {shares}" if classes else "",
-            f"left out: {', '.join(self.left_out)}",
-            *(f"note: {text}" for text in self.notes),
-            f"{self.rounds} rounds, {self.disturbed} more disturbed; change: of the step, by paired rounds, "
-            "with a 90 % interval; alone: all layers' swapped calls without the rest of the step",
-        ]
-        return "\n".join(filter(None, lines))
+            f"kv {step['kv']}, routing {step['routing']}, {self.launch}, {self.threads} threads"
+        )
+        notes = [
+            ("base", ", ".join(f"{op}={name}" for op, name in base.chosen.items())),
+            ("noise", f"the base against itself: {self.twin.text('+')} ms" if self.twin else ""),
+            ("alone", f"the base's calls, {total:.4g} ms: {shares}" if classes else ""),
+            ("left out", ", ".join(self.left_out)),
+            *(("note", text) for text in self.notes),
+            ("measured", f"{self.rounds} rounds, {self.disturbed} more disturbed; change: of the step, by "
+             "paired rounds, with a 90 % interval; alone: all layers' swapped calls, without the rest of it"),
+        ]  # fmt: skip
+        told = noted([(label, text) for label, text in notes if text])
+        return Group(what, "", table_of(rows), "", told)
 
 
 RANK = "harness.serving.replay.child:Rank"

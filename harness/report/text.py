@@ -169,6 +169,14 @@ def table(
     return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
 
 
+def filled_columns(
+    rows: Sequence[Sequence[object]], headers: Sequence[str]
+) -> tuple[list[list[object]], list[str]]:
+    """The rows and headers without the columns that are empty in every row."""
+    filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
+    return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]
+
+
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """The items by their key, in the order in which the keys come first."""
     groups: dict[Key, list[Item]] = {}

@@ -334,8 +334,6 @@ def find(name: str) -> ServingRun:
             raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
         if name not in known:
             near = ", ".join(difflib.get_close_matches(name, known, 6, 0.5) or sorted(known)[:6])
-            if rows := [each for each in known if each.rpartition(":")[0] == name.rpartition(":")[0] != ""]:
-                near = f"{rows[0]} to {rows[-1]}"
             raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
         return known[name]
     runs = load(path)

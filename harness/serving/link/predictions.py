@@ -34,7 +34,7 @@ QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
 )  # fmt: skip
 """What `predict` predicts. TTFT is the mean, because `observe` reads a client's mean."""
 
-FORM = "mla_decode=2x, fused_moe=1.3x(1.2..1.4) or block_scale_gemm:qkv_a@decode=saved:5us"
+FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
 _CHANGE = re.compile(
     rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="

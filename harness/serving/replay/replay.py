@@ -200,19 +200,30 @@ def plans(
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
     """`op=impl` texts of the base; each swap, of one or more by commas, is an arm. Raises UsageError where
-    one names an op, a place or an implementation that there is not, or is the base by another name."""
+    one names an op, a place or an implementation that there is not, or is the base by another name;
+    NothingRan where no swap can run here."""
     places, chosen = step.op_places(), {}
     for op in sorted({place.op for place in places}):
         like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
         chosen[op] = like if like and platform.kind != "cpu" else baseline
     chosen |= _choices(places, ",".join(base), "--base")
-    arms = {BASE: chosen}
+    arms, lacking = {BASE: chosen}, dict[str, str]()
     for text in swap:
-        arms[text] = chosen | _choices(places, text, "--swap")
+        swapped = _choices(places, text, "--swap")
+        arms[text] = chosen | swapped
+        lacking[text] = next((f"{name} {why}" for op, name in swapped.items()
+                              if (why := _why_not(op.partition(":")[0], name, platform))), "")  # fmt: skip
         if all(place.implementation(arms[text]) == place.implementation(chosen) for place in places):
             runs = ", ".join(f"{op}={name}" for op, name in chosen.items())
             raise UsageError(f"--swap {text!r} is what the base runs; the base: {runs}")
+    if swap and all(lacking.values()):
+        raise NothingRan("; ".join(lacking.values()))
     return arms
+
+
+def _why_not(op: str, name: str, platform: Platform) -> str:
+    """Why a row cannot run here; empty if it can."""
+    return next(r.available(platform).reason for r in kernels.implementations(op) if r.name == name)
 
 
 def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
@@ -248,9 +259,16 @@ def fitted(
         while step.moe > 1 and needed(step, arms) > SHARE * memory:
             step = replace(step, moe=step.moe - 1)
         if needed(step, arms) > SHARE * memory:
+            tps = (tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp)
+            fits = (
+                tp for tp in tps if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= SHARE * memory
+            )
+            take = next(
+                (f"--tp {tp} fits" for tp in fits), "take fewer --layers or --swap, a smaller --batch"
+            )
             raise NothingRan(
-                f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
-                "device has: take a larger --tp, a smaller --batch, fewer --swap or fewer --layers"
+                f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
+                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {take}"
             )
     if step == whole:
         return step, ()

@@ -51,8 +51,8 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     columns = []
     for place, name in enumerate(rows[0] if rows else ()):
         filled = [row[place] for row in cells if row[place]]
-        numbers = all(NUMBER.match(cell) if place else cell.isdigit() for cell in filled)
-        wraps = not numbers and any(len(cell) > LONG for cell in filled)
+        wraps = any(len(cell) > LONG for cell in filled)
+        numbers = not wraps and all(NUMBER.match(cell) if place else cell.isdigit() for cell in filled)
         columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
     return FittingTable(columns, cells)
 

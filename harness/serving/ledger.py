@@ -471,7 +471,7 @@ def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
         parts += [ledger, ""]
         for row in own:
             changes = ", ".join(map(_change, row.changes))
-            parts += [f"{row.id}: {changes}", table_of(list(_cells(row))), ""]
+            parts += [f"{row.id}: {changes}", table_of([*_cells(row)]), ""]
         for text, ids in explanations(own).items():
             others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
             parts += [f"{ids[0]}{others}: {text}", ""]
@@ -510,17 +510,23 @@ def _summary(lines: Sequence[LedgerLine]) -> RenderableType:
 
 def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
     """Each observation, and below it the predictions of its quantity."""
-    names, above = ("quantity", "method", "change", "off by", "verdict", "before and after"), None
-    for line in ledger_lines(row):
+
+    def cells(*of: str) -> dict[str, str]:
+        names = ("quantity", "method", "change", "off by", "verdict", "before and after")
+        return dict(zip(names, of, strict=True))
+
+    lines, above = ledger_lines(row), None
+    if not lines:
+        yield cells("neither predicted nor observed yet", "", "", "", "", "")
+    for line in lines:
         seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
         if seen and seen is not above:
             sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
-            yield dict(zip(names, (quantity, "observed", _value(seen), "", "", sides), strict=True))
+            yield cells(quantity, "observed", _value(seen), "", "" if predicted else line.verdict, sides)
         if predicted:
             method = line.method + (f": {predicted.of} alone" if predicted.of else "")
             told = line.verdict + (", blind" if line.blind else "")
-            cells = ("" if seen else quantity, method, _value(predicted), line.off_text, told, "")
-            yield dict(zip(names, cells, strict=True))
+            yield cells("" if seen else quantity, method, _value(predicted), line.off_text, told, "")
         above = seen
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
 from harness.report.fitting_table import Column, FittingTable, table_of
-from harness.report.text import grouped, interval, microseconds, ratio_text, table
+from harness.report.text import grouped, microseconds, ranged, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
@@ -101,5 +101,5 @@ def _ratio(largest: Ratio | None) -> str:
     if largest is None:
         return ""
     sizes = largest.case.partition(" ")[2]
-    text = interval(largest.ratio, largest.low, largest.high, ".2f", "x")
-    return f"{text} {largest.a} over {largest.b}, {sizes}"
+    ratio = ranged(largest.ratio, largest.low, largest.high, ".2f", "x")
+    return f"{ratio} {largest.a} over {largest.b}, {sizes}"

@@ -114,14 +114,11 @@ def aligned(numbers: Sequence[str]) -> list[str]:
     return [f"{whole:>{before}}{rest:<{after}}" if whole or rest else "" for whole, rest in split]
 
 
-def significant(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """The value in so many significant digits, or in all digits before the point; an empty text for None.
-
-    sign: `+` shows that of a positive value too
-    """
+def significant(value: float | None, digits: int = 3) -> str:
+    """The value in so many significant digits, or in all digits before the point; an empty text for None."""
     if value is None:
         return ""
-    return f"{value:{sign}.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:{sign}.0f}"
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def microseconds(value: float | None) -> str:
@@ -137,15 +134,24 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
 
 
-def interval(value: float, low: float, high: float, form: str = ".2f", unit: str = "") -> str:
-    """`2.00x (1.90 to 2.10)`: all three numbers in the format, the value with the unit."""
-    return f"{value:{form}}{unit} ({low:{form}} to {high:{form}})"
+def ranged(
+    value: float | None, low: float | None, high: float | None, form: str = "+.4g", unit: str = ""
+) -> str:
+    """`2.00x (1.90 to 2.10)`: a value with its unit and the ends of its interval; an end that is not known is
+    `?`. No number has an exponent."""
+    if max(abs(number or 0) for number in (value, low, high)) >= 1e4:
+        form = f"{form.partition('.')[0]}.0f"
+    texts = ["?" if number is None else f"{number:{form}}" for number in (value, low, high)]
+    told = [] if value is None else [f"{texts[0]}{unit}"]
+    if low is not None or high is not None:
+        told.append(f"({texts[1]} to {texts[2]})")
+    return " ".join(told)
 
 
 def percent_change(change: float, low: float, high: float) -> str:
     """`-5.4 % (-6.9 to -4.0)`: parts of one, in the digits that the interval supports."""
     digits = min(2, decimals(50 * (high - low)))
-    return interval(100 * change, 100 * low, 100 * high, f"+.{digits}f", " %")
+    return ranged(100 * change, 100 * low, 100 * high, f"+.{digits}f", " %")
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:

@@ -30,7 +30,7 @@ from harness.files import append as append_text
 from harness.paths import RESULTS
 from harness.report.fitting_table import table_of
 from harness.report.notes import Notes, noted
-from harness.report.text import grouped, significant
+from harness.report.text import grouped, ranged, significant
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
@@ -405,11 +405,7 @@ class LedgerLine:
         """In per cent, or the difference where the observed change is near 0."""
         if self.off is not None:
             return f"{100 * self.off:+.0f} %"
-        return (
-            ""
-            if self.difference is None
-            else f"{significant(self.difference, sign='+')} {unit_text(self.kind[1])}"
-        )
+        return ranged(self.difference, None, None, "+.3g", f" {unit_text(self.kind[1])}")
 
     @property
     def verdict(self) -> str:
@@ -537,8 +533,5 @@ def _change(change: KernelChange) -> str:
 
 
 def _value(of: Prediction | Observation) -> str:
-    """`-8 ms (-9 to -7)`; an end that is not known is `any`."""
-    parts = [] if of.change is None else [f"{significant(of.change, sign='+')} {unit_text(of.unit)}"]
-    if of.low is not None or of.high is not None:
-        parts.append(f"({' to '.join(significant(end, sign='+') or 'any' for end in (of.low, of.high))})")
-    return " ".join(parts)
+    """`-8 ms (-9 to -7)`"""
+    return ranged(of.change, of.low, of.high, "+.3g", f" {unit_text(of.unit)}")

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, cell, op_colours, ranged, records
+from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, cell, op_colours, records
+from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
 from harness.serving.link.predictions import Need, Share

@@ -25,7 +25,7 @@ from rich.console import Group, RenderableType
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.report.fitting_table import table_of
-from harness.report.text import table
+from harness.report.text import ranged, table
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
 from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
@@ -374,14 +374,10 @@ def planned(
         lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
     lines += ["", _needed(plan, pair_s)]
     told = [*map(_name, names)]
-    for each, metric, ends in _in_percent(predictions):
-        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
+    for each, metric, (change, low, high) in _in_percent(predictions):
+        by = ranged(change, low, high, "+.2f", " %")
+        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {by}")
     return "\n".join([*lines, *([""] if told else []), *told])
-
-
-def _change(change: float | None, low: float | None, high: float | None) -> str:
-    middle, *ends = ("open" if end is None else f"{end:+.2f}" for end in (change, low, high))
-    return f"{middle} % ({' to '.join(ends)})"
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
@@ -455,10 +451,10 @@ def closing(found: JsonObject) -> Iterator[str]:
             then = f"{again} would narrow it to +-{more[1]:.2g} % and decide it at this effect"
         yield f"{arm}: unclear: {then}"
     for line in found["expected"]:
+        expected = ranged(line["change"], line["low"], line["high"], "+.2f", " %")
         yield (
-            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by "
-            f"{_change(line['change'], line['low'], line['high'])}, and did by {line['found']:+.2f} %: "
-            f"the intervals {'meet' if line['meets'] else 'do not meet'}"
+            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by {expected}, and did by "
+            f"{line['found']:+.2f} %: the intervals {'meet' if line['meets'] else 'do not meet'}"
         )
     for arm, differing in found["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 
 from harness.report.fitting_table import FittingTable, table_of
 from harness.report.notes import Notes, noted
-from harness.report.text import interval, percent_change
+from harness.report.text import percent_change, ranged
 from harness.serving.ledger import Prediction, Quantities
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
@@ -226,4 +226,4 @@ def validation_json(validation: Validation) -> str:
 
 
 def _value(value: Value, form: str = ".0f") -> str:
-    return interval(value.value, value.low, value.high, form)
+    return ranged(value.value, value.low, value.high, form)

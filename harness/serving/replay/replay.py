@@ -25,6 +25,7 @@ from harness.plan.budget import parse_seconds
 from harness.plan.select import launches
 from harness.report.fitting_table import table_of
 from harness.report.notes import noted
+from harness.report.text import ranged
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
 from harness.statistics.intervals import interval
@@ -47,9 +48,8 @@ class Timed(StrictRecord):
     low: float | None = None
     high: float | None = None
 
-    def text(self, form: str = "") -> str:
-        interval = "" if self.low is None else f" ({self.low:{form}.4g} to {self.high:{form}.4g})"
-        return f"{self.ms:{form}.4g}{interval}"
+    def text(self, form: str = "+.4g") -> str:
+        return ranged(self.ms, self.low, self.high, form)
 
 
 class ReplayArm(StrictRecord):
@@ -121,10 +121,10 @@ class Replay(StrictRecord):
         goes."""
         step, base = self.step, self.arms[self.base]
         rows = [
-            {"arm": name, "change": arm.change.text("+") if arm.change else "", "verdict": arm.verdict(),
-             "step ms": arm.step.text() if arm.step else "",
+            {"arm": name, "change": arm.change.text() if arm.change else "", "verdict": arm.verdict(),
+             "step ms": arm.step.text(".4g") if arm.step else "",
              "alone": "" if arm.alone is None else f"{arm.alone:+.4g}",
-             "whole model": arm.whole.text("+") if arm.whole else ""}
+             "whole model": arm.whole.text() if arm.whole else ""}
             for name, arm in self.arms.items()
         ]  # fmt: skip
         classes = base.classes_alone()
@@ -137,7 +137,7 @@ class Replay(StrictRecord):
         )
         notes = [
             ("base", ", ".join(f"{op}={name}" for op, name in base.chosen.items())),
-            ("noise", f"the base against itself: {self.twin.text('+')} ms" if self.twin else ""),
+            ("noise", f"the base against itself: {self.twin.text()} ms" if self.twin else ""),
             ("alone", f"the base's calls, {total:.4g} ms: {shares}" if classes else ""),
             ("left out", ", ".join(self.left_out)),
             *(("note", text) for text in self.notes),

@@ -97,7 +97,7 @@ class RaceTables(TerminalDisplay):
             return
         where = f"stored in {file}" if file else f"leave it: {choice['before']} stays, nothing is written"
         config, against = (text_of(choice[name]) for name in ("config", "against"))
-        ratio = f"{choice['ratio']}x ({choice['low']}..{choice['high']})"
+        ratio = f"{choice['ratio']}x ({choice['low']} to {choice['high']})"
         self.print(f"{where}: {config}, {choice['verdict']} against {against}: {ratio}\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:
@@ -109,7 +109,7 @@ def end_text(outcome: Outcome) -> str:
     what the budget did not reach, and how much several devices differ."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
-    phases = Counter({"starting and ceilings": outcome.before_s})
+    phases = Counter({"starting and limits": outcome.before_s})
     for case in done:
         phases.update(case.phases or {"set-up and checks": case.setup_s})
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)

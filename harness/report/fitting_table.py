@@ -14,13 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2
-NUMBER = re.compile(r"[-+(]?\d")
-"""Begins a cell that is a number, with or without a unit or an interval."""
+NUMBER = re.compile(r"[-+(]?\d.{,40}")
+"""A cell that is a number, perhaps with a unit or an interval."""
 LEAST = 24
 """The least width of a wrapped column in characters, unless its text is shorter; its longest word always
 fits."""
-LONG = 36
-"""A column breaks into lines if one of its cells has more characters."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -44,15 +42,16 @@ def as_table(columns: Columns) -> FittingTable:
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
-def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
+def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> FittingTable:
     """Rows by the names of their columns, which begin with the most important one: where there is no room,
-    the last are left out, the first two never. Numbers are aligned at the right."""
+    the last are left out, the first two never. Numbers are aligned at the right, long texts wrap."""
     cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
     columns = []
     for place, name in enumerate(rows[0] if rows else ()):
         filled = [row[place] for row in cells if row[place]]
-        wraps = any(len(cell) > LONG for cell in filled)
-        numbers = not wraps and all(NUMBER.match(cell) if place else cell.isdigit() for cell in filled)
+        short = all(len(cell) <= LEAST for cell in filled)
+        numbers = all(NUMBER.fullmatch(cell) if place else cell.isdigit() for cell in filled)
+        wraps = not (numbers or short) and (wrap_first or place > 0)
         columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
     return FittingTable(columns, cells)
 

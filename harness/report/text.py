@@ -148,12 +148,6 @@ def ranged(
     return " ".join(told)
 
 
-def percent_change(change: float, low: float, high: float) -> str:
-    """`-5.4 % (-6.9 to -4.0)`: parts of one, in the digits that the interval supports."""
-    digits = min(2, decimals(50 * (high - low)))
-    return ranged(100 * change, 100 * low, 100 * high, f"+.{digits}f", " %")
-
-
 def extent(values: Iterable[float | None], digits: int = 3) -> str:
     """The smallest and the largest value, `12-48`, or the one value that all have; None is left out."""
     known = [value for value in values if value is not None]

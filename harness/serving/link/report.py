@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 
 from harness.report.fitting_table import FittingTable, table_of
 from harness.report.notes import Notes, noted
-from harness.report.text import percent_change, ranged
+from harness.report.text import ranged
 from harness.serving.ledger import Prediction, Quantities
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
@@ -64,8 +64,8 @@ def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: in
 
 def _change(of: Prediction) -> str:
     """In per cent, with its 90 % interval."""
-    ends = [x / (of.before or math.nan) for x in (of.change, of.low, of.high) if x is not None]
-    return percent_change(*ends) if len(ends) == 3 else ""
+    ends = [None if x is None else 100 * x / (of.before or math.nan) for x in (of.change, of.low, of.high)]
+    return ranged(ends[0], ends[1], ends[2], "+.1f", " %")
 
 
 def as_json(
@@ -188,7 +188,7 @@ def validation(found: Validation) -> RenderableType:
         *((f"not in {found.together.name}", f"{name}: {why}") for name, why in left_out.items()),
         *(("times", f"of kernels: {where}") for where in dict.fromkeys(s.times for s in found.servers)),
     ]  # fmt: skip
-    each = table_of([row for server in found.servers for row in _errors(server)])
+    each = table_of([row for server in found.servers for row in _errors(server)], wrap_first=False)
     return Group(table_of(_errors(found.together)), "", each, "", noted(notes))
 
 

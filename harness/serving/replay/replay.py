@@ -121,10 +121,10 @@ class Replay(StrictRecord):
         goes."""
         step, base = self.step, self.arms[self.base]
         rows = [
-            {"arm": name, "change": arm.change.text() if arm.change else "", "verdict": arm.verdict(),
+            {"arm": name, "change ms": arm.change.text() if arm.change else "", "verdict": arm.verdict(),
              "step ms": arm.step.text(".4g") if arm.step else "",
-             "alone": "" if arm.alone is None else f"{arm.alone:+.4g}",
-             "whole model": arm.whole.text() if arm.whole else ""}
+             "alone ms": "" if arm.alone is None else f"{arm.alone:+.4g}",
+             "whole model ms": arm.whole.text() if arm.whole else ""}
             for name, arm in self.arms.items()
         ]  # fmt: skip
         classes = base.classes_alone()
@@ -141,8 +141,7 @@ class Replay(StrictRecord):
             ("alone", f"the base's calls, {total:.4g} ms: {shares}" if classes else ""),
             ("left out", ", ".join(self.left_out)),
             *(("note", text) for text in self.notes),
-            ("measured", f"{self.rounds} rounds, {self.disturbed} more disturbed; change: of the step, by "
-             "paired rounds, with a 90 % interval; alone: all layers' swapped calls, without the rest of it"),
+            ("measured", f"{self.rounds} rounds, {self.disturbed} more disturbed; intervals are of 90 %"),
         ]  # fmt: skip
         told = noted([(label, text) for label, text in notes if text])
         return Group(what, "", table_of(rows), "", told)

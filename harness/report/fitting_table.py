@@ -45,9 +45,10 @@ def as_table(columns: Columns) -> FittingTable:
 def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> FittingTable:
     """Rows by the names of their columns, which begin with the most important one: where there is no room,
     the last are left out, the first two never. Numbers are aligned at the right, long texts wrap."""
-    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    names = dict.fromkeys(name for row in rows for name in row)
+    cells = [["" if row.get(name) is None else str(row[name]) for name in names] for row in rows]
     columns = []
-    for place, name in enumerate(rows[0] if rows else ()):
+    for place, name in enumerate(names):
         filled = [row[place] for row in cells if row[place]]
         short = all(len(cell) <= LEAST for cell in filled)
         numbers = all(NUMBER.fullmatch(cell) if place else cell.isdigit() for cell in filled)

@@ -50,40 +50,40 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
     result = f"found {counts} ({_count(touched, 'run')} wrong or suspect)" if counts else "nothing found"
     read = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}; {result}"
     parts: list[RenderableType] = [read + (f"; {_count(unread, 'file')} not read" if unread else "")]
-    folder = _common_folder(runs)
-    if folder:
+    if folder := _common_folder(runs):
         parts.append(f"in {folder}")
     for client, own in grouped(runs, lambda run: run.client).items():
-        rows = [_row(run.model_copy(update={"id": run.id.removeprefix(folder)})) for run in own]
+        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in own]
         parts += [f"\n{client}", table_of(rows)]
         if any(cell.endswith(DERIVED) for row in rows for cell in row.values()):
             parts.append(f"{DERIVED.strip()} derived from other numbers of the row")
-    notes = [(run, TITLES[one.severity], f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}")
-             for severity in TITLES for run, one in found if one.severity == severity]  # fmt: skip
-    notes += [(run, ASSUMED, note) for run in runs for note in run.notes]
-    ids: dict[tuple[str, str], list[str]] = {}
-    for run, title, text in notes:
-        ids.setdefault((title, text), []).append(run.id.removeprefix(folder))
-    lines = [(title, _line(text, of, len(runs))) for (title, text), of in ids.items()]
-    return Group(*parts, *(["", noted(lines)] if lines else []))
+    told = [(TITLES[one.severity], f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}", run)
+            for severity in TITLES for run, one in found if one.severity == severity]  # fmt: skip
+    told += [(ASSUMED, note, run) for run in runs for note in run.notes]
+    notes = []
+    for (title, text), each in grouped(told, lambda one: one[:2]).items():
+        ids = [run.id.removeprefix(folder) for *_, run in each]
+        about = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
+        notes.append((title, f"{'all' if len(ids) == len(runs) > 1 else about}: {' '.join(text.split())}"))
+    return Group(*parts, *(["", noted(notes)] if notes else []))
 
 
 def _row(run: ServingRun) -> dict[str, str]:
     severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
-    output = _output(run)
-    numbers = {header: _latency(run, *which) for header, which in LATENCIES.items()}
+    latencies = {header: _latency(run, *which) for header, which in LATENCIES.items()}
     cells = {
         "run": run.id,
-        "output tok/s": output,
-        **{header: numbers.pop(header) for header in list(numbers) if header != "p99 ITL"},
-        "else": "" if output or any(numbers.values()) else _other(run),
-        "in/out": _lengths(run),
+        "output tok/s": _output(run),
+        "TTFT ms": "",
+        "TPOT ms": "",
         "load": _load(run),
+        "in/out": _lengths(run),
         "found": _counts(severities),
+        **latencies,
+        "else": "" if _output(run) or any(latencies.values()) else _other(run),
         "speculation": "" if run.speculation == "none" else run.speculation,
         "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         "engine": f"{run.engine} {run.version.partition('+')[0]}",
-        **numbers,
         "mode": "" if run.mode == "unknown" else run.mode,
     }
     return {header: " ".join(cell.split()) for header, cell in cells.items()}
@@ -144,12 +144,6 @@ def _other(run: ServingRun) -> str:
     unit = f" {first.unit}" if first.unit != "1" else ""
     number = f"{first.name} {BOUNDS.get(first.statistic, '')}{first.value:.5g}{unit}"
     return number + (f", {more} more" if more else "")
-
-
-def _line(text: str, ids: Sequence[str], runs: int) -> str:
-    """A text behind the runs that it is about."""
-    subjects = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
-    return f"{'all' if len(ids) == runs > 1 else subjects}: {' '.join(text.split())}"
 
 
 def _counts(severities: Counter[Severity]) -> str:

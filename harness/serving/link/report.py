@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.console import Group, RenderableType
@@ -35,22 +35,18 @@ def prediction(
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
     lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [where]
     if look.changes:
-        parts += [
-            f"{worth(changes, look.changes, look.load.concurrency)}\n{where}\n",
-            table_of([*map(_changes, looks)]),
-        ]
-    elif look.needs:
-        parts += [where]
-    else:
-        parts += [f"{where}\n", _outlooks(link, looks), *_shares(look)]
-    if look.needs:
-        most = [[f"{-100 * need.share:.1f} %" for need in each.needs] for each in looks]
-        parts += ["\nchange of TPOT if an op took no time, by concurrency:", _by_load(looks, most)]
+        answer = worth(changes, look.changes, look.load.concurrency)
+        parts = [answer, where, "", table_of([*map(_changes, looks)])]
+    elif not look.needs:
+        parts += ["", _outlooks(link, looks), *_shares(look)]
     if look.needs and target_ms is not None:
         reach = [[need.reach for need in each.needs] for each in looks]
         parts += [f"\nspeedup for a TPOT of {target_ms:g} ms, by concurrency:", _by_load(looks, reach)]
+    if look.needs:
+        most = [[f"{-100 * need.share:.1f} %" for need in each.needs] for each in looks]
+        parts += ["\nchange of TPOT if an op took no time, by concurrency:", _by_load(looks, most)]
     return Group(*parts, "", noted(_notes(link, look)))
 
 
@@ -181,29 +177,24 @@ def validation(found: Validation) -> RenderableType:
     """All servers together, then each of them."""
     left_out = {server.name: server.left_out for server in found.servers if server.left_out}
     notes = [
-        ("a cell", "mean absolute error (bias); inside: points in their 90 % intervals, and the width of "
-         "these over the value"),
-        ("constants", "learnt from all other machines and engines; points that a server is calibrated on are "
-         "not predicted"),
-        *((f"not in {found.together.name}", f"{name}: {why}") for name, why in left_out.items()),
+        ("a cell", "mean absolute error (bias); inside: points in their 90 % intervals, which are so wide"),
+        ("constants", "those of all other machines and engines; what calibrates a server is not predicted"),
+        *(("not in all", f"{name}: {why}") for name, why in left_out.items()),
         *(("times", f"of kernels: {where}") for where in dict.fromkeys(s.times for s in found.servers)),
-    ]  # fmt: skip
+    ]
     each = table_of([row for server in found.servers for row in _errors(server)], wrap_first=False)
-    return Group(table_of(_errors(found.together)), "", each, "", noted(notes))
+    return Group(table_of(list(_errors(found.together))), "", each, "", noted(notes))
 
 
-def _errors(of: Validated) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def _errors(of: Validated) -> Iterator[dict[str, object]]:
+    name = of.name
     for mode in MODES:
-        found = {quantity: of.errors(mode, quantity) for quantity in QUANTITIES}
-        if any(found.values()):
+        if found := [(quantity, each) for quantity in QUANTITIES if (each := of.errors(mode, quantity))]:
             calibrated = mode.removeprefix("calibrated ").replace("uncalibrated", "no")
-            errors = {name: each and f"{100 * each.mean:.1f} % ({100 * each.bias:+.1f})"
-                      for name, each in found.items()}  # fmt: skip
-            inside = {f"{name} inside": each and f"{each.covered} of {each.points}, {100 * each.width:.0f} %"
-                      for name, each in found.items()}  # fmt: skip
-            rows.append({"server": "" if rows else of.name, "calibrated": calibrated, **errors, **inside})
-    return rows
+            errors = {quantity: f"{100 * e.mean:.1f} % ({100 * e.bias:+.1f})" for quantity, e in found}
+            inside = {f"{q} inside": f"{e.covered} of {e.points}, {100 * e.width:.0f} %" for q, e in found}
+            yield {"server": name, "calibrated": calibrated, **errors, **inside}
+            name = ""
 
 
 def validation_json(validation: Validation) -> str:

@@ -117,14 +117,13 @@ class Replay(StrictRecord):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     def table(self) -> RenderableType:
-        """What each arm changes in the step and would change alone, the step, and where the base's time
-        goes."""
+        """The step, what each arm changes in it and would change alone, and where the base's time goes."""
         step, base = self.step, self.arms[self.base]
         rows = [
-            {"arm": name, "change ms": arm.change.text() if arm.change else "", "verdict": arm.verdict(),
-             "step ms": arm.step.text(".4g") if arm.step else "",
-             "alone ms": "" if arm.alone is None else f"{arm.alone:+.4g}",
-             "whole model ms": arm.whole.text() if arm.whole else ""}
+            {"arm": name, "change ms": arm.change and arm.change.text(), "verdict": arm.verdict(),
+             "step ms": arm.step and arm.step.text(".4g"),
+             "alone ms": None if arm.alone is None else f"{arm.alone:+.4g}",
+             "whole model ms": arm.whole and arm.whole.text()}
             for name, arm in self.arms.items()
         ]  # fmt: skip
         classes = base.classes_alone()
@@ -141,10 +140,9 @@ class Replay(StrictRecord):
             ("alone", f"the base's calls, {total:.4g} ms: {shares}" if classes else ""),
             ("left out", ", ".join(self.left_out)),
             *(("note", text) for text in self.notes),
-            ("measured", f"{self.rounds} rounds, {self.disturbed} more disturbed; intervals are of 90 %"),
-        ]  # fmt: skip
-        told = noted([(label, text) for label, text in notes if text])
-        return Group(what, "", table_of(rows), "", told)
+            ("measured", f"rounds: {self.rounds}, disturbed: {self.disturbed} more; intervals are of 90 %"),
+        ]
+        return Group(what, "", table_of(rows), "", noted([note for note in notes if note[1]]))
 
 
 RANK = "harness.serving.replay.child:Rank"
@@ -206,23 +204,24 @@ def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: S
         like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
         chosen[op] = like if like and platform.kind != "cpu" else baseline
     chosen |= _choices(places, ",".join(base), "--base")
-    arms, lacking = {BASE: chosen}, dict[str, str]()
-    for text in swap:
-        swapped = _choices(places, text, "--swap")
+    arms, swaps = {BASE: chosen}, {text: _choices(places, text, "--swap") for text in swap}
+    for text, swapped in swaps.items():
         arms[text] = chosen | swapped
-        lacking[text] = next((f"{name} {why}" for op, name in swapped.items()
-                              if (why := _why_not(op.partition(":")[0], name, platform))), "")  # fmt: skip
         if all(place.implementation(arms[text]) == place.implementation(chosen) for place in places):
             runs = ", ".join(f"{op}={name}" for op, name in chosen.items())
             raise UsageError(f"--swap {text!r} is what the base runs; the base: {runs}")
-    if swap and all(lacking.values()):
-        raise NothingRan("; ".join(lacking.values()))
+    if swaps and all(lacking := [_lacking(swapped, platform) for swapped in swaps.values()]):
+        raise NothingRan("; ".join(dict.fromkeys(lacking)))
     return arms
 
 
-def _why_not(op: str, name: str, platform: Platform) -> str:
-    """Why a row cannot run here; empty if it can."""
-    return next(r.available(platform).reason for r in kernels.implementations(op) if r.name == name)
+def _lacking(choices: Mapping[str, str], platform: Platform) -> str:
+    """The first row that cannot run here, with the reason; empty if all can."""
+    chosen = [(op.partition(":")[0], name) for op, name in choices.items()]
+    rows = (row for op, name in chosen for row in kernels.implementations(op) if row.name == name)
+    return next(
+        (f"{row.name} {support.reason}" for row in rows if not (support := row.available(platform)).ok), ""
+    )
 
 
 def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
@@ -255,19 +254,18 @@ def fitted(
         except ValueError as error:
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
     elif memory is not None:
-        while step.moe > 1 and needed(step, arms) > SHARE * memory:
+        room = SHARE * memory
+        while step.moe > 1 and needed(step, arms) > room:
             step = replace(step, moe=step.moe - 1)
-        if needed(step, arms) > SHARE * memory:
-            tps = (tp for tp in (2, 4, 8, 16) if tp > step.parallel.tp)
-            fits = (
-                tp for tp in tps if needed(replace(step, parallel=Parallel(tp=tp)), arms) <= SHARE * memory
-            )
-            take = next(
-                (f"--tp {tp} fits" for tp in fits), "take fewer --layers or --swap, a smaller --batch"
-            )
+        if needed(step, arms) > room:
+            larger = [
+                replace(step, parallel=Parallel(tp=tp)) for tp in (2, 4, 8, 16) if tp > step.parallel.tp
+            ]
+            fits = [f"--tp {each.parallel.tp} fits" for each in larger if needed(each, arms) <= room]
             raise NothingRan(
                 f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
-                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: {take}"
+                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: "
+                + next(iter(fits), "take fewer --layers or --swap, a smaller --batch")
             )
     if step == whole:
         return step, ()

@@ -307,7 +307,7 @@ def test_mistakes_are_one_line(swap, said):
 
 def test_what_cannot_run_here_is_said_before_memory_is_counted():
     cpu = detect("cpu")
-    with pytest.raises(NothingRan, match="^flashmla needs cuda"):
+    with pytest.raises(NothingRan, match=r"^flashmla needs cuda"):
         read_arms(STEP, cpu, [], ["mla_decode=flashmla", "mla_decode=flashmla,fused_moe=torch.naive"])
     assert len(read_arms(STEP, cpu, [], ["mla_decode=flashmla", "mla_decode=torch.naive"])) == 3
 

@@ -154,11 +154,8 @@ def _changes(look: Outlook) -> dict[str, object]:
     of = {of.quantity: of for of in look.changes}
     shown = {name: of[quantity] for quantity, name in SHOWN.items()}
     sides = {f"{name} {of.unit}": f"{of.before:.4g} -> {of.after:.4g}" for name, of in shown.items()}
-    return {
-        "concurrency": look.load.concurrency,
-        **{name: _change(of) for name, of in shown.items()},
-        **sides,
-    }
+    changes = {f"{name} change": _change(of) for name, of in shown.items()}
+    return {"concurrency": look.load.concurrency, **changes, **sides}
 
 
 def _by_load(looks: Sequence[Outlook], cells: Sequence[Sequence[str]]) -> FittingTable:

@@ -173,6 +173,12 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture(autouse=True)
+def no_earlier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process is compared with none of those that lie in `results/` here."""
+    monkeypatch.setattr("harness.cli.run_display.changed_since", lambda folder: None)
+
+
+@pytest.fixture(autouse=True)
 def no_stored_choices(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:

@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
 
 
 MODULES = {name: f"{__name__}.{name}:{name}" for name in ("campaign", "doctor", "engine", "serving", "tune")}
-MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report")}
+MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")}
 MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")}
 

@@ -76,6 +76,48 @@ def report(
 
 
 @click.command()
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--markdown", is_flag=True, help="Print GitHub's tables for a pull request, the summary first.")
+def show(runs: tuple[str, ...], markdown: bool) -> None:
+    """Print the tables of recorded RUNS again as the run printed them, and last what all cases say together.
+
+    \b
+    python -m harness show results/h200/mla_decode-b64
+    python -m harness show results/local/RUN --markdown > table.md
+    """
+    from harness.cli.run_display import RaceTables, RunDisplay, answers
+    from harness.errors import NothingRan
+    from harness.report.case_table import case_markdown
+    from harness.report.terminal import plain
+    from harness.results.journal import Journal
+    from harness.results.read import run_folders
+    from harness.run.plan import Request, case_of
+
+    journals = [Journal(folder) for folder in dict.fromkeys(f for run in runs for f in run_folders(run))]
+    found = [(journal.folder, journal.run(), journal.finished()) for journal in journals]
+    if not any(cases for *_, cases in found):
+        raise NothingRan(f"no case was finished in {', '.join(str(folder) for folder, *_ in found)}")
+    for folder, run, cases in found:
+        records = [record for of_case in cases.values() for record in of_case]
+        answer = [] if run.race or not cases else answers(run, records)
+        machine = run.provenance.get("machine", {}).get("device", "an unknown device")
+        when = run.created.replace("T", " ")[:16]
+        title = f"{run.op} on {machine}, {when} ({folder})"
+        if markdown:
+            sections = [case_markdown(of_case, run) for of_case in cases.values()]
+            said = [f"- {line.strip()}" for each in answer for line in plain(each, 10_000).splitlines()]
+            click.echo("\n\n".join(filter(None, [f"## {title}", "\n".join(said), *sections])) + "\n")
+            continue
+        display = RaceTables() if run.race else RunDisplay(Request())
+        display.print(title)
+        planned = {case.key: case_of(case) for case in run.cases}
+        for key, of_case in cases.items():
+            display.case(run, planned[key], of_case)
+        for each in answer if cases else ["no case was finished"]:
+            display.print(each)
+
+
+@click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
 @click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or terms too, and mark it.")

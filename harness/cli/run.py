@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.measuring
-@click.option("--baseline", help="Compare with this one (default: the op's best torch implementation).")
+@click.option(
+    "--baseline",
+    metavar="IMPL|sglang|vllm",
+    help="Compare the others with it; an engine stands for what it runs by default.  [default: torch's best]",
+)
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""

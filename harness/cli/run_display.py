@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
-from harness.report import case_table, notes
+from harness.report import case_table, comparison_table, notes
+from harness.report.rows import CaseResult
+from harness.report.summary import summary
 from harness.report.terminal import show
+from harness.report.text import counted, grouped
 from harness.results.comparison import spreads
+from harness.results.earlier import changed_since
 from harness.results.schema import CaseDone, Cell, Record, Run
 from shapes.case import Case, text_of
 
@@ -54,9 +57,11 @@ class RunDisplay(TerminalDisplay):
     def __init__(self, request: Request) -> None:
         super().__init__(request.quiet, sys.stderr if "-" in (request.json, request.csv) else sys.stdout)
         self.published = figures() if request.published else []
+        self.resumed, self.measured = request.resume, 0
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """Prints the table of a finished case."""
+        self.measured += 1
         self.print("")
         self.print(case_table.case_table(records, run))
         if (figures := case_table.published(self.published, case)) is not None:
@@ -64,10 +69,27 @@ class RunDisplay(TerminalDisplay):
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """Prints a conclusion on the settings, what was measured, and what the budget did not reach."""
-        if run.contrast == "settings":
-            self.print(case_table.conclusion(outcome.records, run))
+        """Prints what was measured and what the budget did not reach; last what all cases say together, and
+        what changed since the last run."""
         self.print(end_text(outcome))
+        if self.resumed and not self.measured and not outcome.left_out:
+            self.print(f"nothing was left to measure; its tables: python -m harness show {self.resumed}")
+        answer = answers(run, outcome.records)
+        if run.contrast == "implementations" and not self.progress.quiet:
+            answer += [comparison_table.since(*found) for found in [changed_since(outcome.folder)] if found]
+        if answer:
+            self.print("")
+        for said in answer:
+            self.print(said)
+
+
+def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
+    """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
+    which to take."""
+    if run.contrast == "settings":
+        return [case_table.conclusion(records, run)]
+    by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
+    return [*summary([CaseResult.of(of_case) for of_case in by_case], run)]
 
 
 class RaceTables(TerminalDisplay):
@@ -109,13 +131,10 @@ def end_text(outcome: Outcome) -> str:
     what the budget did not reach, and how much several devices differ."""
     cells = [record for record in outcome.records if isinstance(record, Cell)]
     done = [record for record in outcome.records if isinstance(record, CaseDone)]
-    phases = Counter({"starting and limits": outcome.before_s})
-    for case in done:
-        phases.update(case.phases or {"set-up and checks": case.setup_s})
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
-    spent = notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
+    spent = notes.time_spent(measured_s, setup_s + outcome.before_s)
     lines = [
-        f"{notes.counted(outcome.cases)}: {spent}",
+        f"{counted(outcome.cases)}: {spent}",
         f"recorded in {outcome.folder}",
         f"as pictures: python -m harness report {outcome.folder} --open",
     ]

@@ -29,8 +29,10 @@ from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
 from harness.report.case_table import conclusion_lines, headline
 from harness.report.compile_table import HEADERS, compile_lines
-from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
+from harness.report.engine_table import by_share, flat, heading, layer_text, notes
+from harness.report.engine_table import summary as engine_summary
 from harness.report.notes import case_notes
+from harness.report.summary import summary
 from harness.report.text import grouped, significant
 from harness.results.comparison import compared
 from harness.results.journal import Journal
@@ -103,7 +105,9 @@ def engine_section(view: EngineView) -> PageSection:
         len(values),
     )
     said = [(label, note.replace("\n  ", "; ")) for label, lines in notes(view).items() for note in lines]
-    return PageSection(anchor("engine", view.release), view.release, "; ".join(summary(view)), [chart], said)
+    return PageSection(
+        anchor("engine", view.release), view.release, "; ".join(engine_summary(view)), [chart], said
+    )
 
 
 RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
@@ -225,9 +229,14 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
     by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
     left = len(by_key) - MOST_CASES
     headlines = []
-    if ranked:
-        key = max(ranked, key=lambda case: case.planned.weight).planned.key
-        headlines.append(f"{key}: {_headline([case for case in ranked if case.planned.key == key])}.")
+    runs = list(grouped(ranked, lambda case: case.folder).values())
+    alone = [case for of_run in runs if len(of_run) == 1 for case in of_run]
+    for key, same in grouped(alone, lambda case: case.planned.key).items():
+        headlines.append(f"{key}: {_headline(same)}.")
+    for of_run in runs:
+        if said := summary(of_run, of_run[0].run):
+            label = f"{of_run[0].label}: " if of_run[0].label else ""
+            headlines.append(f"{label}{'. '.join(said)}.")
     for of_run in under_settings:
         records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
         title, lines = conclusion_lines(records, of_run[0].run)

@@ -4,10 +4,11 @@ for what it does not know."""
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import kernels
 from harness.errors import UsageError
+from kernels.engines import choices, engines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
@@ -101,16 +102,39 @@ def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose:
     return cases[0]
 
 
-def choose_baseline(op: Op, platform: Platform, named: str | None, selected: list[Implementation]) -> str:
-    """The named baseline, or the op's best torch implementation on this platform. It is added to
-    `selected`."""
+def choose_baseline(
+    op: Op,
+    platform: Platform,
+    named: str | None,
+    selected: list[Implementation],
+    cases: Sequence[Case] = (),
+    given: Mapping[str, str | None] = {},
+) -> str:
+    """The named baseline, or the op's best torch implementation on this platform. An engine stands for what
+    it runs by default in each case. The rows are added to `selected`. given: variables of the run"""
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
-    if baseline not in known:
-        raise UsageError(f"unknown baseline {baseline!r}; implementations: {', '.join(known)}")
-    if baseline not in {i.name for i in selected}:
-        selected.append(known[baseline])
+    if baseline not in known and baseline not in engines():
+        others = ", ".join([*engines(), *known])
+        raise UsageError(f"unknown baseline {baseline!r}; engines and implementations: {others}")
+    rows = [baseline]
+    if baseline in engines():
+        rows = [_default_row(baseline, case, platform, given) for case in cases]
+    missing = set(rows) - {i.name for i in selected}
+    selected += [known[row] for row in sorted(missing)]
     return baseline
+
+
+def _default_row(engine: str, case: Case, platform: Platform, given: Mapping[str, str | None]) -> str:
+    """What an engine runs by default in a case. Raises UsageError where that is no row that can run here."""
+    choice = choices(case.op, platform.arch, case.sizes, given).get(engine)
+    why = choice.why if choice else f"what it runs on {platform.arch} is not recorded"
+    if choice and choice.row:
+        support = choose_implementation(case.op, choice.row).supports(case, platform)
+        if support.ok:
+            return choice.row
+        why = f"{choice.row}: {support.reason}"
+    raise UsageError(f"--baseline {engine} has no row at {case.key}: {why}")
 
 
 def launches(platform: Platform, wanted: str | None) -> list[str]:

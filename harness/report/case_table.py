@@ -25,10 +25,12 @@ from harness.report.rows import (
     flag_effects,
     setting_comparisons,
 )
+from harness.report.terminal import plain
 from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.intervals import weighted_mean
 from harness.statistics.paired import MAX_NOISE
+from kernels.engines import SPELLED
 from shapes.case import Case
 
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
@@ -41,17 +43,41 @@ LONGEST_BASELINE = 40
 and in a race the name includes the configuration."""
 
 
+Part = Text | str | FittingTable | Notes
+"""What is printed of a case."""
+
+
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case; for a run of settings a
     table of these. With the run, notes hold commands that check its wrong rows alone."""
+    return Group(*(noted(part) if isinstance(part, list) else part for part in case_parts(records, run)))
+
+
+def case_markdown(records: Sequence[Record], run: Run) -> str:
+    """The same for a pull request on GitHub; notes are folded."""
+    heading, *parts = case_parts(records, run)
+    blocks = ["### " + str(heading).replace("\n", "\n\n")]
+    for part in parts:
+        if isinstance(part, FittingTable):
+            blocks.append(part.markdown())
+        elif isinstance(part, list):
+            notes = plain(noted(part))
+            blocks.append(f"<details><summary>notes</summary>\n\n```\n{notes}\n```\n</details>")
+        elif said := str(part):
+            blocks.append(f"**{said}**" if isinstance(part, Text) else said)
+    return "\n\n".join(blocks)
+
+
+def case_parts(records: Sequence[Record], run: Run | None) -> list[Part]:
+    """The heading of the case first."""
     case = CaseResult.of(records)
     if run and run.contrast == "settings":
         return _case_under_settings(case, run)
-    ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
-    return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
+    ranking: list[Part] = [_ranking(case), ""] if case.timed else []
+    return [heading(case.cells[0]), headline(case), "", *ranking, case_notes(case, run)]
 
 
-def heading(cell: Cell) -> RenderableType:
+def heading(cell: Cell) -> Text:
     """The cell's case; below it the case's place in the suite, and what all rows have in common."""
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
@@ -59,41 +85,46 @@ def heading(cell: Cell) -> RenderableType:
 
 
 def headline(case: CaseResult) -> Text:
-    """Which row is fastest, and how sure that is."""
+    """Which row is fastest, and how sure that is: against the second, and what engines run by default."""
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}")
-    first = case.timed[0]
-    if case.runner_up is not None:
-        against = _against(case.runner_up)
-    elif len(case.timed) == 1:
-        against = "nothing to compare it with"
-    else:
-        against = "not compared with the second"
-    limit = first.percent_of_ceiling
-    share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
-    time = text.time_with_unit(interval(first))
-    return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
+    first, *others = case.timed
+    name = Text(_marked(first, case))
+    name.stylize("bold green", 0, len(first.name))
+    parts = [f" {text.time_with_unit(interval(first))}"]
+    if not case.runner_up:
+        parts.append("not compared with the second" if others else "nothing to compare it with")
+    second = case.runner_up.b if case.runner_up else ""
+    defaults = {c.impl: c.name for c in reversed(others) if case.default_of(c) and c.impl != first.impl}
+    for cell in others:
+        found = case.compared(first, cell) if cell.name in (second, *defaults.values()) else None
+        if found:
+            noise = found.noise if isinstance(found, Verdict) else case.noise
+            other = f"{default} {cell.name}" if (default := _default(cell, case)) else cell.name
+            parts.append(text.versus(found, other, noise is None or noise > MAX_NOISE))
+    if first.percent_of_ceiling is not None:
+        parts.append(f"{first.percent_of_ceiling:.0f} % of this machine's limit")
+    return Text.assemble("fastest: ", name, ", ".join(parts))
 
 
-def _against(verdict: Verdict) -> str:
-    """What a verdict says of its first row, in words."""
-    value, ends = text.uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
-    if verdict.verdict == "faster":
-        return f"{value} {verdict.b} {ends}"
-    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
-    ends = ends.replace(" to ", "x to ").replace(")", "x)")
-    too_noisy = verdict.verdict == "unclear" and (verdict.noise is None or verdict.noise > MAX_NOISE)
-    noisy = ", too noisy" if too_noisy else ""
-    return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
+def _default(cell: Cell, case: CaseResult) -> str:
+    """`SGLang's and vLLM's default` where these run the row by default; empty if none does."""
+    engines = [f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl]
+    return f"{' and '.join(engines)} default" if engines else ""
+
+
+def _marked(cell: Cell, case: CaseResult) -> str:
+    default = _default(cell, case)
+    return f"{cell.name} ({default})" if default else cell.name
 
 
 def _ranking(case: CaseResult) -> FittingTable:
     rows = [row for row in case.rows if row.cell.time_us is not None]
     limits = [row.cell.percent_of_ceiling for row in rows]
     return as_table(
-        {Column("implementation", wraps=True): [row.cell.name for row in rows]}
+        {Column("implementation", wraps=True): [_marked(row.cell, case) for row in rows]}
         | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
         | {
             Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
@@ -156,10 +187,10 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
 # Settings: flags, revisions
 
 
-def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
+def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     """Settings of each implementation, whether other kernels ran, and effects of flags over all settings."""
     comparisons = setting_comparisons([*case.cells, *case.verdicts], run)
-    parts: list[RenderableType] = [heading(case.cells[0]), ""]
+    parts: list[Part] = [heading(case.cells[0]), ""]
     if case.timed:
         parts += [_settings(comparisons, run), ""]
     notes = [*untimed(_each_once(case.cells, run)), *reproductions(case.cells, run)]
@@ -170,7 +201,7 @@ def _case_under_settings(case: CaseResult, run: Run) -> RenderableType:
         if comparison.noise is not None:
             pair = text.ratio_text(comparison.noise)
             notes.append(("noise", f"{comparison.name} against itself in other workers: {pair}"))
-    return Group(*parts, noted([*notes, *measuring(case.done)]))
+    return [*parts, [*notes, *measuring(case.done)]]
 
 
 def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
@@ -219,7 +250,7 @@ def _what_ran(comparison: SettingComparison) -> Notes:
     return notes
 
 
-def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType]:
+def _effects(comparison: SettingComparison, run: Run) -> Iterator[str | FittingTable]:
     found = flag_effects(comparison, run)
     if not found:
         return

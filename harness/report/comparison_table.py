@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
+from harness.paths import portable
 from harness.report.fitting_table import Column, FittingTable, table_of
-from harness.report.text import grouped, microseconds, ranged, ratio_text, table
+from harness.report.text import counted, grouped, microseconds, ranged, ratio_text, table
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
@@ -48,6 +50,24 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
         yield from ("", "over all cases, weighted by their share of the serving step:")
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
     yield from ("", _conclusion(comparison))
+
+
+def since(a: RecordedRun, comparison: Compared) -> str:
+    """What changed since run A, in a line."""
+    judged = [row for row in comparison.rows if row.baseline]
+    words = Counter(row.comparison.verdict for row in judged)
+    said = []
+    for name, rows in grouped(judged, lambda row: row.name).items():
+        for word, sign in (("slower", -1), ("faster", 1)):
+            if moved := [row for row in rows if row.comparison.verdict == word]:
+                ratio = means(moved)[name] ** sign
+                said.append(f"{name} {ratio:.2f}x {word} in {len(moved)} of {counted(len(rows))}")
+    what = "no other row changed" if said else "nothing changed"
+    what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
+    unclear = f"{words['unclear']} of {len(judged)} rows are unclear" if words["unclear"] else ""
+    told = [*said, what if words["unclear"] < len(judged) else "", unclear]
+    when = a.run.created.replace("T", " ")[:16]
+    return f"since {when} ({portable(str(a.folder))}): {'; '.join(filter(None, told))}"
 
 
 def _cells(row: Row) -> list[str]:

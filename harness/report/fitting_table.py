@@ -13,6 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from harness.report.text import filled_columns, table
+
 GAP = 2
 NUMBER = re.compile(r"[-+(]?\d.{,40}")
 """A cell that is a number, perhaps with a unit or an interval."""
@@ -75,11 +77,11 @@ class FittingTable:
                 shown.remove(spare.pop())
         else:
             width = max(width, _total(widths, filled))
-        table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
+        grid = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
                       border_style="dim")  # fmt: skip
         for i in shown:
             column = self.columns[i]
-            table.add_column(
+            grid.add_column(
                 column.header,
                 justify="right" if column.right else "left",
                 no_wrap=not column.wraps,
@@ -87,10 +89,17 @@ class FittingTable:
                 min_width=widths[i],
             )
         for row in self.rows:
-            table.add_row(*(row[i] for i in shown))
-        yield from console.render(table, options.update(max_width=width))
+            grid.add_row(*(row[i] for i in shown))
+        yield from console.render(grid, options.update(max_width=width))
         if missing := [self.columns[i].header for i in filled if i not in shown]:
             yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
+
+    def markdown(self) -> str:
+        """All columns, as GitHub reads a table."""
+        rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in self.rows]
+        filled, headers = filled_columns(rows, [column.header for column in self.columns])
+        right = [column.header for column in self.columns if column.right]
+        return table(filled, headers, [header for header in right if header in headers], style="github")
 
     def _least_width(self, i: int) -> int:
         column = self.columns[i]

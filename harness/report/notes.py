@@ -7,17 +7,18 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from harness.report.rows import CaseResult
-from harness.report.text import grouped, ratio_text
+from harness.report.text import counted, grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
 from harness.statistics.paired import MAX_NOISE, noise_of
+from kernels.engines import SPELLED
 from shapes.case import Case, text_of
 
 STOPPED = {
@@ -69,6 +70,7 @@ def case_notes(case: CaseResult, run: Run | None) -> Notes:
     the run is known."""
     return [
         *untimed(case.cells),
+        *_absent_defaults(case),
         *(reproductions(case.cells, run) if run else ()),
         *_remarks(case.timed),
         *_conclusions(case),
@@ -90,6 +92,13 @@ def untimed(cells: Iterable[Cell]) -> Notes:
         else:
             notes.append((status, f"{names}: {reason}" if reason else names))
     return notes
+
+
+def _absent_defaults(case: CaseResult) -> Notes:
+    """Rows of this case that engines run by default and that have no time."""
+    absent = {cell.impl for cell in case.cells} - {cell.impl for cell in case.timed}
+    missed = [f"{SPELLED[engine]} runs {row}" for engine, row in case.defaults.items() if row in absent]
+    return [("default", f"{', '.join(missed)}: no time here")] if missed else []
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
@@ -144,6 +153,8 @@ def _remarks(timed: Sequence[Cell]) -> Notes:
         everywhere = len(pairs) == len(timed) > 1
         names = "all rows" if everywhere else ", ".join(name for _, name in pairs)
         notes.append(("note", f"{names}: {remark}"))
+    if amx := [c.name for c in timed if c.impl.startswith("vllm.amx") and c.arch == "x86-avx512"]:
+        notes.append(("note", f"{', '.join(amx)}: this CPU has no AMX tiles, so it computes with AVX-512"))
     return notes
 
 
@@ -173,7 +184,7 @@ def _conclusions(case: CaseResult) -> Notes:
 
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
-    """How much was measured, why measuring stopped, on which device, and where the time went."""
+    """How much was measured, why measuring stopped, on which device, and how long it took."""
     after = ""
     if done.eliminations:
         after = f" after {done.eliminations} elimination round{'' if done.eliminations == 1 else 's'}"
@@ -182,21 +193,15 @@ def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{until}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
     where = [("device", done.device)] if done.device else []
-    spent = time_spent(done.measured_s, done.setup_s, done.phases)
+    spent = time_spent(done.measured_s, done.setup_s)
     return [("measured", f"{rounds}{sure}"), *where, ("time", spent)]
 
 
-def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float]) -> str:
-    """The share of the time that was measuring, and what the rest was spent on, the longest first.
-
-    phases: seconds of the parts of set-up by name; empty where they are not known
-    """
+def time_spent(measured_s: float, setup_s: float) -> str:
+    """The share of the time that was measuring; records have the parts of the rest."""
     whole = measured_s + setup_s
-    known = phases or {"set-up and checks": setup_s}
-    longest = sorted(known.items(), key=lambda phase: -phase[1])
-    rest = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest if seconds >= 0.05)
     share = f" ({100 * measured_s / whole:.0f} %)" if whole else ""
-    return "; ".join(filter(None, [f"measuring {measured_s:.1f} s of {whole:.1f} s{share}", rest]))
+    return f"measuring {measured_s:.1f} s of {whole:.1f} s{share}"
 
 
 # The end of a run
@@ -212,11 +217,6 @@ def left_out(cases: Iterable[Case], measured: Iterable[Cell], budget_s: float) -
         share = f" ({100 * weight / whole:.0f} % of its weight)" if whole else ""
         shares.append(f"{counted(len(missing))} of {boundary}{share}")
     return f"left out, the budget of {budget_s:g} s being spent: {', '.join(shares)}" if shares else ""
-
-
-def counted(cases: int) -> str:
-    """`1 case`, `2 cases`"""
-    return f"{cases} case" if cases == 1 else f"{cases} cases"
 
 
 def disturbance(cases: Iterable[CaseDone]) -> str:
@@ -237,10 +237,7 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     if percents:  # the two with the most CPU time are named
         what += f", most of it {', '.join(name for name, _ in percents.most_common(2))}"
     help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
-    return (
-        f"not quiet: {len(reasons)} of {rounds} rounds count though something else used the machine, or "
-        f"slowed it ({what}). For narrower intervals, {', or '.join(help)}"
-    )
+    return f"not quiet: {len(reasons)} of {rounds} rounds were disturbed ({what}): {', or '.join(help)}"
 
 
 def spread_lines(spreads: Iterable[Spread]) -> list[str]:

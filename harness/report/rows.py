@@ -13,7 +13,10 @@ from harness.plan.settings import PLAIN
 from harness.report.text import grouped
 from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.statistics.paired import noise_of
+from harness.statistics.intervals import CONFIDENCE
+from harness.statistics.paired import Comparison, noise_of
+from harness.statistics.totals import Times, total_ratio
+from kernels.engines import choices
 
 TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
 """Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
@@ -74,11 +77,58 @@ class CaseResult:
         return [v.b for v in self.verdicts if v.about == "A/A"]
 
     @property
+    def baseline(self) -> str:
+        """The implementation of the first of these; empty where nothing was compared."""
+        return next((cell.impl for cell in self.cells if cell.name in self.baselines[:1]), "")
+
+    @property
     def runner_up(self) -> Verdict | None:
         """The fastest row against the second. Each group of entries has such a verdict; the one that counts
         is that of the row which is fastest of all."""
         about_second = (v for v in self.verdicts if v.about == "runner-up")
         return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
+
+    @cached_property
+    def defaults(self) -> dict[str, str]:
+        """Engine -> the implementation that it runs by default in this case, under the variables that were
+        set for the run. It follows from the sizes, so that old records have it too."""
+        cell = self.cells[0]
+        sizes = dict(word.split("=", 1) for word in cell.case.split() if "=" in word)
+        given = dict(part.split("=", 1) for part in cell.setting.split(", ") if "=" in part)
+        found = choices(cell.op, cell.arch, sizes, given)
+        return {engine: choice.row for engine, choice in found.items() if choice.row}
+
+    def default_of(self, cell: Cell) -> str:
+        """The engine that runs the cell's implementation by default, or `both`; empty if none does."""
+        engines = [engine for engine, row in self.defaults.items() if row == cell.impl]
+        return "both" if len(engines) == 2 else "".join(engines)
+
+    @property
+    def again(self) -> tuple[Times, Cell] | None:
+        """The times of the baseline's rerun, and the baseline, of the first A/A pair; None where there are
+        none."""
+        pair = next((v for v in self.verdicts if v.about == "A/A"), None)
+        cell = next((cell for cell in self.cells if pair and cell.name == pair.b), None)
+        if not (pair and cell and pair.samples.by_round.keys() & cell.samples.by_round.keys()):
+            return None
+        return pair.samples.by_round, cell
+
+    @property
+    def noise(self) -> float:
+        """The largest that its verdicts state."""
+        return max((math.inf if v.noise is None else v.noise for v in self.verdicts), default=math.inf)
+
+    def compared(self, a: Cell, b: Cell) -> Verdict | Comparison | None:
+        """a against b: the recorded verdict, or what the rounds that both have say at an equal share of the
+        error of as many comparisons as there are rows. None where they share no round."""
+        for known in self.verdicts:
+            if (known.a, known.b) == (a.name, b.name) and known.about != "A/A":
+                return known
+        times = a.samples.by_round, b.samples.by_round
+        if not times[0].keys() & times[1].keys():
+            return None
+        share = 1 - (1 - CONFIDENCE) / len(self.timed)
+        return total_ratio([(1.0, *times)], noise=self.noise, confidence=share)
 
     @property
     def limit_us(self) -> float | None:

@@ -58,6 +58,22 @@ def short_ratio(of: Verdict | Comparison) -> str:
     return uncertain_ratio(of.ratio, of.low, of.high)[0]
 
 
+def versus(of: Verdict | Comparison, other: str, too_noisy: bool) -> str:
+    """What a comparison with another row says of the first, in words: `1.94x torch.sdpa (1.85 to 2.03)`."""
+    value, ends = uncertain_ratio(of.ratio, of.low, of.high)
+    if of.verdict == "faster":
+        return f"{value} {other} {ends}"
+    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
+    ends = ends.replace(" to ", "x to ").replace(")", "x)")
+    noisy = ", too noisy" if too_noisy and of.verdict == "unclear" else ""
+    return f"{word[of.verdict]} {other} {ends}".rstrip() + noisy
+
+
+def counted(cases: int) -> str:
+    """`1 case`, `2 cases`"""
+    return f"{cases} case" if cases == 1 else f"{cases} cases"
+
+
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
     parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]

@@ -27,6 +27,7 @@ from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
 from harness.workers.process import WorkerFailure, WorkerProcess
 from harness.workers.worker import Worker, attempt
+from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
@@ -62,7 +63,7 @@ class CaseMeasurer:
         able, refused, search = self._entries(case)
         refusing: list[Group] = []
         groups: list[Group] = []
-        for baseline, entries in self._compared(able):
+        for baseline, entries in self._compared(case, able):
             more, too_large, sets = self._groups(case, baseline, entries)
             groups += more
             refusing.append(Group(case, [*refused, *too_large], sets))
@@ -93,16 +94,24 @@ class CaseMeasurer:
         refused = [entry for entry in entries.values() if not (entry.alive or entry.setting.is_rerun)]
         return able, refused, search
 
-    def _compared(self, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
+    def _baseline(self, case: Case) -> str:
+        """The implementation that the others are compared with: the run's, or what its engine runs."""
+        baseline = self.plan.record.baseline
+        if baseline not in engines():
+            return baseline
+        given = self.plan.settings[0].variables
+        return choices(case.op, self.platform.arch, case.sizes, given)[baseline].row
+
+    def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
         """The entries that are compared with each other, with the name of their baseline: all entries, or
         where settings are compared those of each implementation and launch mode."""
         if self.plan.record.contrast == "implementations":
-            return [(self.plan.record.baseline, entries)]
+            return [(self._baseline(case), entries)]
         rivals: dict[tuple[str, str], list[Entry]] = {}
         for entry in entries:
             rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
         if not rivals:
-            return [(self.plan.record.baseline, [])]
+            return [(self._baseline(case), [])]
         return [(name, settings) for (name, _), settings in rivals.items()]
 
     def _groups(
@@ -158,7 +167,8 @@ class CaseMeasurer:
         if not timed:
             return
         # Where settings are compared, all entries of a group are of one implementation.
-        baselines = [pair for pair in timed if pair[1].impl.name == self.plan.record.baseline]
+        baseline_name = self._baseline(group.case)
+        baselines = [pair for pair in timed if pair[1].impl.name == baseline_name]
         worker, baseline = (baselines or timed)[0]
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:

@@ -54,7 +54,8 @@ def select_all(request: Request, platform: Platform) -> Selection:
     if request.settings:  # each implementation is compared with itself under another setting
         baseline = implementations[0].name
     else:
-        baseline = select.choose_baseline(op, platform, request.baseline, implementations)
+        variables = parse_setting(request.set).variables
+        baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 

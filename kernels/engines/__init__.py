@@ -11,10 +11,11 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.op import OPS
 from shapes.case import Size
 
 if sys.version_info >= (3, 11):
@@ -26,6 +27,9 @@ DATA = Path(__file__).parent
 
 KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu"}
 """The kind of platform, by how the name of an architecture begins."""
+
+SPELLED = {"sglang": "SGLang", "vllm": "vLLM"}
+"""The names of engines as their makers write them."""
 
 RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "=": operator.eq,
@@ -132,7 +136,7 @@ def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
 
 
 def default(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
 ) -> EngineDefault | None:
     """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
     with the most flags, and of several the first. None where there is no such entry.
@@ -145,6 +149,22 @@ def default(
         if entry.settings.items() <= given.items() and entry.holds(sizes)
     ]
     return max(holding, key=lambda entry: len(entry.settings), default=None)
+
+
+def choices(
+    op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str | None] = {}
+) -> dict[str, EngineDefault]:
+    """What each engine runs for a case, by engine, where that is known.
+
+    sizes: as a case or a record has them; those of a plug-in's record may be unknown here, which gives {}
+    given: as in `default`
+    """
+    try:
+        every = asdict(OPS[op].sizes(sizes))
+    except (KeyError, ValueError):
+        return {}
+    found = {engine: default(engine, op, arch, every, given) for engine in engines()}
+    return {engine: choice for engine, choice in found.items() if choice}
 
 
 def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:

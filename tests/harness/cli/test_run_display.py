@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness.cli.run_display import RunDisplay, end_text
+from harness.cli.run_display import RaceTables, RunDisplay, end_text
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, DisturbedRound
 from harness.run.execute import Outcome
-from harness.run.plan import Request
+from harness.run.plan import Request, case_of
 from shapes.case import Case
+from tests.support import written_runs
 from tests.support.calibrated import calibrations
+from tests.support.command_line import error_line
 from tests.support.paths import ROOT
 from tests.support.written_runs import a_cell
 
@@ -101,6 +103,56 @@ def test_a_table_takes_the_place_of_the_line_of_progress(terminal, monkeypatch, 
     assert shown[3].startswith("fastest: vllm.amx 33.4 ms")
     assert not any("checking again" in line for line in shown)
     assert shown[-1] == "", "and the last line is gone, too"
+
+
+@pytest.mark.parametrize("resumed", [None, "results/local/it"])
+def test_the_last_lines_are_the_answer(capsys, resumed):
+    """Below what was recorded where; and where nothing was left to measure, how to see the tables."""
+    records = [record for of_case in RECORDED.finished().values() for record in of_case]
+    ended = Outcome(records, 8, [], 8.0, 60.0, RECORDED.folder)
+    with RunDisplay(Request(resume=resumed)) as display:
+        display.end(RECORDED.run(), ended)
+    before, answer = capsys.readouterr().out.split("\n\n")
+    assert " ".join(answer.split()) == (
+        "fastest in 8 of 8 cases: vllm.amx; "
+        "weighted by the suite 1.97x vLLM's default vllm.vec (1.87 to 2.08)"
+    )
+    left = "nothing was left to measure; its tables: python -m harness show results/local/it"
+    assert before.endswith(left) == bool(resumed)
+
+
+@pytest.mark.parametrize("run", ["h200/mla_decode-b64", "h100/mla_decode-toggle", "h200/tune-mla"])
+def test_show_prints_what_the_run_printed(here, capsys, run):
+    journal = Journal(ROOT / "results" / run)
+    recorded = journal.run()
+    with RaceTables() if recorded.race else RunDisplay(Request()) as display:
+        for planned, records in zip(recorded.cases, journal.finished().values(), strict=True):
+            display.case(recorded, case_of(planned), records)
+    tables = capsys.readouterr().out
+    shown = here("show", ROOT / "results" / run).stdout
+    assert tables and tables in shown
+    assert ("recommendation:" in shown.rpartition(tables)[2]) == bool(recorded.flags)
+
+
+def test_the_readme_has_what_show_prints(here):
+    shown = here("show", ROOT / "results/h200/mla_decode-b64").stdout
+    (example,) = (b for b in (ROOT / "README.md").read_text().split("```") if "GB/s" in b)
+    assert example.strip() in shown
+
+
+def test_show_for_a_pull_request_begins_with_the_summary(here, snapshot):
+    shown = here("show", "--markdown", RECORDED.folder, ROOT / "results/h100/mla_decode-toggle").stdout
+    heading, summary, *_ = shown.split("\n\n")
+    assert heading.startswith("## mla_decode on AMD EPYC, 2026-11-21 22:51 (")
+    assert summary.startswith("- fastest in 8 of 8 cases: vllm.amx; ")
+    short = shown.replace(str(ROOT), "CHECKOUT").split("### ")
+    snapshot(Path(__file__).parent / "snapshots" / "show.md", "### ".join([short[0], short[1], short[-1]]))
+
+
+def test_show_refuses_what_it_cannot_show(here, tmp_path):
+    assert "no run at 'nowhere'" in error_line(here("show", "nowhere"))
+    written_runs.write(tmp_path / "run", [], [written_runs.case()])
+    assert "no case was finished in " in error_line(here("show", tmp_path / "run"), code=3)
 
 
 def test_tables_go_beside_json_on_stdout_and_quiet_prints_nothing(first_case, capsys):

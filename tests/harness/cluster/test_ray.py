@@ -110,7 +110,8 @@ def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_
     assert all(line.endswith(": its agent is gone (its node died)") for line in left_out), lines
     lost = {line for line in lines if ": its agent is gone" in line} - left_out
     assert lost and all(line.endswith(": given to another device") for line in lost), lines
-    assert {*lines} - lost - left_out == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
+    joined = {line for line in lines if line.endswith(" has joined")}
+    assert {*lines} - lost - left_out == {"opened", "left: 0"} | joined
 
 
 @pytest.mark.parametrize(("sign", "said"), [

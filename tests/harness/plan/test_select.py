@@ -1,19 +1,23 @@
 """The small cases of uneven sizes beside a case that is timed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 import kernels
+from harness.errors import UsageError
 from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
-from harness.plan.select import kept_sizes, ragged_cases
+from harness.plan.select import choose_baseline, kept_sizes, ragged_cases
 from harness.plan.settings import Setting
 from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
 from harness.run.device import OwnDevice
 from harness.workers.process import WorkerFailure
-from kernels.platform import Platform
+from kernels.platform import Platform, named
 from shapes.case import Case
 from shapes.suites import suite
 
@@ -94,8 +98,37 @@ def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_r
         for i in impls
         for how in ("graph", "eager")
     ]
-    assert measurer._compared(made) == rivals, "each is compared with its like"
-    assert measurer._compared([]) == [("torch.sdpa", [])], "which all are refused"
+    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3})
+    assert measurer._compared(case, made) == rivals, "each is compared with its like"
+    assert measurer._compared(case, []) == [("torch.sdpa", [])], "which all are refused"
+
+
+H200 = named("cuda", "sm_90")
+
+
+def test_an_engine_as_the_baseline_stands_for_what_it_runs_in_each_case(monkeypatch):
+    op = kernels.OPS["block_scale_gemm"]
+    cases = [op.case({"m": m, "n": 2112, "k": 7168, "fp8": "e4m3fn"}) for m in (1, 64)]
+    selected = []
+    assert choose_baseline(op, H200, "vllm", selected, cases) == "vllm"
+    assert {i.name for i in selected} == {"deepgemm@vllm", "flashinfer.sm90"}, "the rows are added"
+    record = SimpleNamespace(contrast="implementations", baseline="vllm")
+    plan = SimpleNamespace(record=record, settings=[Setting()])
+    measurer = CaseMeasurer(plan, OwnDevice(H200, Blind("")), None)
+    assert [measurer._compared(case, [])[0][0] for case in cases] == ["flashinfer.sm90", "deepgemm@vllm"]
+    with pytest.raises(UsageError, match="unknown baseline 'vlm'; engines and implementations: sglang, vllm"):
+        choose_baseline(op, H200, "vlm", [], cases)
+
+
+@pytest.mark.parametrize(("engine", "sizes", "said"), [
+    ("vllm", {"page": 8}, "--baseline vllm has no row at .* page=8 .*: pages are of 16 "),
+    ("sglang", {}, "--baseline sglang has no row at .*: what it runs on x86-avx512 is not recorded"),
+])  # fmt: skip
+def test_a_baseline_that_cannot_run_is_refused_with_the_reason(engine, sizes, said):
+    op = kernels.OPS["mla_decode"]
+    here = replace(CPU, arch="x86-avx512")
+    with pytest.raises(UsageError, match=said):
+        choose_baseline(op, here, engine, [], [op.case({"batch": 1, "ctx": 9, **sizes})])
 
 
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):

@@ -67,6 +67,19 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
     "a pair too far apart": [*TWO, WIDE],
     "an endless pair": [*TWO, ENDLESS],
     "a pair too far apart, and a verdict all the same": [*TWO, WIDE, FASTER],
+    "what engines run by default": [
+        *(facts.model_copy(update={"arch": "x86-avx512"}) for facts in TWO),
+        timed("vllm.vec", 64_900, 600, arch="x86-avx512"),
+        verdict("vllm.amx", "runner-up", 1.854, 2.034, 1.942, "faster").model_copy(update={"b": "vllm.vec"}),
+    ],
+    "engines' defaults in front and without a time": [
+        *(
+            timed("flash_attn.fa3@vllm", 33.0, 1.0, arch="sm_90"),
+            timed("torch.sdpa", 86.0, 2.0, arch="sm_90"),
+        ),
+        untimed("flash_attn.fa3@sglang", "unsupported", "sgl_kernel is not installed"),
+        verdict("flash_attn.fa3@vllm", "runner-up", 2.4, 2.6, 2.5, "faster"),
+    ],
     "two groups": [*TWO, CALM, WIDE, verdict("of the other", "runner-up", 1.6, 2.6, 2.0, "faster")],
     "who cannot run, by reason": [*REFUSED, cell("torch.naive")],
     "failures first": [

@@ -4,13 +4,17 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_benchmark
 
 from harness.cli.recorded import session
+from harness.report.comparison_table import since
 from harness.results.comparison import compared, means, spreads
+from harness.results.earlier import changed_since
 from harness.results.journal import Journal
 from harness.results.read import read
 from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Samples, Verdict
@@ -123,6 +127,37 @@ REPORTS: dict[str, tuple[dict, dict]] = {
     # Resumed on one machine: the GPU that its provenance names is the first that the cluster had.
     "of a cluster's run": (UNNAMED, {"machine": {"uuid": "GPU-2"}}),
 }  # fmt: skip
+
+
+def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(tmp_path, monkeypatch):
+    """A later run, one of another machine, a broken one and one of other terms are not the last."""
+    monkeypatch.setattr("harness.paths.ROOT", tmp_path)
+    days = iter(range(10, 30))
+
+    def on_a_day(place: str, **facts: Any) -> Path:
+        return record(tmp_path / "results" / place, created=f"2026-11-{next(days)}T09:05:00Z", **facts)
+
+    on_a_day("local/oldest", faster={"vllm.vec": 3.0})
+    on_a_day("a-machine/last")
+    on_a_day("local/other", machine={"device": "another CPU"})
+    on_a_day("local/cold", cache="cold")
+    (on_a_day("local/broken") / "cells.jsonl").write_text("?\n")
+    (tmp_path / "results/local/empty").mkdir()
+    (tmp_path / "results/local/empty/run.json").write_text("[]")
+    now = on_a_day("local/now", **OURS)
+    same = on_a_day("local/same", seed=3)
+    found = changed_since(now, tmp_path / "results")
+    assert found and since(*found) == (
+        "since 2026-11-11 09:05 (results/a-machine/last): triton.x 1.08x slower in 2 of 2 cases; "
+        "no other row changed beyond the noise between sessions (3 %)"
+    )
+    then, nothing = changed_since(same, tmp_path / "results")
+    assert then.folder == now, "the newest"
+    unchanged = [row for row in nothing.rows if row.name != "triton.x"]
+    assert since(then, replace(nothing, rows=unchanged)).endswith(
+        ": nothing changed beyond the noise between sessions (3 %)"
+    )
+    assert changed_since(tmp_path / "results/local/oldest", tmp_path / "results") is None
 
 
 def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):

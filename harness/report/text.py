@@ -63,7 +63,8 @@ def versus(of: Verdict | Comparison, other: str, too_noisy: bool) -> str:
     value, ends = uncertain_ratio(of.ratio, of.low, of.high)
     if of.verdict == "faster":
         return f"{value} {other} {ends}"
-    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
+    slower = "slower, round by round, than"
+    word = {"same": "the same as", "unclear": "indistinguishable from", "slower": slower}
     ends = ends.replace(" to ", "x to ").replace(")", "x)")
     noisy = ", too noisy" if too_noisy and of.verdict == "unclear" else ""
     return f"{word[of.verdict]} {other} {ends}".rstrip() + noisy

@@ -10,39 +10,35 @@ from rich.console import Group, RenderableType
 from harness.files import JsonObject
 from harness.paths import portable
 from harness.report.fitting_table import Column, FittingTable, table_of
-from harness.report.text import counted, grouped, microseconds, ranged, ratio_text, table
+from harness.report.text import counted, grouped, microseconds, ranged, ratio_text
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 
-HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
+COLUMNS = [Column("implementation"), Column("A", right=True), Column("B", right=True), Column("B vs A"),
+           Column("verdict"), Column("note", wraps=True, spare=1)]  # fmt: skip
 CLAIMS_NOTE = """
 On their hardware these commands measure the claims; below each is what this machine can time of it:"""
 
 
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
-    columns = [Column(header, right=header in "AB") for header in HEADERS[:-1]]
-    columns.append(Column(HEADERS[-1], wraps=True, spare=1))
-    parts = _parts(a, b, comparison)
-    return Group(*(part if isinstance(part, str) else FittingTable(columns, part) for part in parts))
+    return Group(*_parts(a, b, comparison))
 
 
 def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
     parts = _parts(a, b, comparison)
-    return "\n".join(
-        part if isinstance(part, str) else table(part, HEADERS, style="github") for part in parts
-    )
+    return "\n".join(part if isinstance(part, str) else part.markdown() for part in parts)
 
 
-def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | list[list[str]]]:
-    """The lines of the report, and the cells of a table for each case."""
+def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | FittingTable]:
+    """The lines of the report, and a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
     yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
     yield from (*comparison.notes, "")
     for case, rows in grouped(comparison.rows, lambda row: row.case).items():
         yield from (f"{case}  ({100 * rows[0].weight:.1f} % of the suite)", "")
-        yield from ([_cells(row) for row in rows], "")
+        yield from (FittingTable(COLUMNS, [_cells(row) for row in rows]), "")
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
         yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))

@@ -13,8 +13,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.text import filled_columns, table
-
 GAP = 2
 NUMBER = re.compile(r"[-+(]?\d.{,40}")
 """A cell that is a number, perhaps with a unit or an interval."""
@@ -96,10 +94,13 @@ class FittingTable:
 
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
-        rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in self.rows]
-        filled, headers = filled_columns(rows, [column.header for column in self.columns])
-        right = [column.header for column in self.columns if column.right]
-        return table(filled, headers, [header for header in right if header in headers], style="github")
+        filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
+        rules = ["--:" if column.right else "---" for column in self.columns]
+        rows = [[column.header for column in self.columns], rules, *self.rows]
+        cells = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        return "\n".join(f"| {' | '.join(row)} |" for row in padded)
 
     def _least_width(self, i: int) -> int:
         column = self.columns[i]

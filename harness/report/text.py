@@ -1,4 +1,4 @@
-"""Numbers as text: times and ratios in the digits that their intervals support; plain tables; groups."""
+"""Numbers as text: times and ratios in the digits that their intervals support; groups."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
-
-from tabulate import tabulate
 
 if TYPE_CHECKING:
     from harness.results.schema import Verdict
@@ -172,26 +170,6 @@ def extent(values: Iterable[float | None], digits: int = 3) -> str:
         return ""
     low, high = significant(min(known), digits), significant(max(known), digits)
     return low if low == high else f"{low}-{high}"
-
-
-def table(
-    rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[str] = (), style: str = "simple"
-) -> str:
-    """A table of cells, which are printed as they are given.
-
-    right: headers of the columns that are aligned to the right
-    style: a format of tabulate; `github` for markdown
-    """
-    alignment = ["right" if header in right else "left" for header in headers] if rows else None
-    return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
-
-
-def filled_columns(
-    rows: Sequence[Sequence[object]], headers: Sequence[str]
-) -> tuple[list[list[object]], list[str]]:
-    """The rows and headers without the columns that are empty in every row."""
-    filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
-    return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -25,7 +25,8 @@ from rich.console import Group, RenderableType
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.report.fitting_table import table_of
-from harness.report.text import ranged, table
+from harness.report.terminal import plain
+from harness.report.text import ranged
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
 from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
@@ -390,12 +391,11 @@ def _needed(plan: Plan, pair_s: float) -> str:
         shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
         if fixed and not (looked or plan.pairs):
             shown = f"{fixed}, by --pairs {fixed}: the four looks do not reach"
-        rows.append([f"{change:g} %", shown, _time((n + 1) * pair_s) if (n := looked or fixed) else ""])
+        time = _time((n + 1) * pair_s) if (n := looked or fixed) else ""
+        rows.append({f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": shown, "time": time})
+    where = f"where launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
-    return (
-        table(rows, [f"effect on {NAMES[plan.metric]}", "pairs needed", "time"])
-        + f"\nwhere launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1{unseen}"
-    )
+    return f"{plain(table_of(rows))}\n{where}{unseen}"
 
 
 def _name(found: JsonObject) -> str:

@@ -28,6 +28,10 @@ class NothingRan(HarnessError):
 def one_line(error: BaseException) -> str:
     """An exception as one line that begins with its type."""
     text = " ".join(str(error).split())
+    if text.startswith("0 active drivers"):  # Triton's words for a machine without a GPU
+        text = (
+            "Triton has no GPU; TritonImplementation of kernels.triton_runtime as base interprets it on a CPU"
+        )
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 

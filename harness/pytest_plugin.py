@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,10 @@ class DeviceClock:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernel_benchmark", "kernels: which op, implementations, cases, and where")
-    group.addoption("--kernel-op", metavar="OP,...", help="Only these ops.")
-    group.addoption("--kernel-impl", metavar="PATTERN,...", help="Only implementations that match.")
-    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="Cases (default: smoke).")
-    group.addoption("--kernel-case", metavar='"NAME=V ..."', action="append", help="Ad hoc cases instead.")
+    group.addoption("--kernel-op", metavar="OP,...", help="Skip the benchmarks of other ops.")
+    group.addoption("--kernel-impl", metavar="PATTERN,...", help="Skip rows that do not match.")
+    group.addoption("--kernel-suite", metavar="NAME", default="smoke", help="For the suite's own rows.")
+    group.addoption("--kernel-case", metavar='"NAME=V ..."', action="append", help="Instead of a suite.")
     group.addoption("--kernel-device", metavar="DEVICE", help="cpu, cuda, cuda:1 (default: the first GPU).")
     group.addoption("--kernel-cache", choices=["serving", "cold", "warm"], default="serving")
     group.addoption("--kernel-launch", choices=["graph", "eager"], help="On GPUs (default: graph).")
@@ -62,9 +63,9 @@ def kernel_benchmark(
 ) -> Iterator[Callable[..., JsonObject]]:
     """A function of an op, a kernel and a case, which returns what a record would hold beside the times.
 
-    kernel: the name of one of the suite's implementations, which is measured in a process of its own; or an
-            Implementation, or a function of (operands, out) that fills `out` or returns the output, which are
-            measured in this process
+    kernel: the name of one of the suite's implementations, which is measured in a process of its own; or,
+            measured in this process, what `implementation` of kernels.op made, or a function of (operands,
+            out) that fills `out`, returns the output, or returns the call to be timed
     """
     from harness.errors import HarnessError
     from harness.machine.device import choose_device
@@ -87,6 +88,9 @@ def kernel_benchmark(
                 measured = single.benchmark(device, op, kernel, log, **defaults | case)
             except HarnessError as error:
                 pytest.fail(str(error), pytrace=False)
+            for wanted, value in ((options.kernel_op, op), (options.kernel_impl, measured.entry.impl.name)):
+                if wanted and not any(fnmatchcase(value, pattern) for pattern in wanted.split(",")):
+                    pytest.skip(f"{value} is not asked for: {wanted}")
             try:
                 measured.begin()
                 _accept(measured)

@@ -83,6 +83,13 @@ def import_plugins() -> None:
     implementations.cache_clear()
 
 
+def name_plugins(paths: str) -> None:
+    """Sets KERNEL_BENCH_PLUGINS in this process, and forgets what its former value brought."""
+    os.environ[PLUGINS] = paths
+    implementations.cache_clear()
+    _plugin_implementations.cache_clear()
+
+
 @functools.cache
 def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]:
     if importing:

@@ -344,6 +344,8 @@ class Implementation:
         """Whether it runs this case on this platform."""
         sizes = OPS[self.op].sizes(case.sizes)
         interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
+        size, unit = (1, "s") if interpreted_s < 120 else (60, "min") if interpreted_s < 7200 else (3600, "h")
+        takes = f"about {interpreted_s / size:.0f} {unit}"
         return Support.all_of(
             self.available(platform),
             need(
@@ -353,7 +355,7 @@ class Implementation:
             self.fits(sizes),
             need(
                 interpreted_s <= INTERPRETED_S,
-                f"interpreting one call would take {interpreted_s:.0f} s or so: checked at smaller sizes",
+                f"interpreting one call would take {takes}: suite `smoke` checks it",
             ),
         )
 
@@ -446,10 +448,36 @@ def implementation(
 
         members = {member: _member(base, member, value) for member, value in overrides.items()}
         members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
-        members |= {"__doc__": function.__doc__, "__module__": function.__module__}
+        members |= {"__doc__": function.__doc__, "__module__": function.__module__, "__wrapped__": function}
         return type(function.__name__, (base,), members)
 
     return declare
+
+
+def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
+    """The implementation that a user's own kernel is. Raises TypeError, in one line, for what cannot be one.
+
+    kernel: what `implementation` made; or a function of (operands, out) that fills `out`, returns the output,
+            or returns the call to be timed
+    """
+    if isinstance(kernel, type) and issubclass(kernel, Implementation):
+        if kernel.op not in ("", op):
+            raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
+        return kernel
+
+    def prepare(operands: Operands, out: Any) -> Call | Prepared:
+        first = kernel(operands, out)
+        if callable(first) or isinstance(first, Prepared):
+            return cast("Call | Prepared", first)
+        returned: list[Any] = [None]
+
+        def call() -> None:
+            returned[0] = kernel(operands, out)
+
+        return Prepared(operands, out, call, result=lambda _: out if returned[0] is None else returned[0])
+
+    name = f"yours.{getattr(kernel, '__name__', 'kernel')}"
+    return implementation(name, requires="torch", op=op, boundaries=(boundary,))(prepare)
 
 
 def _check_declaration(name: object, base: object, overrides: Mapping[str, Any]) -> None:

@@ -17,7 +17,10 @@ import click
 import pytest
 
 import kernels
+from harness.catalogue.architectures import architectures
 from harness.cli import cli
+from harness.compile.compiler import compile_launch
+from harness.compile.launches import recorded_launches
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.journal import Journal
@@ -236,6 +239,19 @@ def test_an_example_of_an_implementation_is_right(cli, tmp_path, example, name):
     case = ("--op", "mla_decode", "--case", "batch=2 ctx=1..40 heads=2 page=16", "--device", "cpu")
     done = cli("check", *case, "--impl", name, KERNEL_BENCH_PLUGINS=tmp_path / "mine.py")
     assert f"{name} is right" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_the_triton_example_compiles_for_gpus(tmp_path, target):
+    pytest.importorskip("triton")
+    (path := tmp_path / f"{target}.py").write_text(blocks(ROOT / "docs" / "adding-a-kernel.md", "python")[1])
+    (row,), op = kernels.implementations_of(path), kernels.OPS["mla_decode"]
+    sizes = op.sizes({**op.defaults(target), **parse("batch=16 ctx=4096 heads=16")[0]})
+    with recorded_launches(architectures()[target]) as calls:
+        row.prepare(op.empty_operands(sizes, "meta"), op.empty_output(sizes, "meta")).call()
+    ((kernel, data),) = calls
+    figures = compile_launch(kernel, target, data)
+    assert (figures.error, figures.scratch_bytes) == ("", 0)
 
 
 def terms() -> list[str]:

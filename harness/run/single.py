@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kernels
 from harness.errors import UsageError, one_line
@@ -30,13 +30,10 @@ from harness.workers.child.bench import Bench
 from harness.workers.environment import worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess, worker_pids
 from harness.workers.worker import Deadlines, Worker, attempt
-from kernels.op import Implementation, Prepared, Unsupported, implementation
+from kernels.op import Implementation, Unsupported, declared
 from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case, parse
-
-if TYPE_CHECKING:
-    import torch
 
 
 class SingleEntry:
@@ -225,8 +222,7 @@ def benchmark(
 ) -> SingleEntry:
     """A benchmark of a kernel. Raises UsageError for what cannot be understood.
 
-    kernel: an implementation's name, a function of (operands, out) that fills `out` or returns the output, or
-            an Implementation
+    kernel: an implementation's name, an Implementation, or what `kernels.op.declared` takes
     log:    a file for what the worker prints
     launch: graph or eager; None: the default of the device
     """
@@ -237,7 +233,10 @@ def benchmark(
     elif isinstance(kernel, Implementation):
         impl = kernel
     elif callable(kernel):
-        impl = _implementation_of(kernel, chosen.boundary)
+        try:
+            impl = declared(kernel, op, chosen.boundary)()
+        except TypeError as error:
+            raise UsageError(str(error)) from None
     else:
         raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out), or a name")
     impl.op = op
@@ -246,24 +245,6 @@ def benchmark(
         entry.fail("unsupported", "it is interpreted here: checked by `run`, never timed")
     worker = worker_class([entry], platform, default_threads(), Deadlines(), log)
     return SingleEntry(chosen, worker, cache, monitor_for(platform, worker_pids))
-
-
-def _implementation_of(function: Callable[..., torch.Tensor | None], boundary: str) -> Implementation:
-    """An implementation made of a user's function of (operands, out)."""
-
-    def prepare(operands: Any, out: torch.Tensor | None) -> Prepared:
-        returned: list[torch.Tensor | None] = [None]
-
-        def call() -> None:
-            returned[0] = function(operands, out)
-
-        def result(_: object) -> Any:
-            return out if returned[0] is None else returned[0]
-
-        return Prepared(operands, out, call, result=result)
-
-    name = f"yours.{getattr(function, '__name__', 'kernel')}"
-    return implementation(name, requires="nothing", boundaries=(boundary,))(prepare)()
 
 
 class _WorkerHere(Worker):

@@ -28,6 +28,7 @@ serving
 page
 pytest_plugin
 cli
+notebook
 __main__
 """
 """Each uses what stands on the lines above its own, and what stands beside it only among the third line's."""

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 MINE = """
 import pytest
 import torch
+from kernels.op import implementation
 
 CASE = "batch=2 ctx=5..20 heads=4 page=16"
 
@@ -37,9 +38,15 @@ def fades(o, out):  # right when it is checked first, and wrong when it was time
 def raises(o, out):
     raise RuntimeError("no such luck")
 
+@implementation("mine.prepared", op="mla_decode", requires="torch")
+def prepared(o, out):
+    return lambda: attend(o, out)
+
 GROUPED = pytest.param("torch.sdpa", marks=pytest.mark.benchmark(group="mine"))
 
-@pytest.mark.parametrize("kernel", [attend, GROUPED, half, fades, raises, "flashmla", "torch.sdp", 7])
+KERNELS = [attend, GROUPED, prepared, half, fades, raises, "flashmla", "torch.sdp", 7]
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_mine(kernel_benchmark, kernel):
     facts = kernel_benchmark("mla_decode", kernel, case=CASE, cache="warm", rounds=5)
     assert facts["check"]["ok"]
@@ -74,8 +81,9 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
         "names 2 cases; a benchmark is of one",
     ):
         assert said in done.stdout
-    assert "2 passed, 1 skipped" in done.stdout.replace("6 failed, ", ""), "FlashMLA needs a GPU"
-    mine, suites = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert "3 passed, 1 skipped" in done.stdout.replace("6 failed, ", ""), "FlashMLA needs a GPU"
+    mine, suites, declared = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert declared["extra_info"]["implementation"] == "mine.prepared"
     assert (mine["stats"]["rounds"], mine["extra_info"]["implementation"]) == (5, "yours.attend")
     facts = suites["extra_info"]
     assert (facts["implementation"], facts["check"]["ok"], facts["cache"]) == ("torch.sdpa", True, "warm")
@@ -91,6 +99,8 @@ def test_without_benchmarks_it_is_a_test_of_the_kernel_where_and_how_options_say
     done = mine()
     assert done.returncode == 0, done.stdout
     assert "--launch graph needs a GPU" in mine("--kernel-device", "cpu", "--kernel-launch", "graph").stdout
+    for unasked in (("--kernel-op", "fused_moe"), ("--kernel-impl", "torch.*,mine.*")):
+        assert "1 skipped" in mine(*unasked, "-rs").stdout, "what is not asked for is not measured"
     lost = mine("--kernel-device", "cuda:77").stdout
     assert "no device 'cuda:77'" in lost and "UsageError" not in lost, "in a line"
 

@@ -235,3 +235,18 @@ def test_the_kernels_around_deep_gemm_compile(target, layout, monkeypatch):
 def test_the_workspace_around_deep_gemm_is_a_bound(layout, text, monkeypatch):
     prepared, given = around_deep_gemm(layout, text, "sm_90", monkeypatch)
     assert 0 < allocated(prepared, given) <= layout().workspace(sizes_of(MOE, text))
+
+
+@pytest.mark.parametrize(("op", "large", "takes"), [
+    (GEMM, "m=64000 n=2112 k=7168", "13 min"),
+    (MOE, "tokens=64000", "52 min"),
+    (MHA, "batch=8 new=8192", "18 min"),
+    (MLA, "batch=100000 ctx=100000", "261 h"),
+])  # fmt: skip
+def test_what_takes_the_interpreter_too_long_the_smoke_suite_checks(op, large, takes):
+    """As the reason says."""
+    cpu, made, whole = named("cpu", "x86-avx512"), row(op), kernels.OPS[op].defaults("cpu")
+    sizes = [whole | of.sizes for of in suite("smoke").cases(op)]
+    assert all(made.supports(kernels.OPS[op].case(each, boundary="core"), cpu).ok for each in sizes)
+    refused = made.supports(kernels.OPS[op].case(whole | parse(large)[0], boundary="core"), cpu)
+    assert refused.reason == f"interpreting one call would take about {takes}: suite `smoke` checks it"

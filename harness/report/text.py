@@ -154,7 +154,8 @@ def ranged(
 ) -> str:
     """`2.00x (1.90 to 2.10)`: a value with its unit and the ends of its interval; an end that is not known is
     `?`. No number has an exponent."""
-    if max(abs(number or 0) for number in (value, low, high)) >= 1e4:
+    most = max(abs(number or 0) for number in (value, low, high))
+    if form.endswith("g") and most >= 10 ** int(form[-2]) - 0.5:
         form = f"{form.partition('.')[0]}.0f"
     texts = ["?" if number is None else f"{number:{form}}" for number in (value, low, high)]
     told = [] if value is None else [f"{texts[0]}{unit}"]

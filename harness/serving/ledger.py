@@ -508,7 +508,7 @@ def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
     """Each observation, and below it the predictions of its quantity."""
 
     def cells(*of: str) -> dict[str, str]:
-        names = ("quantity", "method", "change", "off by", "verdict", "before and after")
+        names = ("quantity", "method", "change", "verdict", "off by", "before and after")
         return dict(zip(names, of, strict=True))
 
     lines, above = ledger_lines(row), None
@@ -518,11 +518,11 @@ def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
         seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
         if seen and seen is not above:
             sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
-            yield cells(quantity, "observed", _value(seen), "", "" if predicted else line.verdict, sides)
+            yield cells(quantity, "observed", _value(seen), "" if predicted else line.verdict, "", sides)
         if predicted:
             method = line.method + (f": {predicted.of} alone" if predicted.of else "")
             told = line.verdict + (", blind" if line.blind else "")
-            yield cells("" if seen else quantity, method, _value(predicted), line.off_text, told, "")
+            yield cells("" if seen else quantity, method, _value(predicted), told, line.off_text, "")
         above = seen
 
 

@@ -33,8 +33,10 @@ help: ## what there is (this list)
 run: set-up ## set up, then measure: make run OP=fused_moe, or ARGS="--op mla_decode --suite smoke"
 	$(IN_VENV) harness run $(ARGS)
 
-pictures: set-up ## the chart of the README, from a committed run
+pictures: set-up ## the chart of the README, from a committed run, for light and for dark
 	$(IN_VENV) harness report results/h200/mla_decode-b64 --svg docs/pictures --chart 'ranking-*'
+	mv docs/pictures/ranking-*.svg docs/pictures/mla-decode.svg
+	sed 's/white/#0d1117/; s/#222222/#e6edf3/g' docs/pictures/mla-decode.svg >docs/pictures/mla-decode-dark.svg
 
 test: lint ## set up, lint, then the quick tests
 	$(PYTEST) -m "not slow"

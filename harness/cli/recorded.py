@@ -45,7 +45,7 @@ def report(
     png: str | None,
     chart: tuple[str, ...],
 ) -> None:
-    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, roofline, rounds, flags,
+    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, rounds, flags,
     what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
     `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
     it."""
@@ -63,7 +63,7 @@ def report(
         require_writable_folder(folder)
     if not folders:
         require_writable(output, None)
-    page = assemble(known, title)
+    page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
     for folder, is_png in folders:
         click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:

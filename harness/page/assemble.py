@@ -4,8 +4,9 @@ two runs, for serving, and for each machine. Also a page of what an engine runs:
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,10 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, measured_cases, us_text
+from harness.page.case import MeasuredCase, device, measured_cases, shared_sizes, short_keys, us_text
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
-from harness.page.ranking import ranking, roofline, rounds
+from harness.page.ranking import ranking, rounds
 from harness.page.serving.ab import ab_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
@@ -28,7 +29,7 @@ from harness.page.settings import moved_section, setting_charts, settings_over_c
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
 from harness.report.case_table import conclusion_lines, headline
-from harness.report.compile_table import HEADERS, compile_lines
+from harness.report.compile_table import TEXTS, compile_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
 from harness.report.notes import case_notes
@@ -41,6 +42,7 @@ from harness.results.schema import Run
 from harness.serving.ab.record import PLAN as AB
 from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
+from shapes.case import text_of
 
 COLOURS = {
     "tuned": "#009E73",
@@ -118,7 +120,8 @@ MOST_CASES = 40
 """The number of cases with charts of their own: more would make a page slow to open."""
 MOST_ROUNDS = 4000
 """The number of rounds that a chart draws one by one."""
-COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
+MOST_INPUTS = 8
+"""The number of records whose charts stand together; a page of more has an index, and no rounds."""
 
 
 @dataclass
@@ -166,17 +169,30 @@ def inputs(names: Iterable[str]) -> Inputs:
     return found
 
 
-def assemble(inputs: Inputs, title: str = "") -> Page:
-    """Raises UsageError where a record cannot be read, or there is nothing to show."""
+def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = lambda _: None) -> Page:
+    """The page of all inputs; that of many begins with a table of them, and has a folded section for each.
+    Raises UsageError where a record cannot be read, or there is nothing to show.
+
+    progress: is told which of many runs is being read
+    """
     runs = {folder: Journal(folder).run() for folder in inputs.runs}
-    labels = _labels(runs)
-    cases = {folder: measured_cases(folder, labels[folder]) for folder in runs}
-    by_op = grouped(runs, lambda folder: runs[folder].op)
-    sections = []
-    for op, folders in by_op.items():
-        of_op = [case for folder in folders for case in cases[folder]]
+    named = [*inputs.runs, *inputs.abs, *inputs.ledgers, *inputs.documents]
+    many = len(named) > MOST_INPUTS
+    labels = dict.fromkeys(runs, "") if many else _labels(runs)
+    sections: list[PageSection] = []
+    machines: list[PageSection] = []
+    by_op = grouped(runs, lambda folder: str(folder) if many else runs[folder].op)
+    for folders in by_op.values():
+        of_op, op = [], runs[folders[0]].op
+        for folder in folders:
+            if many:
+                progress(f"{len(machines) + 1} of {len(runs)} runs: {folder}")
+            cases = measured_cases(folder, labels[folder])
+            label = labels[folder] or (folder.name if len(runs) > 1 else "")
+            machines.append(machine_section(runs[folder], cases, label))
+            of_op += cases
         empty = PageSection(anchor(op), op, "No case was finished.")
-        sections.append(op_section(op, of_op) if of_op else empty)
+        sections.append(op_section(op, of_op, with_rounds=not many) if of_op else empty)
     for folders in by_op.values():
         if len(folders) == 2:
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
@@ -186,19 +202,45 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
     sections += [ab_section(folder) for folder in inputs.abs]
     sections += [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
     sections += [written_section(path) for path in inputs.documents]
-    sections += [
-        machine_section(run, cases[folder], labels[folder] or (folder.name if len(runs) > 1 else ""))
-        for folder, run in runs.items()
-    ]
     if not sections:
         raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
-    devices = dict.fromkeys(_device(run) for run in runs.values())
-    names = [*by_op, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
-    return Page(title or ", ".join(names) or "Recorded results", ", ".join(devices), sections)
+    ops = dict.fromkeys(run.op for run in runs.values())
+    names = [*ops, *(path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents))]
+    about = "; ".join(dict.fromkeys(", ".join(filter(None, _origin(run))) for run in runs.values()))
+    if many:
+        names, about = [f"{len(named)} records"], f"{len(runs)} runs of {', '.join(ops)}" if runs else ""
+        for section, machine in zip(sections, machines, strict=False):
+            section.sections = [*section.sections, machine]
+        sections = [_index(named, runs, sections), *sections]
+    else:
+        sections += machines
+    return Page(title or ", ".join(names) or "Recorded results", about, sections)
 
 
-def _device(run: Run) -> str:
-    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
+def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[PageSection]) -> PageSection:
+    """A table of the records `named`, with links to their sections, which it folds and names apart."""
+    rows = []
+    for path, section in zip(named, sections, strict=True):
+        section.folded, section.anchor = True, anchor(str(path))
+        what, facts = section.title, [""] * 5
+        if run := runs.get(path):
+            what, facts = run.op, _origin(run)
+            section.title = " · ".join([run.op, facts[0], facts[3]])
+            section.notes = [*section.notes, ("rounds", f"python -m harness report {shlex.quote(str(path))}")]
+        rows.append(TableRow([what, section.headline, *facts, str(path)], link=section.anchor))
+    columns = ("record", "result", "device", "architecture", "host", "date", "commit", "path")
+    reading = "Choose a record to open its section, which draws its charts then."
+    chart = Chart("records", "Records", reading, table=Table(columns, rows))
+    return PageSection("index", "Index", charts=[chart])
+
+
+def _origin(run: Run) -> list[str]:
+    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` with `+` for changed files; an
+    empty text for what is not known."""
+    machine, git = (run.provenance.get(of, {}) for of in ("machine", "git"))
+    cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
+    commit = f"commit {git['commit'][:7]}{'+' * bool(git.get('dirty'))}" if git.get("commit") else ""
+    return [device(run), machine.get("arch", ""), cores, run.created[:10], commit]
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
@@ -210,24 +252,28 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
         labels[folder] = str(folder)
         if len(same_op) == 1:
             labels[folder] = ""
-        elif [_device(other) for other in same_op].count(_device(run)) == 1:
-            labels[folder] = _device(run)
+        elif [device(other) for other in same_op].count(device(run)) == 1:
+            labels[folder] = device(run)
         elif [other.id for other in same_op].count(run.id) == 1:
             labels[folder] = run.id
     return labels
 
 
-def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
-    """The section for the cases of one op in all runs of a page."""
+def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True) -> PageSection:
+    """The section for the cases of one op in all runs of a page, ordered by size."""
+    cases = sorted(cases, key=lambda case: case.size_order)
     ranked = [case for case in cases if case.run.contrast == "implementations"]
     toggled = [case for case in cases if case.run.contrast == "settings"]
     under_settings = grouped(toggled, lambda case: case.folder).values()
     charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
-    charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
     charts += [settings_over_cases(of_run) for of_run in under_settings]
-    heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
-    by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
-    left = len(by_key) - MOST_CASES
+    by_key = list(grouped(cases, lambda case: (case.run.contrast, case.planned.key)).values())
+    heaviest = sorted(by_key, key=lambda same: -same[0].planned.weight)[:MOST_CASES]
+    inner = [
+        _case_section(same, with_rounds) for same in sorted(heaviest, key=lambda same: same[0].size_order)
+    ]
+    left = len(by_key) - len(inner)
+    notes = [("not shown", f"{left} cases of less weight have no charts of their own")] if left else []
     headlines = []
     runs = list(grouped(ranked, lambda case: case.folder).values())
     alone = [case for of_run in runs if len(of_run) == 1 for case in of_run]
@@ -242,13 +288,21 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
         title, lines = conclusion_lines(records, of_run[0].run)
         name = f"{of_run[0].label}: " if of_run[0].label else ""
         headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+    if len(inner) > 1:
+        short, shared = short_keys(cases), text_of(shared_sizes(cases))
+        everywhere = [note for note in inner[0].notes if all(note in one.notes for one in inner)]
+        for section in inner:
+            section.folded, section.title = True, short[section.title]
+            section.notes = [note for note in section.notes if note not in everywhere]
+        sure = cases[0].run.confidence
+        together = (
+            f"those of a case hold together with {100 * sure:.0f} % confidence: expect one case with a false "
+            f"verdict in {1 / (1 - sure):.0f}; these are {len(by_key)}"
+        )
+        notes += [("sizes", f"all have {shared}")] if shared else []
+        notes += [*everywhere, ("verdicts", together)]
     return PageSection(
-        anchor(op),
-        op,
-        " ".join(headlines),
-        [chart for chart in charts if chart],
-        [("not shown", f"{left} cases of less weight have no charts of their own")] if left > 0 else [],
-        [_case_section(same) for same in by_key[:MOST_CASES]],
+        anchor(op), op, " ".join(headlines), [chart for chart in charts if chart], notes, inner
     )
 
 
@@ -259,7 +313,7 @@ def _headline(same: Sequence[MeasuredCase]) -> str:
     )
 
 
-def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
+def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
     """The section for a case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
@@ -268,7 +322,7 @@ def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
             charts += setting_charts(case)
     else:
         charts.append(ranking(same))
-    charts += [rounds(case, MOST_ROUNDS) for case in same]
+    charts += [rounds(case, MOST_ROUNDS) for case in same if with_rounds]
     planned = first.planned
     share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
     notes = [("place", planned.place + share)]
@@ -303,38 +357,15 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
     """How much of a target's resources each configuration of a Triton kernel takes."""
     try:
         rows = document["compiles"]
-        values = [
-            {name: row[name] for name in ("target", "registers", "spills", "reason")}
-            | {
-                "kernel": f"{row['op']} {row['kernel']}",
-                "config": str(row["config"]),
-                "verdict": "ok" if row["ok"] else "must not be shipped",
-            }
-            for row in rows
-        ]
-        lines = compile_lines(rows)
+        lines, bad = compile_lines(rows), sum(not row["ok"] for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
-    bad = sum(value["verdict"] != "ok" for value in values)
-    picture = (
-        alt.Chart({"values": values})
-        .mark_point(filled=True, size=40, opacity=0.6)
-        .encode(
-            x=alt.X("registers:Q", title="registers of a thread"),
-            y=alt.Y("kernel:N", title=None),
-            color=alt.Color("verdict:N", scale=coded(COMPILED), title=None),
-            shape=alt.Shape("target:N"),
-            tooltip=["kernel:N", "target:N", "registers:Q", "spills:Q", "config:N", "verdict:N", "reason:N"],
-        )
-        .properties(width=520, height=alt.Step(24))
-    )
+    names = list(lines[0]) if lines else []
     chart = Chart(
         anchor("compiled", title),
         "Registers",
-        "Each dot is a configuration, placed by its registers; what spills must not be shipped.",
-        picture if values else None,
-        Table(HEADERS, [TableRow(line) for line in lines], frozenset(HEADERS[4:11])),
-        len(values),
+        "The registers of a thread; what spills must not be shipped.",
+        table=Table(names, [TableRow(list(line.values())) for line in lines], frozenset({*names} - TEXTS)),
     )
-    headline = f"{len(values)} configurations compiled, {bad} must not be shipped"
+    headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.page.document import Columns, anchor
+from harness.page.style import provider
 from harness.report.rows import CaseResult
-from harness.report.text import ratio_text, significant
+from harness.report.text import grouped, ratio_text, significant, unit
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
 from shapes.case import text_of
+
+FEW = 8
+"""The number of rows that a chart shows side by side without a choice."""
+FAR = 5.0
+"""Rows that take more than this many times as long as the fastest are not shown beside it by default."""
+
+
+def device(run: Run) -> str:
+    """The name of the device that a run was made on."""
+    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,12 @@ class MeasuredCase(CaseResult):
     calibrations: Sequence[Calibration]
     """Those of all devices of the run, where there are several."""
     spreads: Sequence[Spread]
+
+    @property
+    def size_order(self) -> tuple[list[int], ...]:
+        """Sorts the cases of an op by their sizes; a range by its ends."""
+        sizes = self.planned.sizes.values()
+        return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
     def row_name(self, cell: Cell) -> str:
         return f"{cell.name} · {self.label}" if self.label else cell.name
@@ -77,10 +95,49 @@ def us_text(us: float | None) -> str:
     return significant(us, 4)
 
 
-TIMES: Columns = {
-    "time, us": ("time_us", us_text), "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
-}  # fmt: skip
-"""The columns of a time and the ends of its interval."""
+def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
+    """Gives rows their `time_us`, `low_us` and `high_us` as `time`, `time_low` and `time_high` too, in the
+    unit of the smallest time. Returns the name of the unit, and the columns of the three."""
+    size, name = unit(min((row["time_us"] for row in rows if row["time_us"]), default=1.0))
+    keys = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
+    for row in rows:
+        row |= {key: row[us] and round(row[us] / size, 6) for key, us in keys.items()}
+    return name, dict(zip((f"time, {name}", "from", "to"), ((key, us_text) for key in keys), strict=True))
+
+
+def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
+    """Names of the rows that charts show without being asked: all where they are few, else the fastest of
+    each provider, and of each engine's default."""
+    ratios: dict[str, list[float]] = {}
+    defaults: dict[str, str] = {}
+    for case in cases:
+        for cell in case.timed:
+            ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
+            ratios.setdefault(cell.name, []).append(math.log(ratio))
+            if case.default_of(cell):
+                defaults[cell.name] = cell.impl
+    if len(ratios) <= FEW:
+        return {*ratios}
+    # A row that some case lacks stands behind one that all have.
+    means = {name: (-len(logs), sum(logs) / len(logs)) for name, logs in ratios.items()}
+    alike = [*grouped(means, provider).values(), *grouped(defaults, defaults.__getitem__).values()]
+    return {min(names, key=means.__getitem__) for names in alike}
+
+
+def slow_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which rows with `name`, `shown` and `ratio` to the fastest are hidden for being slow; empty if none."""
+    slow = {row["name"]: row["ratio"] for row in sorted(rows, key=lambda row: row["ratio"])}
+    far = [f"{name} ({significant(ratio, 2)}x)" for name, ratio in slow.items() if ratio > FAR]
+    return f"Not drawn, at more than {FAR:.0f}x the fastest: {', '.join(far)}." if far else ""
+
+
+def not_shown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Sentences on the rows that a chart leaves out until a reader chooses them; empty if none."""
+    if all(row["shown"] for row in rows):
+        return ""
+    many = len({row["name"] for row in rows}) > FEW
+    few = "Of many rows the best of each provider and the engines' defaults are shown." * many
+    return " " + " ".join(filter(None, [slow_rows(rows), few, "Choose others below the picture."]))
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

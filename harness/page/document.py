@@ -25,6 +25,8 @@ class TableRow:
     cells: Sequence[str | TableValue]
     anchor: str = ""
     """Where a link finds the row, unique on the page; empty: it has none."""
+    link: str = ""
+    """The anchor of the section that the first cell names; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Chart:
     """None where there is only the table."""
     table: Table | None = None
     marks: int = 0
-    """How many of its marks have a tooltip."""
+    """How many of its marks have a tooltip, when all that can be chosen is shown."""
+    about: str = ""
+    """What the picture is of, below its title in a file of its own."""
 
 
 @dataclass
@@ -63,6 +67,8 @@ class PageSection:
     notes: Sequence[tuple[str, str]] = ()
     """Labels and texts."""
     sections: Sequence[PageSection] = ()
+    folded: bool = False
+    """Only title and headline are shown, until a reader opens it."""
 
     def whole(self) -> Iterator[PageSection]:
         """This section and all sections in it, in the order of the page."""

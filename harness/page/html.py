@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -68,11 +69,15 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
     files = [folder / f"{chart.anchor}.{'png' if png else 'svg'}" for chart in asked]
     with explained(f"cannot write {folder}"):
         for chart, file in zip(asked, files, strict=True):
-            # There is no page here to take the colour from.
-            text = json.dumps(specification(chart) | {"background": "white"})
-            drawn = text.replace("currentColor", "#222222")
+            # There is no page here to take the colour from, nor a heading; and readers have other fonts, in
+            # which texts may be a fifth wider than in Arial's measures, which drawing has everywhere.
+            title = {"text": chart.title, "subtitle": [*textwrap.wrap(chart.about, 90), ""]}
+            padding = {"left": 40, "right": 40, "top": 12, "bottom": 12}
+            drawn = specification(chart) | {"background": "white", "padding": padding, "title": title}
+            drawn["config"] |= {"font": "Arial, sans-serif"}
+            text = json.dumps(drawn).replace("currentColor", "#222222")
             if png:
-                replace(file, vl_convert.vegalite_to_png(drawn, scale=2.0))
+                replace(file, vl_convert.vegalite_to_png(text, scale=2.0))
             else:
-                replace(file, vl_convert.vegalite_to_svg(drawn) + "\n")
+                replace(file, vl_convert.vegalite_to_svg(text) + "\n")
     return files

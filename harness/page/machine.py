@@ -6,14 +6,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import altair as alt
 
-from harness.page.case import TIMES, MeasuredCase, short_keys
+from harness.page.case import MeasuredCase, device, in_unit, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.style import coded, forest, noise_band, tips
+from harness.page.style import forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
 from harness.report.text import ratio_text, significant
 from harness.results.comparison import LAG
@@ -21,16 +20,15 @@ from harness.results.schema import Run
 from harness.statistics.paired import verdict
 
 ENDS = ("min", "median", "max")
-STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#8885"}
-"""Colours by what became of a round."""
 IN_ORDER = "Left to right is the order of measuring; records have no times of day."
 READ = "#0072B2"
-WIDTH = 640
+BYTES = ("device_memory", "last_level_cache")
+WIDTH = 500
 
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
     not_quiet = disturbance(case.done for case in cases).removeprefix("not quiet: ")
-    charts = [_disturbed(cases, run), _conditions(cases, run), _devices(cases, run), _facts(run)]
+    charts = [_conditions(cases, run), _devices(cases, run), _facts(run)]
     notes = [("again", "python -m harness " + shlex.join(run.command))]
     if not_quiet:
         notes.append(("not quiet", not_quiet))
@@ -40,9 +38,10 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
     return PageSection(
         anchor("machine", run.id),
         f"Machine and origin: {label}" if label else "Machine and origin",
-        str(run.provenance.get("machine", {}).get("device", "an unknown device")),
+        device(run),
         [chart for chart in charts if chart],
         notes,
+        folded=True,
     )
 
 
@@ -58,7 +57,9 @@ def _facts(run: Run) -> Chart:
         known.append(("setting", setting, " ".join(words) or "nothing set"))
     for group, values in run.provenance.items():
         if isinstance(values, dict):
-            known += [(group, name, value) for name, value in values.items()]
+            known += [
+                (group, name, _size(value) if name in BYTES else value) for name, value in values.items()
+            ]
     limits = run.ceilings or {}
     for dtype, rate in limits.get("rates", {}).items():
         known.append(("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)))
@@ -72,6 +73,12 @@ def _facts(run: Run) -> Chart:
         "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
         table=table([dict(zip(names, fact, strict=True)) for fact in known], {name: name for name in names}),
     )
+
+
+def _size(count: int) -> str:
+    """A number of bytes, as `22.8 GiB` or `32 MiB`."""
+    power, name = (30, "GiB") if count >= 1 << 30 else (20, "MiB")
+    return f"{significant(count / (1 << power))} {name}" if count else "not known"
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
@@ -111,62 +118,6 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     )
 
 
-def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """The rounds of each block, by what became of them; None where no round was disturbed."""
-    if not any(case.done.disturbed for case in cases):
-        return None
-    keys = short_keys(cases)
-    values: list[dict[str, Any]] = []
-    place = 0
-    for case in cases:
-        samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
-        rounds = {at: "quiet" for of in samples for at in of.by_round}
-        reasons = {}
-        for r in case.done.disturbed:
-            rounds[r.block, r.round] = "counted" if r.counted else "left out"
-            reasons[r.block] = r.reason
-        for block, group in groupby(sorted(rounds.items()), lambda of: of[0][0]):
-            place += 1
-            for state, count in Counter(state for _, state in group).items():
-                values.append(
-                    {
-                        "place": place,
-                        "case": keys[case.planned.key],
-                        "block": block,
-                        "state": state,
-                        "rounds": count,
-                        "reason": "" if state == "quiet" else reasons[block],
-                    }
-                )
-    blocks = "blocks, in the order of measuring, case after case"
-    bare, percent = alt.Axis(labels=False, ticks=False), alt.Axis(format="%")
-    picture = (
-        alt.Chart({"values": values})
-        .mark_bar()
-        .encode(
-            x=alt.X("place:O", title=blocks, scale=alt.Scale(padding=0), axis=bare),
-            y=alt.Y("rounds:Q", stack="normalize", title="share of the block's rounds", axis=percent),
-            color=alt.Color("state:N", scale=coded(STATES), title=None),
-            tooltip=["case:N", "block:Q", "state:N", "rounds:Q", "reason:N"],
-        )
-        .properties(width=alt.Step(max(1, WIDTH // place)), height=140)
-    )
-    columns: Columns = {
-        "case": "case", "block": ("block", str), "state": "state", "rounds": ("rounds", str),
-        "e.g.": "reason",
-    }  # fmt: skip
-    return Chart(
-        anchor("disturbed", run.id),
-        "Disturbed rounds",
-        "Each bar is a block of rounds, with the share of rounds in which something else used or slowed the "
-        "machine. They count where too few rounds were quiet; else they were left out and made again. "
-        + IN_ORDER,
-        picture,
-        table(values, columns),
-        len(values),
-    )
-
-
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     """What each device of a run took for the cases of calibration; None where one device measured the run, or
     nothing was calibrated."""
@@ -202,9 +153,10 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         }
         for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device))
     ]
+    _, times = in_unit(rows)
     columns: Columns = {
         "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
-        "when": "when", **TIMES, "of the median": ("ratio", "text"),
+        "when": "when", **times, "of the median": ("ratio", "text"),
     }  # fmt: skip
     return Chart(
         anchor("devices", run.id),

@@ -1,28 +1,48 @@
-"""Times of a case: the ranking with intervals, every round of every row, and all times of a run against the
-roofline of the machine."""
+"""Times of a case: the ranking with intervals, and every round of every row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import altair as alt
 
-from harness.catalogue.devices import Ceilings, peaks
-from harness.page.case import TIMES, MeasuredCase, interval_ends, us_text, verdict_text
+from harness.page.case import (
+    FAR,
+    FEW,
+    MeasuredCase,
+    device,
+    in_unit,
+    interval_ends,
+    not_shown,
+    shown_rows,
+    slow_rows,
+    us_text,
+    verdict_text,
+)
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import coded, interval_dots, name_step, names, provider, provider_colour, tips
+from harness.page.style import (
+    CHOSEN,
+    chosen_rows,
+    coded,
+    interval_dots,
+    name_step,
+    names,
+    provider,
+    provider_colour,
+    tips,
+)
 from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
-from kernels.platform import Platform
 
 RANKING = (
-    "Each line is an implementation: the dot is its time per call, the bar the interval; further left is "
-    "faster. The dashed line is the time that this machine would need at its measured limits. Whether a row "
-    "differs from the baseline is the verdict in the table, which comes from paired rounds. checked: right, "
-    "but not timed here."
+    "Each line is an implementation: the dot is its time per call as a multiple of the fastest, the bar its "
+    "interval; further left is faster. A dashed line is the time that the machine would need at its "
+    "measured limits, where that is near. Whether a row differs from the baseline is the verdict in the "
+    "table, which comes from paired rounds."
 )
+DEFAULT = " An engine's name, or `both`, stands behind the row that it runs by default."
 WIDTH = 640
 TICKS = "Each tick is the time per call in one round; blocks are below each other."
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
@@ -37,72 +57,89 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """The ranking of one case, in one run or in several."""
-    rows = [(case, row) for case in cases for row in case.rows]
+    """The ranking of one case, in one run or in several; a note has the rows that cannot run."""
+    rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
-    values = [_values(case, row) for case, row in rows]
+    shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan if rows else math.nan
+    values = [_values(case, row, shown, fastest) for case, row in rows]
+    _, times = in_unit(values)
+    defaults = any(value["default"] for value in values)
     columns: Columns = {
-        "implementation": "name", "status": "status", **TIMES,
-        "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
+        "implementation": "name", **({"default": "default"} if defaults else {}),
+        **times, "vs fastest": ("ratio", significant),
+        "vs baseline": ("speedup", "against"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
-        "% of limit": ("percent_of_ceiling", significant), "note": "reason",
+        "% of limit": ("percent_of_ceiling", significant), "status": "status", "note": "reason",
     }  # fmt: skip
-    place, numbers = anchor("ranking", cases[0].planned.key), table(values, columns)
+    key = cases[0].planned.key
+    place, numbers = anchor("ranking", key), table(values, columns)
     timed = [value for value in values if value["time_us"] is not None]
     if not timed:
         return Chart(place, "Time of a call", "Nothing has a time.", table=numbers)
-    failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
-    limits = {case.label: case.limit_us for case, row in rows if row.cell.time_us and case.limit_us}
-    return Chart(
-        place, "Time of a call", RANKING, _ranking_picture(timed, failed, limits), numbers, len(timed)
-    )
+    failed = [value for value in values if value["time_us"] is None]
+    near = fastest / FAR  # a line further off would leave the rows little room
+    limits = {case.label: us / fastest for case, _ in rows if (us := case.limit_us) and us > near}
+    checked = any(value["status"] == "checked" for value in failed)
+    reading = RANKING + DEFAULT * defaults
+    reading += " checked: right, but not timed here." if checked else ""
+    picture = _ranking_picture(timed, failed, limits)
+    about = f"{key}, {', '.join(dict.fromkeys(device(case.run) for case in cases))}. {slow_rows(timed)}"
+    return Chart(place, "Time of a call", reading + not_shown(timed), picture, numbers, len(timed), about)
 
 
-def _values(case: MeasuredCase, row: Row) -> dict[str, Any]:
+def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float) -> dict[str, Any]:
+    """shown: names of cells
+    fastest: the least time of all, in microseconds"""
     cell = row.cell
+    engine = case.default_of(cell)
     name, time = case.row_name(cell), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
+        "label": name + f" ({engine})" * bool(engine),
         "provider": provider(cell.name),
+        "default": engine,
+        "ratio": cell.time_us and cell.time_us / fastest,
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
-        "ratio": verdict_text(row.verdict, row.is_baseline),
-        "speedup": 1.0 if row.is_baseline else None,
+        "against": verdict_text(row.verdict, row.is_baseline),
+        "speedup": row.verdict.ratio if row.verdict else 1.0 if row.is_baseline else None,
         "verdict": row.word,
         "share": significant(cell.percent_of_ceiling),
         "text_of_all": f"{name}: {time}",
         "anchor": case.row_anchor(cell),
     }
-    if row.verdict:
-        values["speedup"] = row.verdict.ratio
-    return values
+    return values | {"shown": cell.name in shown and (values["ratio"] or 0.0) <= FAR}
 
 
 def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> alt.TopLevelMixin:
-    """limits: times at the measured limits of the machine, in microseconds, by label of the run"""
-    size, unit_name = unit(min(value["time_us"] for value in timed))
+    """limits: times at the measured limits of the machine as multiples of the fastest, by label of the run"""
+    fastest, choice = timed[0]["time_us"], chosen_rows(timed)
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        marks.append(value | {"time": value["time_us"] / size, "low": low / size, "high": high / size})
-    y = alt.Y("name:N", sort=[value["name"] for value in (*timed, *failed)], title=None)
+        marks.append({**value, "low": low / fastest, "high": high / fastest})
+    y = alt.Y("label:N", sort=[value["label"] for value in (*timed, *failed)], title=None)
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = provider_colour((mark["provider"] for mark in marks), legend=None)
+    title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
+    x = alt.X("ratio:Q", scale=scale, title=title)
+    base = alt.Chart({"values": marks}).encode(y=y)
+    base = base.transform_filter(CHOSEN) if choice else base
     layers = interval_dots(
-        alt.Chart({"values": marks}).encode(y=y, color=colour),
-        x=alt.X("time:Q", scale=scale, title=f"time per call, {unit_name} (log scale)"),
+        base.encode(color=colour),
+        x=x,
         tooltip=tips(
-            name="implementation", text="time", ends="interval", ratio="vs baseline", verdict="",
+            name="implementation", text="time", ends="interval", against="vs baseline", verdict="",
             share="% of limit",
         ),
         description="text_of_all:N",
     )  # fmt: skip
+    layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
         lines = [
-            {"limit": us / size, "what": f"limit of {label or 'this machine'}"}
-            for label, us in limits.items()
+            {"limit": ratio, "what": f"limit of {label or 'this machine'}"} for label, ratio in limits.items()
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
         text = line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10)
@@ -110,12 +147,13 @@ def _ranking_picture(
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
         words = [
-            {"name": v["name"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
+            {"label": v["label"], "status": v["status"], "failed": v["status"] != "checked"} for v in failed
         ]
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
-        text = alt.Chart({"values": words}).mark_text(align="right", fontWeight="bold")
-        layers.append(text.encode(y=y, x=alt.value(WIDTH - 4), text="status:N", color=red))
-    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+        text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
+        layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
+    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+    return picture.add_params(choice) if choice else picture
 
 
 # Rounds
@@ -133,6 +171,8 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     choices = [(row.cell.name, row.verdict.b) for row in case.rows if row.cell.time_us and row.verdict]
     if len(choices) == 1:  # it is beside its baseline alone already
         choices = []
+    many = len(case.timed) > FEW and case.run.contrast == "implementations"
+    best = sorted({*shown_rows([case]), *case.baselines}) if many else []
     every = math.ceil(len(points) / most)
     drawn = [point for i, point in enumerate(points) if point["kind"] != "quiet" or i % every == 0]
     size, name = unit(min(point["us"] for point in points))
@@ -149,10 +189,13 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
         reading += f" Of the quiet rounds 1 in {every} is drawn; the table has all."
     columns: Columns = {
         "implementation": "name", "block": ("block", str), "round": ("round", str),
-        "time, us": ("us", us_text), "state": "state",
+        f"time, {name}": ("time", us_text), "state": "state",
     }  # fmt: skip
-    place, picture = anchor("rounds", case.label, case.planned.key), _rounds_picture(drawn, name, choices)
-    return Chart(place, "Rounds", reading, picture, table(points, columns), len(drawn))
+    key = case.planned.key
+    place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
+    return Chart(
+        place, "Rounds", reading, picture, table(points, columns), len(drawn), f"{key}, {device(case.run)}"
+    )
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
@@ -184,9 +227,10 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
 
 
 def _rounds_picture(
-    points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]]
+    points: Sequence[dict[str, Any]], unit_name: str, choices: Sequence[tuple[str, str]], best: Sequence[str]
 ) -> alt.TopLevelMixin:
-    """choices: each a row and its baseline, which a reader may choose to see alone"""
+    """choices: each a row and its baseline, which a reader may choose to see alone
+    best:    the rows that are shown first; empty: all"""
     order = list(dict.fromkeys(point["name"] for point in points))
     blocks = len({point["block"] for point in points})
     kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
@@ -211,86 +255,9 @@ def _rounds_picture(
     )  # fmt: skip
     if not choices:
         return picture
-    labels = ["all", *(name for name, _ in choices)]
-    select = alt.binding_select(options=[None, *choices], labels=labels, name="Row: ")
-    return picture.add_params(alt.param(name="row", value=None, bind=select)).transform_filter(
+    labels = [*(["best"] if best else []), "all", *(name for name, _ in choices)]
+    options = [*([best] if best else []), None, *choices]
+    select = alt.binding_select(options=options, labels=labels, name="Row: ")
+    return picture.add_params(alt.param(name="row", value=options[0], bind=select)).transform_filter(
         "row === null || indexof(row, datum.of) >= 0"
     )
-
-
-# Roofline
-
-
-def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Every time of a run against the limits of its machine, by arithmetic intensity (Williams, Waterman and
-    Patterson, Communications of the ACM 52(4), 2009). None where no time has both rates."""
-    points: list[dict[str, Any]] = [
-        {
-            "name": cell.name,
-            "provider": provider(cell.name),
-            "case": cell.case,
-            "intensity": cell.tflops * 1e3 / cell.gbps,
-            "tflops": cell.tflops,
-            "gbps": cell.gbps,
-            "text": microseconds(cell.time_us),
-        }
-        for case in cases
-        for cell in case.timed
-        if cell.tflops and cell.gbps
-    ]
-    if not points:
-        return None
-    x = alt.X("intensity:Q", scale=alt.Scale(type="log"), title="arithmetic intensity, FLOP per byte")
-    y = alt.Y("tflops:Q", scale=alt.Scale(type="log"), title="TFLOPS")
-    rates = [alt.Tooltip("tflops:Q", title="TFLOPS"), alt.Tooltip("gbps:Q", title="GB/s")]
-    dots = alt.Chart({"values": points}).mark_point(filled=True, size=60, opacity=0.8)
-    colour = provider_colour((point["provider"] for point in points), title=None)
-    tooltip = [*tips(name="implementation", case="", text="time"), *rates]
-    layers: list[alt.Chart] = [dots.encode(x=x, y=y, color=colour, tooltip=tooltip)]
-    if roofs := _roofs(cases[0], [point["intensity"] for point in points]):
-        lines = alt.Chart({"values": roofs}).encode(x=x, y=y)
-        dash = alt.StrokeDash("kind:N", title=None)
-        layers.append(lines.mark_line(color="#888", aria=False).encode(detail="roof:N", strokeDash=dash))
-        layers.append(lines.mark_text(align="right", baseline="bottom", dy=-3).encode(text="end:N"))
-    columns: Columns = {
-        "case": "case", "implementation": "name", "FLOP per byte": ("intensity", significant),
-        "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
-    }  # fmt: skip
-    return Chart(
-        anchor("roofline", cases[0].planned.op, cases[0].label),
-        "Roofline",
-        "Each dot is a time. Memory limits dots below the slope, arithmetic limits dots below the flat line "
-        "of their dtype; the closer to a line, the less is left to gain. A dot above the slope reads from "
-        "caches.",
-        alt.layer(*layers).properties(width=560, height=360),
-        table(points, columns),
-        len(points),
-    )
-
-
-def _roofs(case: MeasuredCase, intensities: Sequence[float]) -> list[dict[str, Any]]:
-    """The corners of the lines that the limits of the machine make, a line for each dtype, over the range of
-    the dots."""
-    machine = case.run.provenance.get("machine", {})
-    platform = Platform(
-        machine.get("platform", ""), machine.get("arch", ""), name=machine.get("device", ""), here=False
-    )
-    measured, datasheet = Ceilings.recorded(case.run.ceilings or {}), peaks(platform)
-    lines = []
-    if measured:
-        lines += [("measured", dtype, rate, measured.bandwidth) for dtype, rate in measured.rates.items()]
-    if datasheet:
-        lines.append(("datasheet", "peak", max(datasheet.rates.values()), datasheet.bandwidth))
-    knees = [rate / bandwidth for _, _, rate, bandwidth in lines]
-    low, high = min([*intensities, *knees]) / 3, max([*intensities, *knees]) * 3
-    return [
-        {
-            "kind": kind,
-            "roof": f"{kind}, {dtype}",
-            "end": dtype if intensity == high else "",
-            "intensity": intensity,
-            "tflops": min(rate, bandwidth * intensity) / 1e12,
-        }
-        for kind, dtype, rate, bandwidth in lines
-        for intensity in (low, rate / bandwidth, high)
-    ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, ratio_mark, short_keys, us_text
+from harness.page.case import MeasuredCase, in_unit, ratio_mark, short_keys, us_text
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
@@ -33,16 +33,17 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         | {
             "ran": row.ran,
             "changed": row.change,
-            "time": microseconds(row.cell.time_us),
+            "took": microseconds(row.cell.time_us),
             "implementation": comparison.name,
             "setting": row.cell.setting,
             "status": row.cell.status,
-            "time_us": row.cell.time_us,
+            **{key: getattr(row.cell, key) for key in ("time_us", "low_us", "high_us")},
             "anchor": case.row_anchor(row.cell),
         }
         for comparison in comparisons
         for row in comparison.others
     ]
+    _, times = in_unit(rows)
     points = [row for row in rows if row["ratio"] is not None]
     first = first_setting(case.run)
     picture = forest(
@@ -50,14 +51,14 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         f"speedup over {first}",
         alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
         tooltip=tips(
-            name="implementation · setting", text="speedup", verdict="", time="", ran="what ran",
+            name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
         ),
         shape=alt.Shape("ran:N", scale=coded(RAN), title="what ran"),
     )  # fmt: skip
     columns: Columns = {
         "implementation": "implementation", "setting": "setting", "status": "status",
-        "time, us": ("time_us", us_text), f"vs {first}": ("ratio", "text"), "verdict": "verdict",
+        **times, f"vs {first}": ("ratio", "text"), "verdict": "verdict",
         "what ran": "ran", "change": "changed",
     }  # fmt: skip
     chart = Chart(

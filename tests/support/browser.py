@@ -43,7 +43,8 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def drawn(self) -> None:
-        """Waits until every picture is drawn, or cannot be."""
+        """Opens what is folded, and waits until every picture is drawn, or cannot be."""
+        self.page.evaluate("document.querySelectorAll('.folded').forEach(one => { one.open = true; })")
         self.page.wait_for_function(
             "[...document.querySelectorAll('.picture')].every(p => p.querySelector('svg.marks, .warning'))"
         )

@@ -38,7 +38,7 @@ def _of_chart(chart: Chart) -> Iterator[str]:
 
     whole = specification(chart)
     for param in whole.get("params", ()):
-        yield f"  to choose: {param['bind']['options']}"
+        yield f"  to choose: {param['bind']['options'] if 'bind' in param else param['select']}"
     drawn = whole | whole.get("spec", {})
     if sizes := {name: drawn[name] for name in ("facet", "resolve", "width", "height") if name in drawn}:
         yield f"  {json.dumps(sizes)}"

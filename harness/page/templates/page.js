@@ -24,9 +24,14 @@
     if (!waiting.delete(picture)) return;
     const figure = picture.closest("figure");
     try {
-      await window.vegaEmbed(picture, JSON.parse(picture.nextElementSibling.textContent), {
+      const chart = JSON.parse(picture.nextElementSibling.textContent);
+      // The whole width, but no less than what can be read: a picture that is wider scrolls.
+      const width = Math.max(picture.clientWidth, Math.min(chart.width, 340));
+      const fit = { width, autosize: { type: "fit-x", contains: "padding", resize: true } };
+      await window.vegaEmbed(picture, chart, {
         renderer: "svg",
         mode: "vega-lite",
+        patch: (vega) => (typeof chart.width === "number" ? { ...vega, ...fit } : vega),
         tooltip: { theme: "page" },
         actions: { export: true, source: false, compiled: false, editor: false },
         downloadFileName: figure.id,
@@ -47,7 +52,7 @@
 
   function drawRest() {
     whenIdle(() => {
-      const [picture] = waiting;
+      const picture = [...waiting].find((one) => one.offsetParent); // the others wait until they are opened
       if (picture) draw(picture).then(drawRest);
     });
   }
@@ -122,10 +127,11 @@
     try { name = decodeURIComponent(name); } catch { /* as it is */ }
     const target = document.getElementById(name);
     if (!target) return;
-    const table = target.closest("details");
-    if (table) table.open = true;
+    for (let outer = target; outer; outer = outer.parentElement) if (outer.matches("details")) outer.open = true;
+    const folded = target.querySelector(":scope > .folded");
+    if (folded) folded.open = true;
     if (target.hidden) {
-      const input = table.querySelector("input");
+      const input = target.closest("details").querySelector("input");
       input.value = "";
       filter(input);
     }
@@ -138,9 +144,9 @@
   let opened = [];
 
   function prepareForPaper() {
-    for (const picture of waiting) draw(picture);
-    opened = [...document.querySelectorAll("details.numbers:not([open])")];
+    opened = [...document.querySelectorAll("main details:not([open])")];
     for (const details of opened) details.open = true;
+    for (const picture of waiting) draw(picture);
   }
 
   function backFromPaper() {

@@ -4,8 +4,10 @@ import pytest
 
 from harness.cli.recorded import report
 from harness.errors import UsageError
-from harness.page.assemble import MOST_CASES, assemble, inputs
+from harness.page.assemble import MOST_CASES, MOST_INPUTS, assemble, inputs
+from harness.page.style import specification
 from harness.paths import RESULTS
+from tests.support.many_rows import amd_run
 from tests.support.written_runs import case, ranked, write
 
 COMMITTED = RESULTS / "epyc-zen4-2core"
@@ -22,8 +24,52 @@ def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):
     records = [record for of in cases for record in ranked(of, times)]
     (section, *_) = page_of(write(tmp_path / "run", records, cases)).sections
     assert len(section.sections) == MOST_CASES
-    assert section.notes == [("not shown", "3 cases of less weight have no charts of their own")]
-    assert section.charts[0].marks == len(cases)
+    assert section.notes[0] == ("not shown", "3 cases of less weight have no charts of their own")
+    assert len(section.charts[0].table.rows) == len(cases)
+
+
+def test_of_many_rows_the_best_of_each_provider_and_the_defaults_stand_first(tmp_path):
+    page = page_of(amd_run(tmp_path / "run", rows=30))
+    assert page.subtitle == "AMD Instinct MI300X, gfx942, 192 CPU cores, 2026-11-24, commit abcdef0"
+    op, machine = page.sections
+    cases = [section.title for section in op.sections]
+    assert cases == [f"batch={batch} core" for batch in (1, 2, 4, 8, 16, 32, 64, 128)], "by size"
+    assert all(section.folded and "unsupported" not in dict(section.notes) for section in op.sections)
+    shared = dict(op.notes)
+    assert shared["sizes"] == "all have ctx=3201..3999 heads=16 page=64 kv=bf16"
+    assert "one case with a false verdict in 20; these are 8" in shared["verdicts"]
+    assert op.notes.count(("unsupported", "needs gfx950: aiter.gluon")) == 1
+    ranking = op.sections[-1].charts[0]
+    (marks,) = (rows for rows in specification(ranking)["datasets"].values() if "shown" in rows[0])
+    assert [mark["name"] for mark in marks if mark["shown"]] == [
+        *("aiter.asm", "triton.split_kv", "vllm.triton_split", "vllm.triton"),
+        *("sglang.triton", "tilelang.split"),
+    ], "torch's are more than five times as slow; SGLang's default is AITER's best"
+    labels = [mark["label"] for mark in marks if mark["default"] and mark["shown"]]
+    assert labels == ["aiter.asm (sglang)", "vllm.triton (vllm)"], "of two launches the faster"
+    assert "more than 5x the fastest: torch.sdpa (" in ranking.reading
+    assert len(marks) == len(ranking.table.rows) == 30, "the table has all, and no row that cannot run"
+    facts = {row.cells[1]: row.cells[2] for row in machine.charts[-1].table.rows}
+    assert (facts["device_memory"], facts["last_level_cache"]) == ("192 GiB", "256 MiB")
+
+
+def test_a_page_of_many_records_begins_with_a_table_of_them(tmp_path):
+    of = case()
+    for number in range(MOST_INPUTS + 1):
+        write(tmp_path / f"{number}/run", ranked(of, TWO), [of])
+    told = []
+    page = assemble(inputs([str(tmp_path)]), progress=told.append)
+    index, *sections = page.sections
+    assert page.title == "9 records" and told[8] == f"9 of 9 runs: {tmp_path}/8/run"
+    (table,) = (chart.table for chart in index.charts)
+    assert [row.link for row in table.rows] == [section.anchor for section in sections]
+    assert [row.cells[1] for row in table.rows] == [section.headline for section in sections]
+    assert all(
+        section.folded and section.title == "mla_decode · A machine · 2026-11-24" for section in sections
+    )
+    assert not any(chart.title == "Rounds" for chart in page.charts())
+    few = page_of(*(tmp_path / f"{i}/run" for i in range(MOST_INPUTS)))
+    assert any(chart.title == "Rounds" for chart in few.charts())
 
 
 @pytest.mark.parametrize(("file", "text", "said"), [

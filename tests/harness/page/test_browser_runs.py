@@ -6,6 +6,7 @@ from harness.page.assemble import assemble, inputs
 from harness.page.document import anchor
 from harness.page.html import html
 from harness.paths import RESULTS
+from tests.support.many_rows import amd_run
 from tests.support.written_runs import case, ranked, write
 
 pytest_plugins = ["tests.support.browser"]
@@ -36,6 +37,8 @@ def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, cli,
         view.drawn()
         assert view.errors == []
         assert [url for url in view.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        for select in view.page.get_by_role("combobox", name="Row").all():
+            select.select_option(label="all")
         promised = {chart.anchor: chart.marks for chart in page.charts() if chart.picture}
         assert {anchor: view.marks(anchor) for anchor in promised} == promised
         for width in (1600, 380):
@@ -63,4 +66,26 @@ def test_a_chosen_row_stands_beside_its_baseline_and_the_pair_alone(opened, tmp_
             labels = view.page.locator(f"#{rounds} .role-axis-label text").all_text_contents()
             names = {label for label in labels if "." in label}
             assert names == ({*times} if name == "all" else {name, "torch.sdpa"}) | {"torch.sdpa (again)"}
+        assert view.errors == []
+
+
+def test_a_reader_chooses_rows_and_points_at_one(opened, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(html(assemble(inputs([str(amd_run(tmp_path / "run"))])), "Made by a test"))
+    with opened(file) as view:
+        view.drawn()
+        figure = view.page.locator("figure[id^=time-over]")
+        texts = figure.locator(".role-legend-label text")
+        best = ["aiter.asm", "sglang.triton", "tilelang.split", "triton.split_kv", "vllm.triton"]
+        assert texts.all_text_contents() == [*best, "vllm.triton_split"]
+        figure.get_by_role("combobox", name="Rows").select_option(label="aiter")
+        texts.get_by_text("aiter.ck").wait_for()
+        assert len(texts.all_text_contents()) == 6
+        figure.locator(".mark-symbol path").first.hover()
+        shown = "all => all.map(one => one.getAttribute('opacity'))"
+        assert sorted(figure.locator(".mark-symbol path[role]").evaluate_all(shown)) == (
+            ["0.15"] * 40 + ["1"] * 8
+        )
+        figure.get_by_role("combobox", name="Axis").select_option(label="time, us")
+        figure.locator(".role-axis-label").get_by_text("100 us").wait_for()
         assert view.errors == []

@@ -5,9 +5,21 @@ import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from harness.cli.recorded import report
 from tests.support.paths import ROOT
 
+pytest_plugins = ["tests.support.browser"]
+
+OUTSIDE = """() => {
+  const all = document.querySelector("svg").getBoundingClientRect();
+  return [...document.querySelectorAll("text")].filter((text) => {
+    const at = text.getBoundingClientRect();
+    return at.left < all.left || at.right > all.right || at.top < all.top || at.bottom > all.bottom;
+  }).map((text) => text.textContent);
+}"""
+"""The texts that reach out of the picture."""
 PICTURES = ROOT / "docs" / "pictures"
 
 
@@ -23,21 +35,28 @@ def drawn(file: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
 
 def test_committed_pictures_are_what_make_makes(tmp_path):
     recipe = subprocess.check_output(["make", "--no-print-directory", "-n", "pictures"], cwd=ROOT, text=True)
-    words = shlex.split(recipe.replace("\\\n", " "))
-    run, svg, _, *patterns = words[words.index("report") + 1 :]
-    to = (svg, str(tmp_path / "svg"), "--png", str(tmp_path / "png"))
+    command, _, dark = recipe.replace("\\\n", " ").splitlines()[-3:]
+    words = shlex.split(command)
+    run, _, _, *patterns = words[words.index("report") + 1 :]
+    to = ("--svg", str(tmp_path), "--png", str(tmp_path))
     report.main([str(ROOT / run), *to, *patterns], standalone_mode=False)
-    committed = sorted(PICTURES.glob("*.svg"))
-    for kind in ("svg", "png"):
-        names = [f"{file.stem}.{kind}" for file in committed]
-        assert sorted(file.name for file in (tmp_path / kind).iterdir()) == names
-    for file in committed:
-        png = (tmp_path / "png" / f"{file.stem}.png").read_bytes()
-        width = float(ElementTree.parse(tmp_path / "svg" / file.name).getroot().attrib["width"])
-        assert png.startswith(b"\x89PNG") and abs(int.from_bytes(png[16:20], "big") - 2 * width) < 2
-        texts, marks = drawn(file)
-        assert len(texts) > 10 and len(marks) > 10
-        assert "currentColor" not in (tmp_path / "svg" / file.name).read_text()
-        assert drawn(tmp_path / "svg" / file.name) == (texts, marks), (
-            f"make pictures makes another {file.name}"
-        )
+    (svg,), (png,) = tmp_path.glob("*.svg"), tmp_path.glob("*.png")
+    width = float(ElementTree.parse(svg).getroot().attrib["width"])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert abs(int.from_bytes(png.read_bytes()[16:20], "big") - 2 * width) < 2
+    assert "currentColor" not in svg.read_text()
+    texts, marks = drawn(PICTURES / "mla-decode.svg")
+    assert len(texts) > 10 and len(marks) > 10
+    assert drawn(svg) == (texts, marks), "make pictures makes another picture"
+    of_dark = subprocess.check_output(dark.partition(">")[0], shell=True, cwd=ROOT, text=True)
+    assert of_dark == (PICTURES / "mla-decode-dark.svg").read_text() and of_dark.count("#0d1117") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Serif"])
+def test_no_text_of_a_picture_is_cut_in_a_font_that_is_wider(browser, font):
+    page = browser.new_page()
+    for file in PICTURES.glob("*.svg"):
+        page.set_content(file.read_text().replace("Arial, sans-serif", font))
+        outside = page.evaluate(OUTSIDE)
+        assert page.locator("text").count() > 10 and outside == []

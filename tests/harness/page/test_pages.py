@@ -179,6 +179,7 @@ def require_valid(page: Page) -> None:
     for chart in charts:
         assert chart.title and chart.reading and (chart.picture or chart.table)
         if chart.picture:
+            chart.picture.to_dict(validate=True)
             assert chart.marks and vl_convert.vegalite_to_vega(specification(chart))["marks"]
 
 

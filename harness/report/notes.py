@@ -98,7 +98,7 @@ def _absent_defaults(case: CaseResult) -> Notes:
     """What engines run by default in this case, where that has no time."""
     timed = {cell.impl for cell in case.timed}
     missed = [f"{SPELLED[engine]} runs {row}" for engine, row in case.defaults.items() if row not in timed]
-    return [("default", f"{', '.join(missed)}: no time here")] if missed else []
+    return [("default", f"{', '.join(missed)} (no time here)")] if missed else []
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:

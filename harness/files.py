@@ -46,17 +46,21 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
             raise
 
 
-def take_lock(descriptor: int, *, wait: bool = False) -> str:
-    """Locks an open file for this process, writes the process's id into it, and returns an empty text. If
-    another process has the lock and `wait` is False, returns the id of that process, or `?` if the file has
-    none."""
+PID_BYTES = 20  # earlier versions read and write these alone
+
+
+def take_lock(descriptor: int, *, wait: bool = False, about: str = "") -> tuple[str, str]:
+    """Locks an open file for this process, writes the process's id and `about` into it, and returns two empty
+    texts. If another process has the lock and `wait` is False, returns what that one wrote; the id is `?` if
+    the file has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
-        return os.pread(descriptor, 20, 0).decode().strip() or "?"
+        text = os.pread(descriptor, 4096, 0).decode(errors="replace")
+        return text[:PID_BYTES].strip() or "?", text[PID_BYTES:]
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    return ""
+    os.pwrite(descriptor, f"{os.getpid():<{PID_BYTES}}{about}".encode(errors="replace"), 0)
+    return "", ""
 
 
 class JournalFull(HarnessError):
@@ -139,7 +143,7 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
             continue
         with explained(f"cannot write {target}"):
             is_new = not path.exists()
-            path.open("a").close()
+            path.open("ab").close()
             if is_new:
                 path.unlink()
 
@@ -159,4 +163,4 @@ def write(target: str, text: str, note: str = "") -> None:
         sys.stdout.write(text)
         return
     with explained(f"cannot write {target}", note):
-        Path(target).write_text(text)
+        Path(target).write_text(text, "utf-8")

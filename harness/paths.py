@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,6 +38,23 @@ def user_home() -> Path:
         return Path("~")
 
 
+def below_here(path: Path) -> Path:
+    """The path as seen from the working directory, if it lies below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def this_python() -> str:
+    return str(below_here(Path(sys.executable)))
+
+
+def command(*words: str | Path) -> str:
+    """A command of this program to paste into a shell, with the Python that runs now. A screen must not wrap
+    it: see harness.report.terminal.show."""
+    shown = (str(below_here(word)) if isinstance(word, Path) else word for word in words)
+    return shlex.join([this_python(), "-m", "harness", *shown])
+
+
 def writable(folder: Path) -> bool:
     """Whether a folder can be written, or be made if it does not exist."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
@@ -44,5 +63,6 @@ def writable(folder: Path) -> bool:
 
 def portable(text: str) -> str:
     """A text for a record, without the folders of this machine: files of the checkout keep their path within
-    it, other files only their name."""
+    it, other files only their name. What the locale could not decode is read as UTF-8."""
+    text = os.fsencode(text).decode(errors="replace")
     return _FOLDERS.sub("", text.replace(f"{ROOT}{os.sep}", ""))

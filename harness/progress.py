@@ -1,11 +1,12 @@
 """Progress on stderr: which case a run measures and how long the run will take. A terminal shows one line
-that changes; elsewhere each case and each stage gets a line."""
+that changes; elsewhere each case and each stage gets a line, and a stage that lasts one more each minute."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from threading import Event, Thread
 from typing import TextIO
 
 from shapes.case import Case
@@ -14,9 +15,15 @@ BESIDE_S = 30.0
 """An estimate of the seconds that a case takes besides its budget, until the first case has shown it."""
 
 
+BEAT_S = 60.0  # between the lines of a stage
+MEASURING = "measuring"
+
+
 class Progress:
-    """Estimates the time that is left from the cases so far. It prints only when a method is called, and no
-    method is called during a sample: a thread that redrew a clock would disturb what is measured."""
+    """Estimates the time that is left from the cases so far. While something is measured it prints only when
+    a method is called, and no method is called during a sample: a thread that redrew a clock would disturb
+    what is measured. Preparing and checking are not timed, and one request of theirs may take many minutes;
+    so a thread waits beside them. It ends before `say` begins to measure."""
 
     def __init__(self, quiet: bool, file: TextIO | None = None) -> None:
         """quiet: print nothing; file: where to print; None means stderr."""
@@ -31,11 +38,16 @@ class Progress:
         self.stage = ""
         self.made = ""
         """The rounds of this stage."""
+        self.told = self.started
+        """When the last line was printed, by time.monotonic."""
+        self.over = Event()
+        """Ends the thread of the present stage."""
         self.ends = self.started
         """When the run is expected to end, by time.monotonic."""
 
     def case(self, case: Case, to_go: int, budget_s: float) -> None:
         """Begins a case. `to_go` counts it and the later cases that the budget suffices for."""
+        self.over.set()
         now = time.monotonic()
         per_case = (now - self.started) / self.done if self.done else budget_s + BESIDE_S
         self.done += 1
@@ -46,23 +58,42 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Prints a line that stays on the screen."""
-        self.clear()
+        self._erase()
         if not self.quiet:
+            self.told = time.monotonic()
             print(line, file=self.file, flush=True)
 
     def say(self, stage: str) -> None:
         """Begins a stage of the case."""
+        self.over.set()
         self.stage, self.made = stage, ""
-        self._tell(f"    {time.monotonic() - self.started:5.0f} s  {stage}")
+        self._tell(self._stage(stage))
+        if stage != MEASURING and not (self.quiet or self.live):
+            self.over = Event()
+            Thread(target=self._beat, args=(self.over, stage), daemon=True).start()
 
-    def rounds(self, made: int, spent_s: float, budget_s: float) -> None:
-        """Shows the number of rounds in the line of a terminal. It must be called between blocks."""
+    def rounds(self, made: int, spent_s: float, budget_s: float, between_blocks: bool = True) -> None:
+        """Shows the number of rounds in the line of a terminal between blocks, and elsewhere each minute. It
+        must be called between rounds."""
         self.made = f", {made} rounds, {spent_s:.0f} of {budget_s:.0f} s"
-        if self.live:
+        if self.live and between_blocks:
             self._draw()
+        elif not self.live and time.monotonic() - self.told >= BEAT_S:
+            self.note(self._stage(f"still {self.stage}{self.made}"))
 
     def clear(self) -> None:
         """Clears the line before other output; the next call draws it again."""
+        self.over.set()
+        self._erase()
+
+    def _beat(self, over: Event, stage: str) -> None:
+        while not over.wait(BEAT_S):
+            self.note(self._stage(f"still {stage}"))
+
+    def _stage(self, what: str) -> str:
+        return f"    {time.monotonic() - self.started:5.0f} s  {what}"
+
+    def _erase(self) -> None:
         if self.live:
             print("\r\x1b[K", end="", file=self.file, flush=True)
 
@@ -84,5 +115,5 @@ class Progress:
             end = f"  {self.stage}{self.made}; {self._left()}" if self.stage else f"  {self._left()}"
             room = max(len("[1/2] ..."), Console(file=self.file).width - len(end) - 1)
             cut = self.what if len(self.what) <= room else self.what[: room - 3] + "..."
-            self.clear()
+            self._erase()
             print(cut + end, end="", file=self.file, flush=True)

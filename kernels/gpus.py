@@ -53,7 +53,7 @@ def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
     The latter is empty where nothing did."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return "", f"no answer within {timeout_s:g} s"

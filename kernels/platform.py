@@ -149,7 +149,7 @@ def torch_build() -> str:
     """The kind of devices for which the installed torch is built; empty without torch. Imports nothing."""
     spec = importlib.util.find_spec("torch")
     try:
-        text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
+        text = (Path(spec.origin or "").parent / "version.py").read_text("utf-8") if spec else ""
     except OSError:
         return ""
     for kind, variable in (("rocm", "hip"), ("cuda", "cuda")):
@@ -323,7 +323,7 @@ def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
         # EPERM: this container may not use the GPU. ROCm does not count it either.
         with contextlib.suppress(OSError):
-            lines = (node / "properties").read_text().splitlines()
+            lines = (node / "properties").read_text("utf-8").splitlines()
             nodes.append((node, dict(line.split(None, 1) for line in lines)))
     ids = [facts.get("unique_id") for _, facts in nodes]
     return [
@@ -340,19 +340,19 @@ def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> 
     memory = sum(
         int(size)
         for bank in node.glob("mem_banks/*/properties")
-        for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
+        for size in re.findall(r"size_in_bytes (\d+)", bank.read_text("utf-8"))
     )
     # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
     caches = [
         int(size) << 10
         for cache in node.glob("caches/*/properties")
-        if re.search(r"level 3\b", text := cache.read_text())
+        if re.search(r"level 3\b", text := cache.read_text("utf-8"))
         for size in re.findall(r"size (\d+)", text)
     ]
     product = INSTINCT.get(int(facts.get("device_id", 0)), "")
     place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
     part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
-    name = (node / "name").read_text().strip() if (node / "name").exists() else ""
+    name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
     if product:
         name = f"AMD Instinct {product}"
     if part:
@@ -382,7 +382,7 @@ def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
     told = {"compute": "", "memory": ""}
     for kind in told:
         with contextlib.suppress(OSError):
-            told[kind] = (pci / bus / f"current_{kind}_partition").read_text().strip()
+            told[kind] = (pci / bus / f"current_{kind}_partition").read_text("utf-8").strip()
     whole = next((count for name, count in DIES.items() if product.startswith(name)), 0)
     if not told["compute"] and 0 < dies < whole:
         told["compute"] = "CPX" if dies == 1 else PARTS.get(whole // dies, f"{dies} of {whole} XCC")
@@ -393,7 +393,7 @@ def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
 
 @functools.cache
 def _cpu() -> Platform:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    info = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
     arch, name, features = _cpu_facts(info, host.machine())
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return Platform("cpu", arch, "cpu", name, features, available_memory(), _cpu_last_level(ours))
@@ -427,8 +427,8 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
     amd = platform.kind == "rocm" and platform.here
     for device in root.glob("sys/class/drm/card*/device") if amd else ():
         with contextlib.suppress(OSError, ValueError):
-            if f"GPU-{(device / 'unique_id').read_text().strip()}" == platform.uuid:
-                used = int((device / "mem_info_vram_used").read_text())
+            if f"GPU-{(device / 'unique_id').read_bytes().decode().strip()}" == platform.uuid:
+                used = int((device / "mem_info_vram_used").read_text("utf-8"))
                 free = platform.memory - used
     return platform.memory or None if free is None else free
 
@@ -437,7 +437,8 @@ def available_memory(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process can still use: what is free on the machine, and within its control
     groups. Page cache counts as free."""
     info = root / "proc/meminfo"
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
+    text = info.read_bytes() if info.exists() else b""
+    match = re.search(rb"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(0, min([free, *(left for folder in _memory_groups(root) for left in _left(folder))]))
 
@@ -446,7 +447,7 @@ def _memory_groups(root: Path) -> list[Path]:
     """The folders of this process's control group for memory, and of the groups around it. For CPU time
     harness.machine.cpu_threads does the same: workers use that beside kernels of older commits."""
     try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         groups = []
     folders: list[Path] = []
@@ -473,13 +474,13 @@ def _left(folder: Path) -> Iterator[int]:
     """Bytes that a control group's limit leaves; nothing where it has no limit."""
     for limit, used, cached in LIMITS:
         with contextlib.suppress(OSError):
-            ceiling = (folder / limit).read_text().strip()
+            ceiling = (folder / limit).read_text("utf-8").strip()
             if not ceiling.isdigit():
                 continue
-            taken = int((folder / used).read_text())
+            taken = int((folder / used).read_text("utf-8"))
             cache = 0
             with contextlib.suppress(OSError):
-                lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                lines = (line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines())
                 cache = sum(int(size) for name, size in lines if name in cached)
             # The counters are updated in batches, so a use of less than a MiB counts as none.
             yield int(ceiling) - (max(0, taken - cache) >> 20 << 20)
@@ -490,8 +491,8 @@ def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
     caches: dict[tuple[str, str], tuple[int, int]] = {}
     for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
         with contextlib.suppress(OSError):
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            shared = (index / "shared_cpu_list").read_text().strip()
+            level, kind, size = ((index / of).read_text("utf-8").strip() for of in ("level", "type", "size"))
+            shared = (index / "shared_cpu_list").read_text("utf-8").strip()
             if kind != "Instruction":
                 caches[level, shared] = (int(level), int(size.removesuffix("K")) << 10)
     last = max((level for level, _ in caches.values()), default=0)

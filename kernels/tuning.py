@@ -203,7 +203,7 @@ def stored_choices(implementation: str) -> list[StoredChoice]:
 
 def _read(path: Path) -> Iterator[StoredChoice]:
     try:
-        file = json.loads(path.read_text())
+        file = json.loads(path.read_bytes())
         place = (file["kind"], file["arch"], file["device"], file["measured"])
         for choice in file["choices"]:
             yield StoredChoice(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))

@@ -173,6 +173,12 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture(autouse=True)
+def printed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name one Python, whichever the tests run with."""
+    monkeypatch.setattr("harness.paths.this_python", lambda: "python")
+
+
+@pytest.fixture(autouse=True)
 def no_earlier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run in this process is compared with none of those that lie in `results/` here."""
     monkeypatch.setattr("harness.cli.run_display.changed_since", lambda folder: None)

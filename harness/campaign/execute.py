@@ -102,7 +102,7 @@ class CommandOrder:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 start_new_session=True,
             )
@@ -162,7 +162,7 @@ class CommandJob(Job):
     def statuses(self) -> dict[str, int]:
         """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
         try:
-            code = json.loads(self.file.read_text())["code"]
+            code = json.loads(self.file.read_bytes())["code"]
         except (OSError, ValueError, KeyError):
             return {}
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
@@ -328,7 +328,7 @@ def _resumed_steps(folder: Path) -> tuple[Sequence[Step], bool]:
     file = folder / FILE
     try:
         with files.explained(f"no campaign in {folder}: cannot read {file}"):
-            kept = json.loads(file.read_text())
+            kept = json.loads(file.read_bytes())
         return [Step(**step) for step in kept["steps"]], bool(kept["alone"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read {file}: {mistake(error)}") from None

@@ -80,7 +80,7 @@ class Architecture:
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """Name -> architecture."""
-    read = json.loads((DATA / "architectures.json").read_text())["architectures"]
+    read = json.loads((DATA / "architectures.json").read_bytes())["architectures"]
     return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 
 
@@ -98,5 +98,5 @@ def select_architectures(targets: str | None) -> list[Architecture]:
 def evidence() -> dict[str, Evidence]:
     """Implementation -> its evidence. `python -m tools.write_tables` makes the file from recorded runs, from
     compiled configurations, and from one run on an emulator that the file describes."""
-    kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_text())["kernels"]
+    kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_bytes())["kernels"]
     return kernels

@@ -124,7 +124,7 @@ class Flag:
 @functools.cache
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
-    return {entry["name"]: Flag(**entry) for entry in json.loads((DATA / "flags.json").read_text())["flags"]}
+    return {entry["name"]: Flag(**entry) for entry in json.loads((DATA / "flags.json").read_bytes())["flags"]}
 
 
 def suggestions(name: str) -> list[str]:

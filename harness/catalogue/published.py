@@ -54,7 +54,7 @@ def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
 def read(path: Path) -> JsonObject:
     """Raises UsageError."""
     try:
-        document: JsonObject = json.loads(path.read_text())
+        document: JsonObject = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     return document

@@ -1,4 +1,4 @@
-"""Recipes: the environments that documents set, as named sets of flags.
+"""Recipes: the environments that documents set, as named sets of flags; and guides to tuning.
 
 The data is `catalogue/recipes.json`, with the document and the lines of each recipe.
 """
@@ -22,7 +22,7 @@ class Variable:
     value: str | None
     """As the document writes it; None where it is filled in at run time."""
     line: int
-    """The line of the document."""
+    """The line of the document; 0 where it is not known."""
     note: str = ""
     """What is known of it in the engine that the recipe runs."""
 
@@ -54,8 +54,18 @@ class Recipe:
 @functools.cache
 def recipes() -> dict[str, Recipe]:
     """Name -> recipe."""
+    return _read("recipes")
+
+
+@functools.cache
+def setters() -> Sequence[Recipe]:
+    """All recipes and guides: who sets which flags."""
+    return [*recipes().values(), *_read("guides").values()]
+
+
+def _read(key: str) -> dict[str, Recipe]:
     found = {}
-    for entry in json.loads((DATA / "recipes.json").read_text())["recipes"]:
+    for entry in json.loads((DATA / "recipes.json").read_bytes())[key]:
         variables = [Variable(**variable) for variable in entry.pop("variables")]
         found[entry["name"]] = Recipe(**entry, variables=variables)
     return found

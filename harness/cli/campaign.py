@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,11 +53,12 @@ def campaign(request: CampaignRequest) -> None:
     home, which `report` and `harness.results.load` read as it is.
     """
     from harness.campaign.execute import run_campaign
-    from harness.campaign.plan import steps_of
+    from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan
-    from harness.errors import UsageError
+    from harness.cli.run_display import print_note
+    from harness.errors import NothingRan, UsageError
     from harness.machine.device import choose_device
-    from harness.paths import RESULTS
+    from harness.paths import RESULTS, command
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
@@ -68,15 +71,20 @@ def campaign(request: CampaignRequest) -> None:
         raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
     budget_s = request.budget_s
     here = choose_device(None if cluster else device)
-    for step in steps_of(request.file, ()):  # a mistake in a file is said before a cluster is joined
-        read_step(step)
+    read = partial(read_step, log=cache(print_note))  # each once: the steps of all ops have the same notes
+    type, is_here = device_type(here), request.plan in (None, "steps") and not (cluster or request.devices)
+    for step in steps_of(request.file, ()):  # a mistake in a file is said before a device is waited for
+        read(step)
+        if is_here and step.is_for(type, here.kind):
+            with suppress(NothingRan):
+                planned_job(step, step.name, type, here, budget_s, read)
     if request.plan:
-        print_plan(request, here, read_step)
+        print_plan(request, here, read)
         return
     default = RESULTS / ("cluster" if cluster else machine_name(here))
     folder = Path(request.resume or request.out or default)
     display = CampaignTables(request.quiet, budget_s)
-    what_next = f"finished cases are recorded, campaign --resume {folder} measures the rest"
+    what_next = f"finished cases are recorded; the rest:\n  {command('campaign', '--resume', folder)}"
     with options.interruptible(what_next), display:
         if cluster:
             from harness.cluster.ray_cluster import RayPool
@@ -85,11 +93,13 @@ def campaign(request: CampaignRequest) -> None:
         else:
             from harness.cluster.agent import ThisMachine
 
-            pool = ThisMachine(device_type(here), here.device)
-        sys.exit(run_campaign(pool, request, folder, began, read_step, display))
+            pool = ThisMachine(type, here.device)
+        sys.exit(run_campaign(pool, request, folder, began, read, display))
 
 
-def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
+def read_step(
+    step: Step, log: Callable[[str], None] = lambda _: None
+) -> Callable[[Platform], Request] | TuneRequest | None:
     """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
@@ -107,4 +117,4 @@ def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
     if step.command == "tune":
         return options.object_of(TuneRequest, given)
     request = options.object_of(Request, given)
-    return (lambda platform: request) if step.command == "run" else toggle_request(request, **given)
+    return (lambda platform: request) if step.command == "run" else toggle_request(request, log, **given)

@@ -21,12 +21,12 @@ from harness.catalogue.devices import known_devices
 from harness.cli.run_display import TerminalDisplay
 from harness.cluster.driver import Driver, Task
 from harness.errors import UsageError
-from harness.paths import ROOT
+from harness.paths import ROOT, command
 from harness.report import case_table
 from harness.report.fitting_table import table_of
 from harness.report.notes import spread_lines
 from harness.report.rows import CaseResult
-from harness.report.terminal import plain
+from harness.report.terminal import COMMAND, plain
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
@@ -93,8 +93,8 @@ class CampaignTables(TerminalDisplay):
         if archive.left_out:
             self.print(f"left out of it, as it would be too large: {', '.join(archive.left_out)}")
         if any(job.done < job.cases for job in outcome.jobs):
-            self.print(f"the rest: python -m harness campaign --resume {outcome.folder}")
-        self.print(f"as pictures: python -m harness report {outcome.folder} --open")
+            self.print(f"the rest:\n{COMMAND}{command('campaign', '--resume', outcome.folder)}")
+        self.print(f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}")
 
     def _clock(self) -> str:
         return f"[{minutes(time.monotonic() - self.began)}]"
@@ -185,7 +185,7 @@ def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str |
         "root": str(ROOT),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
     }
-    return string.Template((FILES / NAMES[kind]).read_text()).safe_substitute(filled)
+    return string.Template((FILES / NAMES[kind]).read_text("utf-8")).safe_substitute(filled)
 
 
 def _in_checkout(file: str | Path) -> str:

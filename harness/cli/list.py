@@ -25,6 +25,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 )
 @click.option("--platform", type=click.Choice(KINDS), help="Another platform than that of this machine.")
 @click.option("--arch", default="", help="Another architecture or GPU: sm_90, gfx942, x86-amx, MI300X ...")
+@click.option("--all", "every", is_flag=True, help="For flags: also those that no recipe and no guide sets.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
     what: str,
@@ -33,6 +34,7 @@ def list_command(
     suite: str | None,
     platform: str | None,
     arch: str,
+    every: bool,
     json_to: str | None,
 ) -> None:
     """List what the suite has, and what can run here, with reasons."""
@@ -56,7 +58,7 @@ def list_command(
     if arch and not platform:
         raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
     machine = named(platform, arch) if platform else detect()
-    rows, shown = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
+    rows, shown = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite, every)
     if not json_to and (what == "impls" or not machine.here):
         elsewhere = "" if machine.here else " (not this machine)"
         print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)

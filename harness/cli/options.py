@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 RECORDED = "finished cases are recorded, --resume RUN measures the rest"
+"""Where the folder is not known here: of a cluster."""
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Object = TypeVar("Object", bound="DataclassInstance")
@@ -27,11 +28,12 @@ Object = TypeVar("Object", bound="DataclassInstance")
 
 @contextlib.contextmanager
 def interruptible(what_next: str) -> Iterator[None]:
-    """Control-C ends the command with one line, which says what is kept and how to go on, if anything is."""
+    """Control-C ends the command and says what is kept and how to go on, if anything is: with the text of the
+    KeyboardInterrupt, if it has one."""
     try:
         yield
-    except KeyboardInterrupt:
-        click.echo("; ".join(filter(None, ["stopped", what_next])), err=True)
+    except KeyboardInterrupt as stopped:
+        click.echo("; ".join(filter(None, ["stopped", str(stopped) or what_next])), err=True)
         sys.exit(STOPPED)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +57,9 @@ def run(request: Request) -> None:
 def toggle(request: Request, **design: Any) -> None:  # click passes untyped values
     """Show what environment flags do to each implementation, and whether they changed which kernels ran.
     `list flags` says what each flag acts on."""
-    measure(request, toggle_request(request, **design))
+    from harness.cli.run_display import print_note
+
+    measure(request, toggle_request(request, print_note, **design))
 
 
 def measure(request: Request, request_of: Callable[[Platform], Request]) -> None:
@@ -66,21 +69,29 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     """
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
+    from harness.results.journal import Journal
     from harness.run import execute
+    from harness.run.folder import select_all
+    from kernels.platform import detect
 
-    with options.interruptible(options.RECORDED), RunDisplay(request) as display:
+    with options.interruptible(options.RECORDED if request.cluster else ""), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 
+            if request.resume:
+                Journal(Path(request.resume)).run()
+            else:  # launch modes depend on its devices, which are known when it is joined
+                select_all(replace(request, launch=None), detect())
             sys.exit(run_on_cluster(request, request_of, display))
         platform = choose_device(request.device)
         sys.exit(execute.run(request_of(platform), platform, display))
 
 
-def toggle_request(request: Request, **design: Any) -> Callable[[Platform], Request]:
+def toggle_request(
+    request: Request, log: Callable[[str], None], **design: Any
+) -> Callable[[Platform], Request]:
     """Returns a function that makes the request for a platform. design: the options of `toggle` alone, as
     plan_toggle takes them"""
-    from harness.cli.run_display import print_note
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)
@@ -88,9 +99,7 @@ def toggle_request(request: Request, **design: Any) -> Callable[[Platform], Requ
     def request_of(platform: Platform) -> Request:
         if request.resume:
             return request
-        plan = plan_toggle(
-            platform, print_note, op=request.op, launch=request.launch, common=request.set, **design
-        )
+        plan = plan_toggle(platform, log, op=request.op, launch=request.launch, common=request.set, **design)
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])
         return replace(request, settings=plan.settings, flags=plan.flags)

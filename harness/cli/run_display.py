@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
+from harness.paths import command
 from harness.progress import Progress
 from harness.report import case_table, comparison_table, notes
+from harness.report.conclusion import conclusion
 from harness.report.rows import CaseResult
 from harness.report.summary import summary
-from harness.report.terminal import show
+from harness.report.terminal import COMMAND, show
 from harness.report.text import counted, grouped
 from harness.results.comparison import spreads
 from harness.results.earlier import changed_since
@@ -73,7 +75,8 @@ class RunDisplay(TerminalDisplay):
         what changed since the last run."""
         self.print(end_text(outcome))
         if self.resumed and not self.measured and not outcome.left_out:
-            self.print(f"nothing was left to measure; its tables: python -m harness show {self.resumed}")
+            again = command("show", Path(self.resumed))
+            self.print(f"nothing was left to measure; its tables:\n{COMMAND}{again}")
         answer = answers(run, outcome.records)
         if run.contrast == "implementations" and not self.progress.quiet:
             answer += [comparison_table.since(*found) for found in [changed_since(outcome.folder)] if found]
@@ -87,7 +90,7 @@ def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
     which to take."""
     if run.contrast == "settings":
-        return [case_table.conclusion(records, run)]
+        return [conclusion(records, run)]
     by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
     return [*summary([CaseResult.of(of_case) for of_case in by_case], run)]
 
@@ -136,10 +139,11 @@ def end_text(outcome: Outcome) -> str:
     lines = [
         f"{counted(outcome.cases)}: {spent}",
         f"recorded in {outcome.folder}",
-        f"as pictures: python -m harness report {outcome.folder} --open",
+        f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}",
     ]
     if left_out := notes.left_out(outcome.left_out, cells, outcome.budget_s):
-        lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
+        more = command("run", "--resume", outcome.folder, "--budget", "5m")
+        lines.append(f"{left_out}; to measure more:\n{COMMAND}{more}")
     lines += notes.spread_lines(spreads(outcome.calibrations))
     return "\n".join(filter(None, [*lines, notes.disturbance(done)]))
 

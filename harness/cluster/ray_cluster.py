@@ -96,7 +96,7 @@ def _running() -> str:
     if address := os.environ.get("RAY_ADDRESS", ""):
         return address
     file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    address = file.read_text().strip() if file.exists() else ""
+    address = file.read_text("utf-8").strip() if file.exists() else ""
     here = address.startswith(("127.", f"{_our_address()}:"))
     return address if here and not _refusal(address) else ""
 

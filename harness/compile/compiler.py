@@ -239,7 +239,7 @@ def _compiler() -> str:
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    reader = Path(__file__).read_text()
+    reader = Path(__file__).read_text("utf-8")
     return json.dumps([triton.__version__, sorted(get_cache_invalidating_env_vars().items()), reader])
 
 
@@ -255,6 +255,6 @@ def _file(key: str) -> Path:
 
 def _recall(key: str) -> Resources | None:
     try:
-        return Resources.read(json.loads(_file(key).read_text()))
+        return Resources.read(json.loads(_file(key).read_bytes()))
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -127,7 +127,7 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
 @functools.cache
 def _refused() -> list[dict[str, str]]:
     """What another supported version of Triton makes of kernels, where that must not be shipped."""
-    refused: list[dict[str, str]] = json.loads(REFUSED.read_text())["refused"]
+    refused: list[dict[str, str]] = json.loads(REFUSED.read_bytes())["refused"]
     return refused
 
 

@@ -266,7 +266,7 @@ def _pins(distribution: importlib.metadata.Distribution) -> dict[str, str]:
 
 def recorded(path: Path) -> list[Release]:
     """The releases in a file of tools/record_signatures.py, the newest last."""
-    file = json.loads(path.read_text())
+    file = json.loads(path.read_bytes())
     library = file["library"]
     return [
         Release(library, release["version"], RecordedSource(release["signatures"]))

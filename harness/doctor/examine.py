@@ -147,7 +147,7 @@ def _libraries(here: Platform) -> list[str]:
                 if read := last_read(library, row.version):
                     newer[
                         f"{library} {row.version} is newer than {read}, the last that its rows were read "
-                        "against: `python -m harness doctor --bind` says which calls still fit"
+                        "against: `harness doctor --bind` says which calls still fit"
                     ] = None
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()] + [*newer]
 
@@ -251,6 +251,6 @@ def _torch_devices(ask: Ask) -> list[str]:
 def _text(root: Path, path: str) -> str:
     """The text of a small file; empty where it cannot be read."""
     try:
-        return (root / path).read_text().strip()
+        return (root / path).read_text("utf-8").strip()
     except OSError:
         return ""

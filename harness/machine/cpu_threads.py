@@ -17,7 +17,7 @@ def control_groups(root: Path = SYSTEM) -> list[Path]:
     """The folders of the control groups (version 1 or 2) that limit the CPU time of this process: its own
     group and the groups around it."""
     try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         groups = ["0::/"]
     folders: list[Path] = []
@@ -38,11 +38,11 @@ def quota(root: Path = SYSTEM) -> float:
     limits = [math.inf]
     for folder in control_groups(root):
         with contextlib.suppress(OSError):  # version 2: microseconds in each period, or `max`
-            share, period = (folder / "cpu.max").read_text().split()
+            share, period = (folder / "cpu.max").read_text("utf-8").split()
             if share != "max":
                 limits.append(int(share) / int(period))
         with contextlib.suppress(OSError):  # version 1: -1 means no limit
-            share, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            share, period = ((folder / f"cpu.cfs_{of}_us").read_text("utf-8") for of in ("quota", "period"))
             if int(share) > 0:
                 limits.append(int(share) / int(period))
     return min(limits)
@@ -65,7 +65,7 @@ ALLOWED = _allowed()
 def nodes(root: Path = SYSTEM) -> list[set[int]]:
     """The CPUs of each NUMA node; one node with all CPUs where the system does not list nodes."""
     folders = sorted(root.glob("sys/devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:]))
-    lists = [cpus_in(file.read_text()) for folder in folders if (file := folder / "cpulist").exists()]
+    lists = [cpus_in(file.read_text("utf-8")) for folder in folders if (file := folder / "cpulist").exists()]
     return [cpus for cpus in lists if cpus] or [set(range(os.cpu_count() or 1))]
 
 
@@ -77,7 +77,7 @@ def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
         firsts: dict[frozenset[int], int] = {}
         for cpu in sorted(node & allowed):
             file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            siblings = cpus_in(file.read_text()) if file.exists() else {cpu}
+            siblings = cpus_in(file.read_text("utf-8")) if file.exists() else {cpu}
             firsts.setdefault(frozenset(siblings), cpu)
         if firsts:
             by_node.append(list(firsts.values()))
@@ -115,7 +115,8 @@ def _affinities() -> Iterator[str]:
     """For each thread of this process the list of CPUs that it may run on, in the order of their start."""
     for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):
-            match = re.search(r"^Cpus_allowed_list:\s*(\S+)", (task / "status").read_text(), re.MULTILINE)
+            status = (task / "status").read_text("utf-8")
+            match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
             yield match.group(1) if match else ""
 
 

@@ -93,7 +93,7 @@ def driver(platform: Platform) -> str:
     name = {"cuda": "nvidia", "rocm": "amdgpu"}.get(platform.kind, "")
     module = Path("/sys/module", name, "version")
     if name and module.exists():
-        return module.read_text().strip()
+        return module.read_text("utf-8").strip()
     if platform.kind != "cuda":
         return ""
     answer = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]

@@ -28,8 +28,9 @@ from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
-from harness.report.case_table import conclusion_lines, headline
+from harness.report.case_table import headline
 from harness.report.compile_table import TEXTS, compile_lines
+from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
 from harness.report.notes import case_notes
@@ -284,7 +285,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
             label = f"{of_run[0].label}: " if of_run[0].label else ""
             headlines.append(f"{label}{'. '.join(said)}.")
     for of_run in under_settings:
-        records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
+        records = [record for case in of_run for record in (*case.cells, *case.verdicts, case.done)]
         title, lines = conclusion_lines(records, of_run[0].run)
         name = f"{of_run[0].label}: " if of_run[0].label else ""
         headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))

@@ -63,7 +63,7 @@ def plan_toggle(
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    named = _recipe_flags(recipe, log) if recipe else parse_flags(flag_texts)
+    named = _recipe_flags(recipe) if recipe else parse_flags(flag_texts)
     op = select.choose_op(op).name
     launch = "eager" if platform.kind == "cpu" else launch or "graph"
     toggled = _effective(named, op, platform, launch, recipe, force, log)
@@ -98,12 +98,9 @@ def parse_flags(texts: Iterable[str]) -> Flags:
     return found
 
 
-def _recipe_flags(name: str, log: Log) -> Flags:
+def _recipe_flags(name: str) -> Flags:
     """The variables of a recipe, each with the recipe's value and not set."""
-    recipe = recipes.find(name)
-    if recipe.options:
-        log(f"{name} also sets options of {recipe.engine}, which no kernel sees: {', '.join(recipe.options)}")
-    return {variable: [value, None] for variable, value in recipe.environment.items()}
+    return {variable: [value, None] for variable, value in recipes.find(name).environment.items()}
 
 
 def _of_flags(toggled: Flags, design: str) -> list[dict[str, str | None]]:
@@ -157,13 +154,16 @@ def _effective(
     obstacles = [reason for reason in reasons.values() if reason]
     if obstacles and not (force or recipe):
         raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
-    for reason in obstacles:
-        log(reason if force else f"left out: {reason}")
+    for reason in obstacles if force else ():
+        log(reason)
     able = {name: values for name, values in named.items() if force or not reasons[name]}
     if not able:
         raise NothingRan(
             f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
         )
+    if recipe and not force:
+        many = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
+        log(f"{recipe}: {many}, and options of servers are not applied (`list recipes` says why)")
     return able
 
 

@@ -1,5 +1,5 @@
 """The table of a measured case: the fastest row, all rows with a time, fastest first, and notes; or its
-settings (flags, revisions), their effects, and which setting to take. And what others published of a case."""
+settings (flags, revisions) and their effects. And what others published of a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
@@ -26,9 +25,7 @@ from harness.report.rows import (
     setting_comparisons,
 )
 from harness.report.terminal import plain
-from harness.results.effects import regressions
 from harness.results.schema import Cell, Record, Run, Verdict
-from harness.statistics.intervals import weighted_mean
 from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
 from shapes.case import Case
@@ -265,59 +262,3 @@ def _effects(comparison: SettingComparison, run: Run) -> Iterator[str | FittingT
         }
     )
     yield ""
-
-
-def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
-    """For each implementation which setting to take, in which cases, and how much it brings; for revisions
-    what regressed."""
-    title, lines = conclusion_lines(records, run)
-    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
-
-
-def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
-    """A title, and a line for each implementation or regression."""
-    by_case = text.grouped(records, lambda record: getattr(record, "case", "")).values()
-    comparisons = [comparison for of_case in by_case for comparison in setting_comparisons(of_case, run)]
-    timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
-    by_name = text.grouped(timed, lambda comparison: comparison.name)
-    if run.trees:
-        slower = [f"{v.a} at {v.case}: {text.ratio_text(v)}" for v in regressions(records)]
-        if not by_name:
-            return "nothing was measured, so nothing is known", []
-        return (f"{len(slower)} regressed:", slower) if slower else ("nothing regressed", [])
-    lines = [f"{name}: {_advice(comparisons, run.margin)}" for name, comparisons in by_name.items()]
-    return ("recommendation:" if lines else "", lines)
-
-
-def _advice(comparisons: Sequence[SettingComparison], margin: float) -> str:
-    """The setting that is faster in some case and brings most over all cases, by their weights."""
-    by_setting: dict[str, list[tuple[Cell, Verdict]]] = {}
-    for comparison in comparisons:
-        for row in comparison.others:
-            if row.verdict and row.verdict.ratio is not None:
-                by_setting.setdefault(row.cell.setting, []).append((comparison.baseline.cell, row.verdict))
-    means = {setting: _mean_speedup(pairs) for setting, pairs in by_setting.items()}
-    faster = {setting: _cases(pairs, "faster") for setting, pairs in by_setting.items()}
-    slower = {setting: _cases(pairs, "slower") for setting, pairs in by_setting.items()}
-    better = [setting for setting in by_setting if faster[setting] and means[setting] > 1 + margin]
-    if not better:
-        first = comparisons[0].baseline.cell.setting
-        losses = [f"{name} is slower, {means[name]:.2f}x" for name in by_setting if slower[name]]
-        return "; ".join([f"leave it as it is, no setting brings {margin:.0%} over {first}", *losses])
-    best = max(better, key=means.__getitem__)
-    advice = f"{best}: {means[best]:.2f}x"
-    if len(by_setting[best]) > 1:
-        advice += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
-    if slower[best]:
-        advice += f"; but slower for {', '.join(slower[best])}"
-    return advice
-
-
-def _mean_speedup(pairs: Sequence[tuple[Cell, Verdict]]) -> float:
-    """The geometric mean of a setting's ratios to the first setting, weighted by the cases' weights."""
-    logs = [math.log(verdict.ratio or math.nan) for _, verdict in pairs]
-    return math.exp(weighted_mean(logs, [cell.weight or 1.0 for cell, _ in pairs]))
-
-
-def _cases(pairs: Sequence[tuple[Cell, Verdict]], word: str) -> list[str]:
-    return [cell.case for cell, verdict in pairs if verdict.verdict == word]

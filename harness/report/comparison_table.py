@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
-from harness.paths import portable
+from harness.paths import command, portable
 from harness.report.fitting_table import Column, FittingTable, table_of
+from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import counted, grouped, microseconds, ranged, ratio_text
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
@@ -89,6 +90,8 @@ def _conclusion(comparison: Compared) -> str:
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
+    if unclear == len(judged):
+        return f"not known whether anything regressed: all {unclear} are unclear"
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
@@ -102,14 +105,14 @@ def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
     return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
 
 
-def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
+def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
     """For each op the command that measures it, and which of the rows this machine can time."""
     for op in dict.fromkeys(t.op for t in tests):
         names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
         ours = [name for name in names if matches(name, kernels)]
         rivals = [name for name in names if name not in ours]
-        yield f"python -m harness run --op {op} --suite r1-tp8 --budget 5m"
-        yield f"  here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
+        yield whole_line(COMMAND + command("run", "--op", op, "--suite", "r1-tp8", "--budget", "5m"))
+        yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
 
 
 def _ratio(largest: Ratio | None) -> str:

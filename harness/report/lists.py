@@ -17,12 +17,12 @@ import kernels
 from harness.catalogue.architectures import evidence
 from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe, recipes
+from harness.catalogue.recipes import Recipe, recipes, setters
 from harness.errors import UsageError
 from harness.plan.select import choose_cases
 from harness.report.fitting_table import table_of
 from harness.report.terminal import WIDTH
-from kernels.platform import Platform
+from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
 from shapes.case import text_of
 from shapes.cases import R1
@@ -34,6 +34,7 @@ ALL = "all"
 FLAG_COLUMNS = {"flag": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
 """Column of the list of flags -> its width."""
 INDENT = "    "
+FIRST = 10  # how many flags of an op the list of flags begins with
 
 Row = Mapping[str, object]
 
@@ -42,9 +43,14 @@ Listing = tuple[Sequence[Row], Callable[[], RenderableType]]
 """The objects of JSON; and a function that makes the same for people."""
 
 
-def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
+def listing(
+    what: str, ops: Sequence[str], platform: Platform, suite_name: str | None, every: bool = False
+) -> Listing:
     """One of the lists that the command `list` names. If the platform is not this machine, only its own flags
-    and recipes are listed. Raises UsageError for an unknown suite."""
+    and recipes are listed. Raises UsageError for an unknown suite.
+
+    every: for people, too, all flags and not only those that recipes and guides set
+    """
     if what == "impls":
         rows = _implementations(ops, platform)
         return rows, lambda: _by_reason(rows)
@@ -54,7 +60,9 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
     if what == "flags":
         flags = _flags(ops, platform)
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
-        return rows, lambda: flags_text(flags)
+        return rows, lambda: "\n".join(
+            [*_first_flags(ops, platform), *([flags_text(flags)] if every else [])]
+        )
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
@@ -225,6 +233,35 @@ def _by_source(rows: Sequence[Row]) -> RenderableType:
     return Group(*parts[:-1])
 
 
+def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
+    """For each kind of platform the flags that recipes and guides set and that can act on one of the ops, and
+    who sets them: up to FIRST for each op, those that most of them set first."""
+    for kind in sorted(KINDS, key=lambda kind: kind != platform.kind) if platform.here else [platform.kind]:
+        arch = platform.arch if kind == platform.kind else ""
+        set_by: dict[str, dict[str, list[str]]] = {}
+        for setter in setters():
+            for variable in setter.variables if setter.platform == kind else ():
+                flag = catalogue()[variable.name]
+                if not flag.without and (not arch or arch in (flag.archs or [arch])):
+                    values = set_by.setdefault(flag.name, {})
+                    values.setdefault(variable.value or variable.note, []).append(setter.name)
+        ordered = sorted(set_by, key=lambda name: -sum(map(len, set_by[name].values())))
+        acting = ([name for name in ordered if op in catalogue()[name].ops] for op in ops)
+        first = {name for of_op in acting for name in of_op[:FIRST]}
+        yield f"{kind} {arch}".strip() + ": what recipes and guides to tuning set, and can act"
+        for name in filter(first.__contains__, ordered):
+            by = "; ".join(f"{name}={value} by {', '.join(names)}" for value, names in set_by[name].items())
+            acts = _acts(name)
+            yield from textwrap.wrap(by, WIDTH, subsequent_indent=INDENT)
+            yield from _wrapped([f"{catalogue()[name].effect} {acts[0].upper()}{acts[1:]}."])
+        guides = [s for s in setters() if s.platform == kind and s.name not in recipes()]
+        for guide in guides:
+            yield from textwrap.wrap(f"{guide.name}: {guide.document}, {guide.where}", WIDTH)
+        yield ""
+    yield "`list recipes` has their documents, `list flags --all` every flag that can act, and what values"
+    yield "mean; `toggle --flag NAME=A,B` measures one"
+
+
 def _flags(ops: Sequence[str], platform: Platform) -> list[Flag]:
     """If `ops` are not all ops, only their flags are listed."""
     listed = []
@@ -242,9 +279,8 @@ def flags_text(flags: Sequence[Flag]) -> str:
     for library, group in groupby(flags, lambda flag: flag.library):
         lines += ["", library]
         for flag in group:
-            ops = "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
             # What is too long for its column is a paragraph below the line.
-            facts = {"default": flag.default, "ops": ops}
+            facts = {"default": flag.default, "ops": _ops(flag)}
             long = {name: text for name, text in facts.items() if len(text) >= FLAG_COLUMNS[name]}
             default, ops = ("..." if name in long else text for name, text in facts.items())
             lines.append(_flag_line((flag.name, default, flag.read, " ".join(flag.platforms), ops)))
@@ -283,7 +319,27 @@ def _recipe_lines(recipe: Recipe) -> Iterator[str]:
     yield from _wrapped([f"{recipe.document}: {recipe.where}", recipe.engine, recipe.note, options])
     for variable in recipe.variables:
         setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
-        yield f"{INDENT}{setting}{'  # ' + variable.note if variable.note else ''}"
+        about = "; ".join(filter(None, [_acts(variable.name), variable.note]))
+        yield from textwrap.wrap(
+            f"{setting}  # {about}", WIDTH, initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
+        )
+
+
+def _acts(name: str) -> str:
+    """What a variable of a recipe acts on, or why no measurement here shows it."""
+    flag = catalogue()[name]
+    if flag.without:
+        return f"cannot act: {flag.without}"
+    where = f" on {', '.join(flag.archs)}" if flag.archs else ""
+    if flag.chooses:
+        return f"an engine chooses between implementations by it{where}: toggle it alone"
+    launch = f", in {flag.launch} launches" if flag.launch else ""
+    ops = _ops(flag)
+    return f"acts on {'every op' if ops == 'all' else ops}{where}{launch}"
+
+
+def _ops(flag: Flag) -> str:
+    return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
 
 
 def _wrapped(paragraphs: Iterable[str]) -> Iterator[str]:

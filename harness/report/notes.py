@@ -9,11 +9,13 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from harness.paths import command
 from harness.report.rows import CaseResult
+from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import counted, grouped, ratio_text
 from harness.results.comparison import DeviceRatio, Spread
 from harness.results.schema import CaseDone, Cell, Run, Verdict
@@ -21,6 +23,8 @@ from harness.statistics.paired import MAX_NOISE, noise_of
 from kernels.engines import SPELLED
 from shapes.case import Case, text_of
 
+REPRODUCE = "reproduce"
+"""The label of a command, which stands below all other notes on a line of its own."""
 STOPPED = {
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",
@@ -55,14 +59,17 @@ Notes = list[tuple[str, str]]
 
 def noted(notes: Notes) -> RenderableType:
     """Labels in one column, and their texts in the next, broken into lines."""
+    commands = [text for label, text in notes if label == REPRODUCE]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     above = ""
-    for label, text in notes:
+    for label, text in (note for note in notes if note[0] != REPRODUCE):
         grid.add_row(Text("" if label == above else label, UNTIMED.get(label, "dim")), Text(text))
         above = label
-    return grid
+    if not commands:
+        return grid
+    return Group(grid, f"{REPRODUCE}:", *(whole_line(COMMAND + text) for text in commands))
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
@@ -105,7 +112,7 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     """A command for each wrong row that checks it alone and saves its output beside the reference. Rows of
     another source tree have none, nor rows that are wrong at far addresses only: `check` cannot run these."""
     return [
-        ("reproduce", _command(cell, run))
+        (REPRODUCE, _command(cell, run))
         for cell in cells
         if cell.status == "wrong" and cell.setting not in run.trees and FAR not in cell.reason
     ]
@@ -137,7 +144,7 @@ def _command(cell: Cell, run: Run) -> str:
         words.append(f"--threads {run.threads}")
     unset = [f"-u {name}" for name, value in variables.items() if value is None]
     before = f"env {' '.join(unset)} " if unset else ""
-    return f"{before}python -m harness check {' '.join(words)} --save wrong"
+    return f"{before}{command('check')} {' '.join(words)} --save wrong"
 
 
 def _quoted(text: str) -> str:

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 WIDTH = 100
 """Characters of a line where the output is no terminal, so that stored text is the same everywhere."""
+COMMAND = "  "  # begins a line that is a command
 WIDEST = 120
 """The most characters of a line in a terminal: longer lines are hard to follow."""
 
 
 def show(what: RenderableType, file: TextIO) -> None:
-    """Prints with the colours and the width of a terminal; plain text where the file is none."""
+    """Prints with the colours and the width of a terminal; plain text where the file is none. Of a text lines
+    that begin with COMMAND are printed whole, however long: they are to be copied."""
     if file.isatty():
         console = _console(file=file, color_system=None if os.environ.get("NO_COLOR") else "auto")
         console.width = min(console.width, WIDEST)
-        console.print(what, crop=False)
+        console.print(_whole(what), crop=False)
     else:
         encoding = file.encoding or "utf-8"
         print(plain(what).encode(encoding, "replace").decode(encoding), file=file)
@@ -34,8 +37,25 @@ def plain(what: RenderableType, columns: int | None = None) -> str:
     """
     file, is_terminal = io.StringIO(), columns is not None
     console = _console(file=file, color_system=None, force_terminal=is_terminal, width=columns or WIDTH)
-    console.print(what, crop=False)
+    console.print(_whole(what), crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _whole(what: RenderableType) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    if not isinstance(what, str):
+        return what
+    lines = what.split("\n")
+    return Group(*(whole_line(line) if line.startswith(COMMAND) else Text(line) for line in lines))
+
+
+def whole_line(text: str) -> Text:
+    """A line that is never broken."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _console(**settings: Any) -> Console:

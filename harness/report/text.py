@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
+WIDE = 20.0
+"""An interval whose upper end is more than this many times the lower, with 1 between, tells nothing."""
 WIDTH = 150
 """Characters of a line of text."""
 
@@ -37,13 +39,20 @@ def uncertain(value: float, low: float | None, high: float | None) -> tuple[str,
 
 def uncertain_ratio(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
-    end is missing or infinite; without a ratio the value is `?`."""
+    end is missing; the value is `?` without a ratio, and `not known` where the interval holds everything."""
     if value is None:
         return "?", ""
-    if low is None or high is None or math.isinf(high):
+    if low is None or high is None:
         return f"{value:.2f}x", ""
+    if holds_everything(low, high):
+        return "not known", ""
     digits = min(3, decimals((high - low) / 2))
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
+
+
+def holds_everything(low: float, high: float) -> bool:
+    """Whether the interval of a ratio tells nothing: it reaches from far below 1 to far above."""
+    return low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low)
 
 
 def ratio_text(of: Verdict | Comparison) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from harness import archive, files
 from harness.errors import UsageError, mistake
+from harness.paths import writable
 from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 
 RECORD: TypeAdapter[Record] = TypeAdapter(
@@ -31,10 +32,17 @@ class Journal:
         self.lines = files.JsonLines(self.cells, RECORD.validate_json, archive.read_bytes, _finished_cases)
 
     @staticmethod
-    def create(folder: Path, run: Run) -> Journal:
-        journal = Journal(folder)
+    def require_new(folder: Path) -> None:
+        """Raises UsageError where a run cannot be made in the folder, which need not exist."""
         if (folder / "run.json").exists():
             raise UsageError(f"{folder} already holds a run; choose another --out, or --resume {folder}")
+        if not writable(folder.absolute()):
+            raise UsageError(f"cannot write results to {folder}: no writable folder; choose another --out")
+
+    @staticmethod
+    def create(folder: Path, run: Run) -> Journal:
+        journal = Journal(folder)
+        journal.require_new(folder)
         with files.explained(f"cannot write results to {folder}", "; choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)
             journal.cells.touch()

@@ -17,7 +17,7 @@ from harness.machine.monitor.base import Monitor
 from harness.plan.entry import ConfigSearch, Entry, entry_of, own_choice
 from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
-from harness.progress import Progress
+from harness.progress import MEASURING, Progress
 from harness.results.schema import Record
 from harness.run.cells import Group, build_records
 from harness.run.checks import PREPARING_ANEW, SAMPLE_S, CaseChecks
@@ -148,7 +148,7 @@ class CaseMeasurer:
         self.judge = None
         try:
             checks.before(group.rotation)
-            self.progress.say("measuring")
+            self.progress.say(MEASURING)
             self._time(checks, group, budget_s, max_s)
             checks.after(group.rotation)
             self._remember(group)
@@ -276,6 +276,7 @@ class GroupSampler:
                 attempt([entry], worker.prepare, entry)
 
     def begin_round(self) -> None:
+        self.progress.rounds(self.rounds, self.spent_s, self.budget_s, between_blocks=False)
         self.rounds += 1
         self.monitor.begin()
 

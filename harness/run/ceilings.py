@@ -116,7 +116,7 @@ def _read() -> dict[str, Ceilings]:
     """The stored ceilings by key, without those that cannot be read or that have another version's form."""
     names = {field.name for field in fields(Ceilings)}
     try:
-        entries = json.loads(_store().read_text()).items()
+        entries = json.loads(_store().read_bytes()).items()
         whole = {key: Ceilings(**facts) for key, facts in entries if set(facts) == names}
         return {key: each for key, each in whole.items() if each.rates and {*each.rates} <= {*DTYPES}}
     except (OSError, ValueError, AttributeError, TypeError):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import socket
+import sys
+import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,7 @@ from harness.machine.monitor.base import Monitor
 from harness.run.ceilings import ceilings
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
-from kernels.platform import Platform
+from kernels.platform import Platform, devices
 
 if TYPE_CHECKING:
     from harness.results.schema import DeviceUsed
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 LOCKS = "KERNEL_BENCH_LOCKS"
 """The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
 one place for all users of a machine, whatever their TMPDIR is."""
+
+LONGEST_COMMAND = 100  # characters that are shown of the command that holds a device
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,13 @@ class OwnDevice:
 
 
 @contextlib.contextmanager
-def own_device(platform: Platform) -> Iterator[OwnDevice]:
-    """Holds the device's lock. Raises NothingRan where another run holds it, or where the device cannot be
-    measured."""
+def own_device(platform: Platform, shared: bool = False) -> Iterator[OwnDevice]:
+    """Holds the device's lock, unless it may be shared with other runs. Raises NothingRan where another run
+    holds the lock, or where the device cannot be measured."""
     if reason := torch_advice(platform):
         raise NothingRan(reason)
     monitor = monitor_for(platform, worker_pids)
-    with device_lock(platform):
+    with contextlib.nullcontext() if shared else device_lock(platform):
         if reason := monitor.blocked():
             raise NothingRan(f"{platform.device} cannot be measured: {reason}")
         yield OwnDevice(platform, monitor, monitor.before())
@@ -135,10 +141,29 @@ def _locked(name: str, device: str) -> Iterator[None]:
     except OSError as error:
         raise NothingRan(f"cannot lock device {device}: {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "r+"):
-        if owner := take_lock(descriptor):
-            where = f"device {device} is being measured by process {owner}"
-            raise NothingRan(f"{where}; wait for it, or choose another --device")
+        owner, about = take_lock(descriptor, about=f"{time.time():.0f} {_this_command()}")
+        if owner:
+            other = ", or choose another --device" if len(devices()) > 1 else ""
+            raise NothingRan(
+                f"device {device} is being measured by {_holder(owner, about)}; wait for it{other}"
+            )
         yield
+
+
+def _this_command() -> str:
+    file = Path(sys.argv[0])  # `harness/__main__.py`, `bin/pytest`
+    return shlex.join([file.parent.name if file.name == "__main__.py" else file.name, *sys.argv[1:]])
+
+
+def _holder(owner: str, about: str) -> str:
+    """The command that holds a device, its process and since when; of an earlier version the process."""
+    since, _, command = "".join(filter(str.isprintable, about)).partition(" ")  # another user wrote it
+    if not since.isdecimal():
+        return f"process {owner}"
+    began = time.localtime(int(since))
+    form = "%H:%M" if time.strftime("%F", began) == time.strftime("%F") else "%F %H:%M"
+    shown = textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
+    return f"`{shown}` (process {owner}, since {time.strftime(form, began)})"
 
 
 def _open(path: Path) -> int:

@@ -14,11 +14,12 @@ records of a case are made in run/cells.py and kept in the folder of the run (ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from typing import Protocol
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull, require_writable
 from harness.machine.device import surroundings
+from harness.paths import command
 from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
@@ -79,25 +81,37 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
+    resumed: tuple[Journal, RunPlan] | None = None
+    if request.resume:  # a mistake is said before the device is waited for
+        resumed = resume(request, surroundings(platform))
+    else:
+        selection = select_all(request, platform)
     with own_device(platform) as device:
-        if request.resume:
-            journal, plan = resume(request, surroundings(device.platform))
-        else:
-            facts_of = functools.partial(device_facts, device)
-            selection = select_all(request, device.platform)
-            journal, plan = begin(request, device.platform, facts_of, selection, display.log)
+        facts_of = functools.partial(device_facts, device)
+        journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
         for line in device.busy:
             display.log(f"note: {line}")
-        outcome = measure(
-            plan,
-            device,
-            journal,
-            display.progress,
-            functools.partial(display.case, plan.record),
-            finished=finished_cases(journal, plan.retry),
-            began=began,
-        )
+        with resumable("run", journal):
+            outcome = measure(
+                plan,
+                device,
+                journal,
+                display.progress,
+                functools.partial(display.case, plan.record),
+                finished=finished_cases(journal, plan.retry),
+                began=began,
+            )
         return finish(request, plan.record, outcome, display)
+
+
+@contextlib.contextmanager
+def resumable(name: str, journal: Journal) -> Iterator[None]:
+    """Gives a KeyboardInterrupt the text of how to go on. name: of the command that does"""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = command(name, "--resume", journal.folder)
+        raise KeyboardInterrupt(f"finished cases are recorded; the rest:\n  {rest}") from None
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:

@@ -15,7 +15,7 @@ from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.machine.device import differing
-from harness.paths import RESULTS, portable
+from harness.paths import RESULTS, command, portable
 from harness.plan import budget, select
 from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
@@ -56,8 +56,23 @@ def select_all(request: Request, platform: Platform) -> Selection:
     else:
         variables = parse_setting(request.set).variables
         baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
+    require_understood(request, platform)
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)
+
+
+def require_understood(request: Request, platform: Platform) -> None:
+    """Raises UsageError or StoredError for what `begin` would refuse, before a device is waited for."""
+    select.launches(platform, request.launch)
+    worker_threads(request.threads)
+    for own in (os.environ.get(OWN), parse_setting(request.set).variables.get(OWN)):
+        if own:
+            own_folder(own)
+    for option, text in (("--budget", request.budget), ("--per-case", request.per_case)):
+        if text:
+            budget.parse_seconds(text, option)
+    if request.out:
+        Journal.require_new(Path(request.out))
 
 
 def begin(
@@ -96,7 +111,7 @@ def begin(
     elif suite in suites():
         cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
     record = Run(
-        id=folder.name,
+        id=portable(folder.name),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=[portable(word) for word in sys.argv[1:]],
         op=op,
@@ -174,8 +189,8 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
     record = journal.run()
     if race != (record.race is not None):
         raise UsageError(
-            f"{journal.folder} is a {'run' if race else 'race'}: "
-            f"python -m harness {'run' if race else 'tune'} --resume goes on with it"
+            f"{journal.folder} is a {'run' if race else 'race'}; to go on with it: "
+            f"{command('run' if race else 'tune', '--resume', journal.folder)}"
         )
     if request.op not in (None, record.op):
         raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")

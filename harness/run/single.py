@@ -125,7 +125,7 @@ class SingleEntry:
             "reason": self.entry.reason,
             **kept,
         }
-        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
-        own_device(platform) as device,
+        own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")

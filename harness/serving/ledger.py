@@ -27,9 +27,10 @@ from harness import archive
 from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
-from harness.paths import RESULTS
+from harness.paths import RESULTS, command
 from harness.report.fitting_table import table_of
 from harness.report.notes import Notes, noted
+from harness.report.terminal import COMMAND, whole_line
 from harness.report.text import grouped, ranged, significant
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
@@ -473,7 +474,8 @@ def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
             parts += [f"{ids[0]}{others}: {text}", ""]
     if not each:
         parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
-        parts += ["`serving ledger LEDGER...` shows their rows, --json all", ""]
+        one = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
+        parts += ["the rows of one:", whole_line(COMMAND + one), ""]
     return Group(*parts, noted(WORDS if each else WORDS[:3]))
 
 

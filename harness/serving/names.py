@@ -10,7 +10,7 @@ from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import DATA
 
-OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_text())["classes"]
+OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_bytes())["classes"]
 """Op classes, into which a step's time is split: what each is, and its colour in charts. Traces, the model,
 replay and the ledger use these names, so that a share of one can be set beside another's."""
 

@@ -20,8 +20,8 @@ from harness.plan.budget import parse_seconds, parse_shard
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
-from harness.run.execute import Display, exit_code, measure
-from harness.run.folder import Selection, begin, finished_cases, resume
+from harness.run.execute import Display, exit_code, measure, resumable
+from harness.run.folder import Selection, begin, finished_cases, require_understood, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
@@ -87,6 +87,8 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
+    for implementation in implementations:
+        require_race(implementation, request, platform)
     if request.dry_run:
         display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
@@ -100,7 +102,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
             name = f"{platform.name or platform.kind} {implementation.name}"
             display.log(f"racing {name}; rounds in {journal.folder}")
             finished = finished_cases(journal, plan.retry)
-            with racing(plan, device) as (raced, judge, target):
+            with resumable("tune", journal), racing(plan, device) as (raced, judge, target):
                 this = Race(implementation, target, plan, display, stores=request.stores)
                 this.resume(finished)
                 outcome = measure(
@@ -183,6 +185,15 @@ def race_result(
     if FAILED in codes or beaten:
         return FAILED, rows
     return (OK if OK in codes else NOTHING_RAN), rows
+
+
+def require_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> None:
+    """Raises HarnessError for what `open_race` would refuse, before a device is waited for."""
+    if request.resume:
+        resume(request, surroundings(platform), race=True)
+    else:
+        race_selection(implementation, request, platform)
+        require_understood(request, platform)
 
 
 def open_race(

@@ -159,7 +159,7 @@ def read(file: Path) -> dict[str, Any]:
     """The content of a file of choices; no choices where there is no file. Raises UsageError where the file
     cannot be read."""
     try:
-        return {"choices": []} | json.loads(file.read_text())
+        return {"choices": []} | json.loads(file.read_bytes())
     except FileNotFoundError:
         return {"choices": []}
     except (OSError, ValueError, TypeError) as error:
@@ -192,7 +192,7 @@ def store_winner(
     for name, present in tables.items():
         file = folder / name
         try:
-            there = json.loads(file.read_text()) if file.exists() else {}
+            there = json.loads(file.read_bytes()) if file.exists() else {}
             merged = {**present, **there, str(m): dict(config)}
             ordered = sorted(merged.items(), key=lambda entry: int(entry[0]) if entry[0].isdigit() else -1)
             files.replace(file, json.dumps(dict(ordered), indent=4) + "\n")

@@ -98,7 +98,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def _read(engine: str) -> dict[str, Any]:
-    return tomllib.loads((DATA / f"{engine}.toml").read_text())
+    return tomllib.loads((DATA / f"{engine}.toml").read_text("utf-8"))
 
 
 @functools.cache

@@ -145,10 +145,10 @@ class Files:
         for folder in (self._root, *self._root.parents):
             head = folder / ".git" / "HEAD"
             if head.is_file():
-                said = head.read_text(errors="replace").strip()
+                said = head.read_text("utf-8", errors="replace").strip()
                 if said.startswith("ref: "):
                     branch = folder / ".git" / said.removeprefix("ref: ")
-                    said = branch.read_text(errors="replace").strip() if branch.is_file() else ""
+                    said = branch.read_text("utf-8", errors="replace").strip() if branch.is_file() else ""
                 return f"commit {said[:7]}" if said else ""
         return ""
 

@@ -1,12 +1,15 @@
 """Files that hold what is finished: what a kill left behind it, and a disk that is full."""
 
+import ast
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from harness import files
 from harness.errors import UsageError
+from tests.support.paths import ROOT
 
 
 def test_what_a_kill_left_is_cut_off_before_the_next_piece(tmp_path):
@@ -50,3 +53,24 @@ def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path, monkeypa
     os.mkfifo(pipe := tmp_path / "pipe")
     monkeypatch.setattr(Path, "open", None)  # which would wait for somebody to read
     files.require_writable(str(pipe), "-")
+
+
+def test_every_text_file_is_utf_8_whatever_the_locale():
+    """Also of what programs print: `text=True` decodes it by the locale."""
+    wrong = []
+    for file in [file for top in ("harness", "kernels", "shapes") for file in (ROOT / top).rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                given, words = len(node.args), {word.arg for word in node.keywords}
+                modes = [
+                    a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                ]
+                by_locale = {
+                    "read_text": given < 1,
+                    "write_text": given < 2,
+                    "open": any(re.fullmatch("[rwaxt+]+", mode) for mode in modes),
+                }.get(name, bool(words & {"text", "universal_newlines"} and name in ("run", "Popen")))
+                if by_locale and "encoding" not in words:
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert wrong == []

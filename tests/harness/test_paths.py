@@ -2,13 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from harness.paths import ROOT, cache, portable
+from harness.paths import ROOT, cache, command, portable, this_python
 from harness.workers.environment import worker_environment
 
 FOLDER = re.compile(r"(?<![\w.~])/(root|home|work|tmp|Users|mnt|data|scratch)/")
@@ -82,3 +83,21 @@ def test_committed_results_name_no_folder_of_a_machine():
     if listed.returncode:
         pytest.skip("no checkout of git's")
     assert files and not [str(file) for file in files if FOLDER.search(file.read_text(encoding="utf-8"))]
+
+
+THIS_PYTHON = this_python
+
+
+def test_a_command_is_one_line_to_paste_with_the_python_that_runs(tmp_path, monkeypatch):
+    (here := tmp_path / "main sp ace").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("harness.paths.this_python", THIS_PYTHON)
+    for python, named in (
+        (here / ".venv/bin/python", ".venv/bin/python"),
+        ("/opt/a b/python3", "/opt/a b/python3"),
+    ):
+        monkeypatch.setattr("sys.executable", str(python))
+        line = command("run", "--resume", here / "results/it's", "--case", "batch=1,2 ctx=4")
+        words = [named, "-m", "harness", "run", "--resume", "results/it's", "--case", "batch=1,2 ctx=4"]
+        assert shlex.split(line) == words
+    assert command("report", tmp_path / "run").endswith(f"report {tmp_path}/run")

@@ -1,5 +1,6 @@
 """`python -m harness` by a Python that cannot run it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -72,3 +73,12 @@ def test_the_messages_are_as_committed(bare, checkout, tmp_path_factory, snapsho
     (checkout / "harness/errors.py").unlink()
     run("without something of our own", ["-m", "harness", "list"], sys.executable)
     snapshot(Path(__file__).parent / "snapshots" / "start.txt", "\n".join(texts))
+
+
+def test_a_locale_of_ascii_changes_nothing():
+    """Not in the workers either: torch.compile fails under one."""
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}
+    words = [sys.executable, "-m", "harness", "run", "--resume", "/nowhere/µ".encode()]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "error: cannot read /nowhere/µ/run.json: No such file or directory\n"

@@ -16,7 +16,7 @@ import click
 from harness.cli.options import answer, interruptible, json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
-from harness.paths import RESULTS
+from harness.paths import RESULTS, command
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -165,7 +165,8 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
         record.hold(say)
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
+            rest = command("serving", "ab", "--resume", record.folder)
+            with interruptible(f"finished pairs are recorded; the rest:\n  {rest}"):
                 Session(record, budget_s, say).run()
         except OSError as error:
             raise HarnessError(f"{error}; finished pairs are recorded, --resume goes on") from None

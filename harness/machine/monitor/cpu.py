@@ -110,7 +110,7 @@ class Counters:
         # The sum over all CPUs is rounded once; a sum of their lines is rounded once for each CPU.
         self.sum_lines = ["cpu"] if len(self.lines) == len(present) else self.lines
         stats = [folder / "cpu.stat" for folder in control_groups(root)]
-        self.quota_files = [file for file in stats if file.exists() and "throttled" in file.read_text()]
+        self.quota_files = [file for file in stats if file.exists() and b"throttled" in file.read_bytes()]
         self.heat_files = self._heat_files()
         self.no_frequency = self._no_frequency()
 
@@ -154,7 +154,7 @@ class Counters:
 
     def name_of(self, pid: int) -> str:
         try:
-            return (self.proc / str(pid) / "comm").read_text().strip()
+            return (self.proc / str(pid) / "comm").read_text("utf-8").strip()
         except OSError:
             return "?"
 
@@ -179,7 +179,7 @@ class Counters:
         """Why the frequency cannot be read; empty where it can."""
         if (self.devices / f"cpu{self.cpus[0]}" / "cpufreq/scaling_cur_freq").exists():
             return ""
-        info = (self.proc / "cpuinfo").read_text()
+        info = (self.proc / "cpuinfo").read_text("utf-8")
         virtual = re.search(r"^flags\s*:.*\bhypervisor\b", info, re.MULTILINE)
         return "a constant in a virtual machine" if virtual else "no cpufreq driver here"
 
@@ -199,7 +199,7 @@ class Counters:
             package = self.devices / f"cpu{cpu}" / "topology/physical_package_id"
             file = self.devices / f"cpu{cpu}" / "thermal_throttle/package_throttle_count"
             if package.exists() and file.exists():
-                files.setdefault(package.read_text(), file)
+                files.setdefault(package.read_text("utf-8"), file)
         return list(files.values())
 
 

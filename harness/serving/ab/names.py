@@ -67,7 +67,7 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
     if name in (*FOREIGN, *SHELLS, "mpirun"):
         return [], [], f"the engine of a command that {name} runs is not looked into"
     if not re.fullmatch(r"python[\d.]*", name):
-        text = Path(program).read_text(errors="replace")[:4096] if Path(program).is_file() else ""
+        text = Path(program).read_text("utf-8", errors="replace")[:4096] if Path(program).is_file() else ""
         program = text.splitlines()[0][2:].strip() if text.startswith("#!") else ""
         imported = re.search(r"^\s*(?:from|import) (?!sys|re\b)(\w+)", text, re.MULTILINE)
         module = imported[1] if imported else ""
@@ -117,7 +117,7 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
     """The flags that the engine does not declare, or declares and never reads."""
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
     files = [file for file in _files(package, (".py",)) if os.access(file, os.R_OK)] if wanted else []
-    sources = [file.read_text(errors="replace") for file in files]
+    sources = [file.read_text("utf-8", errors="replace") for file in files]
     # SGLang's own parser beside those of its tools; of other engines all that parse anything.
     parsing = [each for each in sources if "add_cli_args_from_dataclass" in each or FIELD.search(each)]
     flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}

@@ -31,7 +31,7 @@ class Record:
         self.folder, self.lock = folder, -1
         self._journal = JsonLines(folder / JOURNAL, _event)
         try:
-            self.about: JsonObject = json.loads((folder / PLAN).read_text())
+            self.about: JsonObject = json.loads((folder / PLAN).read_bytes())
             self.plan = Plan.model_validate(self.about["plan"])
             self.names: list[JsonObject] = self.about["names"]
             self.predictions = [Prediction.model_validate(entry) for entry in self.about["predictions"]]
@@ -61,7 +61,8 @@ class Record:
         """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
         UsageError where another process goes on with this record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if owner := take_lock(self.lock):
+        owner, _ = take_lock(self.lock)
+        if owner:
             if owner.isdecimal() and Path(f"/proc/{owner}").exists():
                 raise UsageError(f"process {owner} goes on with {self.folder} already")
             say("waiting for the server of the run that was killed to end")

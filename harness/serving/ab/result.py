@@ -57,7 +57,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     """What `serving what-if --json` wrote for the plan's concurrency."""
     fitting: list[list[Prediction]] = []
     try:
-        for workload in json.loads(path.read_text())["workloads"]:
+        for workload in json.loads(path.read_bytes())["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
                 fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
     except OSError as error:
@@ -304,7 +304,7 @@ def _servers(record: Record, arm: str) -> list[JsonObject]:
     servers = []
     for ready in record.of("ready", arm=arm):
         with contextlib.suppress(OSError, ValueError):
-            servers.append(json.loads((record.launch_folder(ready) / "server.json").read_text()))
+            servers.append(json.loads((record.launch_folder(ready) / "server.json").read_text("utf-8")))
     return servers
 
 

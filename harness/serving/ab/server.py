@@ -207,7 +207,7 @@ class Server(Guarded):
         listens has them, or else the command."""
         found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{self._listener() or command}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{self._listener() or command}/environ").read_text("utf-8", errors="replace")
             found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
         return {name: found[name] for name in wanted if not SECRET.search(name)}
@@ -238,7 +238,7 @@ def listening(port: int) -> set[str]:
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
+            for fields in map(str.split, Path(f"/proc/net/{table}").read_text("utf-8").splitlines()[1:]):
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     found.add(fields[9])
     return found

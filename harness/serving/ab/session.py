@@ -33,7 +33,7 @@ class Session:
 
     def run(self) -> None:
         """Raises NothingRan where an arm does not come up in the launch that is thrown away."""
-        self.record.append("begun", boot=BOOT.read_text().strip() if BOOT.exists() else "")
+        self.record.append("begun", boot=BOOT.read_text("utf-8").strip() if BOOT.exists() else "")
         most = looks(self.plan.pairs)[-1]
         for pair in range(most + 1):
             done = self.record.pairs()
@@ -112,7 +112,9 @@ class Session:
                 limit = plan.ready_timeout if about["pair"] else plan.first_ready_timeout
                 ready = server.wait_ready(plan.ready, limit)
                 said = server.identity()
-                (folder / "server.json").write_text(json.dumps({"command": str(command), **said}, indent=1))
+                (folder / "server.json").write_text(
+                    json.dumps({"command": str(command), **said}, indent=1), "utf-8"
+                )
                 known = {key: said[key] for key in ("engine", "version", "owned")}
                 record.append("ready", **about, seconds=round(ready, 1), **known)
                 self._serve(server, folder, cache, about)

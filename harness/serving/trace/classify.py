@@ -49,7 +49,7 @@ UNKNOWN = KernelRule("unknown", "", re.compile(""), None, "", False)
 
 @cache
 def trace_rules() -> JsonObject:
-    return json.loads((DATA / "trace_rules.json").read_text())
+    return json.loads((DATA / "trace_rules.json").read_bytes())
 
 
 @cache

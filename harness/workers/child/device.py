@@ -176,7 +176,7 @@ def memory_at_most(nbytes: int) -> Iterator[None]:
     """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
     machine's memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    mapped = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:

@@ -208,7 +208,7 @@ def _hash(provider: Path) -> str:
 
 
 def _texts(files: Iterable[Path]) -> list[str]:
-    return sorted(bare(ast.parse(file.read_text())) for file in files)
+    return sorted(bare(ast.parse(file.read_text("utf-8"))) for file in files)
 
 
 def _files(provider: Path) -> set[Path]:
@@ -223,7 +223,7 @@ def _files(provider: Path) -> set[Path]:
 
 
 def _imported(path: Path) -> Iterator[Path]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]

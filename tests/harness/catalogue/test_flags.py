@@ -13,7 +13,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
-from harness.report.lists import flags_text
+from harness.report.lists import FIRST, flags_text
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
@@ -30,6 +30,23 @@ def test_the_documents_settings_are_in_the_catalogue_and_in_recipes_as_they_say(
     kept = {(r.document, v.name, v.value, v.line) for r in recipes.recipes().values() for v in r.variables}
     assert kept <= there
     assert {of[:3] for of in kept} == {of[:3] for of in there}
+
+
+def test_the_list_begins_with_what_documents_set_and_what_can_act(here):
+    """The first ten of an op, those first that most documents set; the others with --all."""
+    said = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X").stdout
+    names = re.findall(r"^(\w+)=\S+ by ", said, re.MULTILINE)
+    assert names[:3] == ["VLLM_ROCM_USE_AITER", "HIP_FORCE_DEV_KERNARG", "TORCH_BLAS_PREFER_HIPBLASLT"]
+    assert 3 < len(names) <= FIRST and len(said.splitlines()) < 50
+    by = {setter.name: {v.name for v in setter.variables} for setter in recipes.setters()}
+    for name in names:
+        assert flags.find(name).can_touch("mla_decode", named("rocm", "gfx942"), "eager").ok
+        assert any(name in of for of in by.values())
+    assert "AITER_TRITON_ONLY" not in said
+    everything = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X", "--all").stdout
+    assert everything.startswith(said) and "AITER_TRITON_ONLY" in everything
+    assert "HIP_FORCE_DEV_KERNARG" not in here("list", "flags", "--arch", "H200").stdout
+    assert set().union(*by.values()) <= set(catalogue())
 
 
 def test_an_entry_has_all_that_a_toggle_needs_and_is_listed(here):

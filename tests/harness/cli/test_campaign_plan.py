@@ -26,6 +26,12 @@ def printed(here):
     return of
 
 
+def test_a_note_is_printed_once_and_not_for_each_op(here):
+    done = here("campaign", "--plan", "--devices", "MI300X=8")
+    notes = done.stderr.splitlines()
+    assert len(notes) == len({*notes}) and sum("mi350x-vllm: 1" in note for note in notes) == 1
+
+
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("type", ["H200", "MI300X"])
 def test_a_file_is_read_by_its_tools(printed, kind, type):

@@ -128,7 +128,7 @@ def test_a_run_prints_the_command_of_each_wrong_row_and_what_breaks_ends_with_1_
     assert done.returncode == 1, done.stderr
     before, *found = " ".join(done.stdout.split()).split("python -m harness check ")
     assert len(found) == 1
-    assert before.endswith("reproduce ")
+    assert before.endswith("reproduce: ")
     words = shlex.split(found[0].partition(" --save wrong")[0])
     # It was wrong at the run's ragged case already.
     (at,) = re.findall(r"mine.doubled: at (.*?): ", before)

@@ -17,6 +17,7 @@ from harness.results.schema import KEYS, SCHEMA, Cell
 from harness.run.device import device_lock
 from kernels.platform import detect
 from tests.support.command_line import PLUGIN, TINY, contents, error_line, undisturbed
+from tests.support.paths import ROOT
 from tests.support.workers_here import run_here
 
 
@@ -92,13 +93,54 @@ def test_csv_has_the_cells_and_a_finished_run_can_be_printed_again(finished, pla
     assert contents(place) == before
 
 
+@pytest.fixture
+def measured_by_another():
+    with device_lock(detect("cpu")):
+        yield
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("run", "--op is missing"),
+    ("run --op mla", "unknown op"),
+    ("run --op mla_decode --impl vllm.amxx", "no implementation of mla_decode matches"),
+    ("run --op mla_decode --suite r1tp8", "unknown suite"),
+    ("run --op mla_decode --case ctx=4,x=5", "mla_decode "),
+    ("run --op mla_decode --budget 5min", "cannot read --budget '5min'"),
+    ("run --op mla_decode --per-case x", "cannot read --per-case 'x'"),
+    ("run --op mla_decode --baseline torch.sdp", "unknown baseline"),
+    ("run --op mla_decode --set FOO", "cannot read --set 'FOO'"),
+    ("run --op mla_decode --launch graph", "--launch graph needs a GPU"),
+    ("run --op mla_decode --resume /nonexistent", "cannot read /nonexistent/run.json"),
+    ("run --op mla_decode --out README.md", "cannot write results to README.md"),
+    ("run --op mla_decode --out results/h200/mla_decode-b64", "already holds a run"),
+    ("run --op mla_decode --cluster --suite r1tp8", "unknown suite"),
+    ("toggle --op mla --flag A=1", "unknown op"),
+    ("compare --revisions HEAD HEAD --op mla", "are the same commit"),
+    ("check --op mla --impl torch.sdpa --case ctx=4", "unknown op"),
+    ("campaign FILE", "unknown suite"),
+])  # fmt: skip
+def test_a_mistake_is_said_before_a_device_is_waited_for(
+    here, measured_by_another, tmp_path, monkeypatch, words, said
+):
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "mine.toml"
+    file.write_text('[[step]]\ncommand = "run"\nops = ["mla_decode"]\noptions.suite = "r1tp8"\n')
+    assert said in error_line(here(*words.replace("FILE", str(file)).split(), "--device", "cpu"))
+
+
+def test_a_check_on_a_cpu_times_nothing_and_waits_for_nobody(measured_by_another):
+    case = "batch=1 ctx=4 heads=4"
+    done = run_here("--op", "mla_decode", "--impl", "torch.sdpa", "--case", case, command="check")
+    assert (done.returncode, done.stdout.split(": ")[1]) == (0, "torch.sdpa is right\n")
+
+
 def test_a_device_is_measured_by_one_run_at_a_time(here, tmp_path, monkeypatch):
     """Of users with different temporary folders, too; and a lock that cannot be had is one line."""
     with device_lock(detect("cpu")):
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr(tempfile, "tempdir", None)
         done = here("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")
-    assert f"device cpu is being measured by process {os.getpid()}; " in error_line(done, code=3)
+    assert f" (process {os.getpid()}, since " in error_line(done, code=3)
     monkeypatch.setenv("KERNEL_BENCH_LOCKS", str(tmp_path))
     (tmp_path / f"deepseek-kernel-bench-cpu{min(ALLOWED)}.lock").mkdir()  # as another user's file is
     done = here("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")

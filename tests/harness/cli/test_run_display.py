@@ -117,7 +117,7 @@ def test_the_last_lines_are_the_answer(capsys, resumed):
         "fastest in 8 of 8 cases: vllm.amx; "
         "weighted by the suite 1.97x vLLM's default vllm.vec (1.87 to 2.08)"
     )
-    left = "nothing was left to measure; its tables: python -m harness show results/local/it"
+    left = "nothing was left to measure; its tables:\n  python -m harness show results/local/it"
     assert before.endswith(left) == bool(resumed)
 
 

@@ -66,7 +66,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
         assert isinstance(opened, Opened)
         assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
         assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
-        with pytest.raises(NothingRan, match="is being measured by process"), device_lock(detect("cpu")):
+        with pytest.raises(NothingRan, match="is being measured by `"), device_lock(detect("cpu")):
             pass
         order = order_of(opened)
         records = obey(agent, order)
@@ -168,5 +168,5 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
         here.send(device.id, device)
     (said,) = here.wait(0.0)
     assert said.result is None and not said.lost
-    assert said.error.startswith("device cpu is being measured by process ")
+    assert said.error.startswith("device cpu is being measured by `")
     here.close()

@@ -56,7 +56,7 @@ def test_a_device_that_is_being_measured_is_left_alone(here, monkeypatch):
     monkeypatch.setattr(examine, "meters", measuring)
     with device_lock(detect("cpu")):
         said = here("doctor", "--device", "cpu").stdout
-    assert "- device cpu is being measured by process" in said
+    assert "- device cpu is being measured by `" in said
     assert "instruments" not in said
 
 

@@ -111,8 +111,12 @@ def test_what_toggles_come_to_is_as_committed(snapshot):
             lines.append(f"{type(error).__name__}: {error}")
     snapshot(Path(__file__).parent / "snapshots" / "toggles.txt", "\n".join(lines) + "\n")
     options = {"design": "", "recipe": None, "leave_one_out": False, "force": False}
-    asked = toggle_request(Request(op="fused_moe"), flag_texts=["VLLM_ROCM_USE_AITER=1,0"], **options)
+    asked = toggle_request(
+        Request(op="fused_moe"), lines.append, flag_texts=["VLLM_ROCM_USE_AITER=1,0"], **options
+    )
     gpu, resumed = named("rocm", "gfx942"), Request(resume="a run")
-    assert toggle_request(resumed, flag_texts=[], **options)(gpu) == replace(resumed, margin=MARGIN)
+    assert toggle_request(resumed, lines.append, flag_texts=[], **options)(gpu) == replace(
+        resumed, margin=MARGIN
+    )
     rows = asked(gpu)
     assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)

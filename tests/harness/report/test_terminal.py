@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 
 import pytest
+from rich.console import RenderableType
 from rich.text import Text
 
 from harness.report.fitting_table import Column, FittingTable, table_of
+from harness.report.notes import REPRODUCE, noted
 from harness.report.terminal import WIDEST, WIDTH, plain, show
 
 TABLE = FittingTable(
@@ -25,11 +27,11 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
-    def sent(columns: int) -> str:
+    def sent(columns: int, what: RenderableType = TABLE) -> str:
         outside, inside = pty.openpty()
         with os.fdopen(inside, "w") as file:
             monkeypatch.setenv("COLUMNS", str(columns))
-            show(TABLE, file)
+            show(what, file)
             data = os.read(outside, 65536).decode()
         os.close(outside)
         return data
@@ -82,3 +84,13 @@ def test_the_least_important_columns_go_first():
     assert plain(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
     assert plain(wide, 63).splitlines()[0].split() == ["name", "then"]
     assert plain(wide, 41).splitlines()[0].split() == ["name"]
+
+
+def test_a_command_is_never_broken(in_terminal):
+    line = f"  python -m harness report {'results/' * 30} --open"
+    for text in (plain(f"as pictures:\n{line}", 40), plain(line), in_terminal(80, line)):
+        assert line in text.splitlines()
+    assert all(len(other) <= 40 for other in plain("words " * 30, 40).splitlines())
+    for columns in (40, None):
+        notes = plain(noted([("wrong", "a: off"), (REPRODUCE, line.strip()), ("note", "b")]), columns)
+        assert notes.splitlines() == ["wrong  a: off", "note   b", "reproduce:", line]

@@ -21,7 +21,9 @@ from harness.report import text
     (text.uncertain, (12.3456, None, None), ("12.35", "")),
     (text.uncertain_ratio, (None, None, None), ("?", "")),
     (text.uncertain_ratio, (1.2345, 1.2, None), ("1.23x", "")),
-    (text.uncertain_ratio, (1.2345, 0.0, float("inf")), ("1.23x", "")),
+    *((text.uncertain_ratio, (1.2, *ends), ("not known", "")) for ends in ((0.0, float("inf")), (0.0, 5e16))),
+    (text.uncertain_ratio, (1.2, 0.01, 20.0), ("not known", "")),  # on both sides of 1
+    (text.uncertain_ratio, (9.0, 2.0, 50.0), ("9x", "(2 to 50)")),  # it is faster, however much
     (text.uncertain_ratio, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
     (text.uncertain_ratio, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
     (text.uncertain_ratio, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),

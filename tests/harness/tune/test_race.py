@@ -142,7 +142,8 @@ def test_a_race_that_is_stopped_loses_no_finished_case_and_goes_on(raced, tmp_pa
 
 def test_a_race_is_not_resumed_as_a_run(raced):
     done = run_here("--resume", raced[1] / "run", plugin=CHUNKED)
-    said = f"error: {raced[1] / 'run'} is a race: python -m harness tune --resume goes on with it\n"
+    run = raced[1] / "run"
+    said = f"error: {run} is a race; to go on with it: python -m harness tune --resume {run}\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

@@ -87,7 +87,7 @@ def kernel_benchmark(
                 log = Path(scratch) / "worker.log"
                 measured = single.benchmark(device, op, kernel, log, **defaults | case)
             except HarnessError as error:
-                pytest.fail(str(error), pytrace=False)
+                raise pytest.fail.Exception(str(error), pytrace=False) from None
             for wanted, value in ((options.kernel_op, op), (options.kernel_impl, measured.entry.impl.name)):
                 if wanted and not any(fnmatchcase(value, pattern) for pattern in wanted.split(",")):
                     pytest.skip(f"{value} is not asked for: {wanted}")

@@ -30,7 +30,7 @@ from types import ModuleType
 from kernels import namesake
 from kernels.op import OPS, Implementation
 from kernels.plugin_process import PluginError as PluginError
-from kernels.plugin_process import PluginImplementation, PluginProcess
+from kernels.plugin_process import PluginImplementation, PluginProcess, told
 from shapes import suites
 
 _HERE = Path(__file__).parent
@@ -151,8 +151,7 @@ def _plugin(path: Path) -> ModuleType:
             _add_op(module)
     except Exception as error:
         del sys.modules[name]
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {reason}") from error
+        raise PluginError(f"cannot import {path}, named by {PLUGINS}: {told(error)}") from error
     return module
 
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from kernels.attention import SCALE
 from kernels.mistakes import (
     E4M3,
     E5M2,
+    Answers,
     Compute,
     Mistake,
     Round,
@@ -160,6 +162,8 @@ class Attended:
     """The parts of the keys that are combined, each (begin, end)."""
     seen: torch.Tensor | None = None
     """Which keys each query sees, [new, keys]; None for all."""
+    chosen: torch.Tensor | None = None
+    """Which of its queries these are; None for all."""
 
     @property
     def scores(self) -> torch.Tensor:
@@ -237,6 +241,11 @@ def combined(log_sums: Round) -> Wrong:
     return lambda a: a.in_parts(partial(combine, log_sums=log_sums))
 
 
+def not_normalised(a: Attended) -> torch.Tensor:
+    scores = a.scores
+    return ((scores - scores.amax(-1, keepdim=True)).exp() @ a.v).movedim(0, -2)
+
+
 def zero_counted(a: Attended) -> torch.Tensor:
     """Counts a key and a value of zeros behind the last key."""
     return a.by_softmax(torch.nn.functional.pad(a.scores, (0, 1)))
@@ -260,7 +269,10 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
     "row of zeros counted behind the last key": zero_counted,
+    "softmax weights not divided by their sum": not_normalised,
     "scale 1/sqrt(128)": output_with(scale=times((192 / 128) ** 0.5)),
+    "scale 1/192": output_with(scale=times(SCALE)),
+    "scale left out": output_with(scale=times(1 / SCALE)),
     "scale 2 percent too small": output_with(scale=times(0.98)),
     "rope part left out": output_with(q=partial(without, ROPE)),
     "last channel left out": output_with(q=partial(without, slice(-1, None))),
@@ -338,6 +350,16 @@ class AttentionOp:
 
     def last_left_out(self, o: Any, right: torch.Tensor) -> torch.Tensor:
         return put(right, self.read(o, self.sequences(o)[-1]).rows, 0.0)
+
+    def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
+        """What wrong kernels give for what was read. own: what this op can do wrong in a sequence"""
+
+        def output(wrong: Wrong) -> torch.Tensor:
+            outs = [wrong(a) for a in read]
+            return torch.cat([out.reshape(-1, *out.shape[-2:])[..., columns] for out in outs])
+
+        wrongs = {**own, **dict(reversed([*SHARED_MISTAKES.items()]))}  # rounding, which is slow, comes last
+        return {name: partial(output, wrong) for name, wrong in wrongs.items()}
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""

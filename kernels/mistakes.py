@@ -1,5 +1,6 @@
-"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch, as data for
-tests. It also has functions that round values to fewer bits, as kernels do; they take and return fp32.
+"""What `kernels/<op>/mistakes.py` lists: kernels that are wrong in one way each, in plain torch. Tests plant
+them (`MISTAKES`), and the diagnosis of a wrong output compares it with them (`answers`). Functions here round
+values to fewer bits, as kernels do; they take and return fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import torch
 Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may
 change and return the right output, as many kernels are wrong in one place only."""
+
+
+Answers = Mapping[str, Callable[[], torch.Tensor]]
+"""By their names, what kernels that are wrong everywhere give for some rows and columns of the output, [rows,
+..., columns]. A mistake that these operands do not allow raises an exception."""
 
 
 @dataclass(frozen=True)

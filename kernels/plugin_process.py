@@ -12,7 +12,9 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +33,22 @@ FACTS = (*Implementation.__annotations__, "version")
 
 class PluginError(Exception):
     """A plug-in that cannot be used; one line for its author."""
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, behind the places of a user's own code that it went through, the last one
+    first: `mine.py:14 in prepare: ValueError: ...`."""
+    from kernels.triton_runtime import NOT_INTERPRETED
+
+    suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
+    others = (*suite, sysconfig.get_path("stdlib"), "<")
+    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])  # the first frame is where it was caught
+    own = [f for f in frames if not f.filename.startswith(others) and "-packages" not in f.filename]
+    text = " ".join(str(error).split())
+    if "0 active drivers" in text:  # of Triton, where there is no GPU
+        text = NOT_INTERPRETED
+    places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
+    return ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
 
 
 class PluginProcess:
@@ -109,7 +127,7 @@ def main() -> None:
                 if method in REQUIREMENTS:
                     value = as_support(value, f"{type(implementation).__name__}.{method}()")
         except Exception as caught:
-            error = " ".join(str(caught).split()) or type(caught).__name__
+            error = str(caught) if isinstance(caught, PluginError) else told(caught)
         connection.send((value, error))
 
 

@@ -18,6 +18,10 @@ class Support:
         return next((s for s in supports if not s.ok), Support(True))
 
 
+class Mistaken(Support):
+    """What stands for an answer that is no Support."""
+
+
 def need(condition: object, reason: str) -> Support:
     return Support(True) if condition else Support(False, reason)
 
@@ -27,4 +31,4 @@ def as_support(answer: object, source: str) -> Support:
     where it returned something else."""
     if isinstance(answer, Support):
         return answer
-    return Support(False, f"{source} returned {answer!r}, where a kernels.support.Support is needed")
+    return Mistaken(False, f"{source} returned {answer!r}, where a kernels.support.Support is needed")

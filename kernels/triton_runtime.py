@@ -24,6 +24,11 @@ INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Triton interprets with numpy, which gets one thread: on small products several threads wait for each other,
 and take three times as long where other processes run."""
 
+NOT_INTERPRETED = (
+    "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported, or take the base "
+    "class kernels.triton_runtime.TritonImplementation, which does that"
+)
+
 CPU = Target("cpu", "cpu", 64)
 """The interpreter. It has no compute units; 64 make kernels that split their work do so."""
 
@@ -48,9 +53,7 @@ def require_interpreter(device: torch.device) -> None:
     if device.type != "cpu":
         return
     if os.environ.get("TRITON_INTERPRET") != "1":
-        raise Unsupported(
-            "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported"
-        )
+        raise Unsupported(NOT_INTERPRETED)
     if not (support := interpreter_fits()).ok:
         raise Unsupported(support.reason)
 

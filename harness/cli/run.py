@@ -125,8 +125,8 @@ def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
 @click.option(
     "--save",
     metavar="DIR",
-    help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; and check.json, "
-    "with those rows and the seeds of the operands.",
+    help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; check.json, "
+    "with those rows and the seeds of the operands; and traceback.txt, of an exception.",
 )
 @options.seed_option
 @options.threads_option

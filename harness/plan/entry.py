@@ -10,6 +10,7 @@ from typing import Any, Literal
 from harness.plan.settings import PLAIN, Setting
 from kernels.op import Implementation
 from kernels.platform import Platform
+from kernels.support import Mistaken
 from shapes.case import Case, text_of
 
 Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error", "crashed", "timeout"]
@@ -98,7 +99,8 @@ def entry_of(
     setting: Setting,
     config: dict[str, Any] | None = None,
 ) -> Entry:
-    """The entry of an implementation in a case; `unsupported`, with the reason, where it cannot run that.
+    """The entry of an implementation in a case; `unsupported`, with the reason, where it cannot run that, and
+    `error` where it does not say properly whether it can.
     What is interpreted or cannot be captured into a graph is launched eagerly."""
     support = impl.supports(case, platform)
     interpreted = support.ok and impl.interpreted(platform)
@@ -107,5 +109,5 @@ def entry_of(
     name = entry_name(impl.name, setting.name, launch, platform.kind, config)
     entry = Entry(name, impl, setting, launch, interpreted, config)
     if not support.ok:
-        entry.fail("unsupported", support.reason)
+        entry.fail("error" if isinstance(support, Mistaken) else "unsupported", support.reason)
     return entry

@@ -152,18 +152,19 @@ class CaseChecks:
                         self._judge(entry, "first", output)
         self.judge.pause()
 
-    def after(self, rotation: Rotation) -> None:
-        """Checks what timing left, calls the entries with other operands, asks what ran in their calls, and
-        checks the interpreted entries. Raises WorkerFailure as `before` does."""
+    def after(self, rotation: Rotation, profiled: bool = True) -> None:
+        """Checks what timing left, calls the entries with other operands, asks what ran in their calls where
+        `profiled`, and checks the interpreted entries. Raises WorkerFailure as `before` does."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
-        with self.phase("profiling"):
+        with self.phase("profiling") if profiled else contextlib.nullcontext():
             # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
             # not start, taking a profile fails with the reason.
-            on_gpu = [(worker, entry) for worker, entry in self.timed if worker.platform.kind != "cpu"]
+            timed = self.timed if profiled else []
+            on_gpu = [(worker, entry) for worker, entry in timed if worker.platform.kind != "cpu"]
             workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
             self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
-            for worker, entry in self.timed:
+            for worker, entry in timed:
                 self._profile(worker, entry)
             unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
             if unseen:

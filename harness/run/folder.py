@@ -17,7 +17,7 @@ from harness.files import JsonObject
 from harness.machine.device import differing
 from harness.paths import RESULTS, command, portable
 from harness.plan import budget, select
-from harness.plan.settings import parse_setting
+from harness.plan.settings import Setting, parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
@@ -61,6 +61,15 @@ def select_all(request: Request, platform: Platform) -> Selection:
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 
 
+def tell_of_own_choices(settings: Sequence[Setting], log: Callable[[str], None]) -> None:
+    """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
+    StoredError where it is no folder."""
+    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
+    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
+        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
+            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+
+
 def require_understood(request: Request, platform: Platform) -> None:
     """Raises UsageError or StoredError for what `begin` would refuse, before a device is waited for."""
     select.launches(platform, request.launch)
@@ -94,10 +103,7 @@ def begin(
     settings = [setting for setting in request.settings if not setting.is_rerun]
     settings = settings or [parse_setting(request.set)]
     launches = select.launches(platform, request.launch)
-    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
-    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
-        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
-            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+    tell_of_own_choices(settings, log)
     per_case_s = worth_s(request, suite)
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")

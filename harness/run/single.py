@@ -5,15 +5,17 @@ knows is measured in that process, by the same Bench that workers run."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kernels
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
@@ -24,6 +26,7 @@ from harness.plan.settings import Setting, parse_setting
 from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
+from harness.run.folder import tell_of_own_choices
 from harness.run.plan import Request
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
@@ -83,9 +86,9 @@ class SingleEntry:
             if not reason or mostly_disturbed(len(self.disturbed), self.made):
                 return seconds
 
-    def end(self) -> None:
-        """Checks the entry again."""
-        self.checks.after(self.rotation)
+    def end(self, profiled: bool = True) -> None:
+        """Checks the entry again. profiled: whether it is also asked what ran in a call"""
+        self.checks.after(self.rotation, profiled)
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
         """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
@@ -114,10 +117,15 @@ class SingleEntry:
 
     def save(self, folder: Path) -> list[Path]:
         """Writes the first wrong output, or the last one if all were right, with what it was judged by and
-        the operands that it is the answer to. Returns the files."""
+        the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
+        files, log = [], self.worker.log.read_text(errors="replace") if self.worker.log.exists() else ""
+        begins = re.search("Traceback \\(most recent|Fatal Python error", log)
+        if self.entry.status in ("error", "crashed") and begins:
+            files.append(folder / "traceback.txt")
+            files[0].write_text(log[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
-            return []
+            return files
         facts = {
             "implementation": self.entry.name,
             "version": self.entry.impl.version,
@@ -126,7 +134,7 @@ class SingleEntry:
             **kept,
         }
         (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        return [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
+        return files + [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
 
     def close(self) -> None:
         self.checks.close()
@@ -146,8 +154,8 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     understood, and NothingRan where another run has the device.
 
     config: the configuration of a tunable implementation, as text
-    save:   a folder for the tensors
-    say:    shows the name of each phase
+    save:   a folder for the tensors, or for the traceback of a failure
+    say:    shows the name of each phase, and notes
     """
     assert request.op is not None and request.impl is not None
     platform, op = choose_device(request.device), select.choose_op(request.op)
@@ -158,16 +166,12 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
-    folder, threads = None, worker_threads(request.threads)
-    if save is not None:
-        folder = Path(save)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+    tell_of_own_choices([setting], say)
+    threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
+        _folder(save) as folder,
         own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
@@ -179,7 +183,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
             if entry.alive and not entry.interpreted:
                 # The time of this sample is not used, but some kernels are wrong from their third call on.
                 attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
-            single.end()
+            single.end(profiled=False)
             if folder:
                 saved = single.save(folder)
         except WorkerFailure as failure:
@@ -187,6 +191,22 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
         finally:
             single.close()
     return Checked(case, entry, saved)
+
+
+@contextlib.contextmanager
+def _folder(name: str | None) -> Iterator[Path | None]:
+    """A folder to write to, which is removed if nothing was written. Raises UsageError."""
+    folder = None if name is None else Path(name)
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        if folder and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
@@ -270,7 +290,7 @@ class _ThisProcess(WorkerProcess):
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:
-            raise WorkerFailure("error", one_line(error)) from error
+            raise WorkerFailure("error", kernels.told(error)) from error
 
     def pause(self) -> None:
         pass

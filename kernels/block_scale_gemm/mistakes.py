@@ -22,6 +22,7 @@ from kernels.mistakes import (
     E4M3,
     E5M2,
     OTHER_FP8,
+    Answers,
     Compute,
     Mistake,
     Round,
@@ -68,13 +69,12 @@ def b_of(o: Operands, columns: torch.Tensor) -> torch.Tensor:
 def tile(o: Operands, quantiser: Quantiser | None, rows: torch.Tensor, columns: torch.Tensor) -> Tile:
     """a is given as FP8, quantised by the call, or kept in bf16 with scales of 1."""
     if o.a is None:
-        a, scale = o.a_q.float(), o.a_scale
+        a, scale = o.a_q.view(torch.uint8)[rows].view(o.a_q.dtype).float(), o.a_scale[rows]
     elif quantiser:
-        a, scale = quantiser(o)
+        a, scale = (whole[rows] for whole in quantiser(o))
     else:
-        a, scale = o.a.float(), o.b_scale.new_ones(o.m, o.b_scale.shape[1])
-    b_scale = o.b_scale[columns // BLOCK]
-    return Tile(o, rows, columns, a[rows], scale[rows], b_of(o, columns), b_scale)
+        a, scale = o.a[rows].float(), o.b_scale.new_ones(len(rows), o.b_scale.shape[1])
+    return Tile(o, rows, columns, a, scale, b_of(o, columns), o.b_scale[columns // BLOCK])
 
 
 def multiply(
@@ -207,6 +207,9 @@ IN_FP8: Mapping[str, Variant] = {
     ),
     "b's scales transposed": reads(b_scale=transposed),
     "b's scales left out": reads(b_scale=lambda t: torch.ones_like(t.b_scale)),
+    "b's scale of the first block of K in all": reads(
+        b_scale=lambda t: t.b_scale[:, :1].expand_as(t.b_scale)
+    ),
     "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
     "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
     "b's scale of the block before in the last block of K": scale_of_another_block(-1, -2),
@@ -268,7 +271,13 @@ def bf16_after_16_products(t: Tile) -> torch.Tensor:
     return total
 
 
+UNSCALED = reads(a_scale=lambda t: torch.ones_like(t.a_scale))
 IN_CORE: Mapping[str, Variant] = {
+    "a's scales left out": UNSCALED,
+    "all scales left out": lambda t: t.a @ t.b.T,
+    "a's scale of the first block of K in all": reads(
+        a_scale=lambda t: t.a_scale[:, :1].expand_as(t.a_scale)
+    ),
     "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
@@ -359,3 +368,15 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
     *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )
+
+
+def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
+    at = torch.tensor(rows, device=o.b_q.device)
+    across = torch.arange(columns.start, columns.stop, device=o.b_q.device)
+
+    def output(variant: Variant) -> torch.Tensor:
+        quantiser = quantised if o.a is not None and variant is UNSCALED else None
+        return variant(tile(o, quantiser, at, across))
+
+    variants = {**IN_FP8, **IN_CORE, **IN_OTHER_CALLS}
+    return {name: partial(output, variant) for name, variant in variants.items()}

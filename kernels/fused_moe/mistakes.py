@@ -26,7 +26,7 @@ from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING
-from kernels.mistakes import E4M3, Compute, Mistake, Round, exact, fp8, fp16, listed, put
+from kernels.mistakes import E4M3, Answers, Compute, Mistake, Round, exact, fp8, fp16, listed, put
 
 Picks = tuple[torch.Tensor, torch.Tensor]
 """Ids of experts [tokens, picks], -1 for one of another rank, and their weights [tokens, picks]."""
@@ -190,6 +190,10 @@ def half_left_out(y: torch.Tensor) -> torch.Tensor:
 
 
 IN_FP8: Mapping[str, Plan] = {
+    "gate and up swapped": Plan(w13=lambda w: w.roll(len(w) // 2, 0)),
+    "SiLU left out": Plan(act=lambda gate, up: gate * up),
+    "w13's scales left out": Plan(w13_scale=torch.ones_like),
+    "w2's scales left out": Plan(w2_scale=torch.ones_like),
     "w13's scale of the next block of N in one block": Plan(w13_scale=in_one_block(next_of_n)),
     "w13's scale of the next block of K in one block": Plan(w13_scale=in_one_block(next_of_k)),
     "w2's scale of the next block of N in one block": Plan(w2_scale=in_one_block(next_of_n)),
@@ -201,7 +205,6 @@ IN_FP8: Mapping[str, Plan] = {
     "scales of the next expert": Plan(next_expert=("w13_scale", "w2_scale")),
     "codes of the next expert": Plan(next_expert=("w13", "w2")),
     "weights of the next expert": Plan(next_expert=("w13", "w2", "w13_scale", "w2_scale")),
-    "gate and up swapped": Plan(w13=lambda w: w.roll(len(w) // 2, 0)),
     "gate and up interleaved": Plan(w13=lambda w: torch.cat([w[0::2], w[1::2]])),
     "first block of K left out": Plan(w13=times(0.0, 0)),
     "last block of K left out": Plan(w13=without_last_block),
@@ -209,7 +212,6 @@ IN_FP8: Mapping[str, Plan] = {
     "w13 read a value too far": Plan(w13=lambda w: w.roll(1, 1)),
     "w2 read a row too far": Plan(w2=lambda w: w.roll(1, 0)),
     "last block of h left out": Plan(act=lambda gate, up: without_last_block(silu(gate, up))),
-    "SiLU left out": Plan(act=lambda gate, up: gate * up),
     "sigmoid for SiLU": Plan(act=lambda gate, up: gate.sigmoid() * up),
     "ReLU for SiLU": Plan(act=lambda gate, up: gate.relu() * up),
     "up left out": Plan(act=lambda gate, up: torch.nn.functional.silu(gate)),
@@ -314,23 +316,26 @@ def shared_weight(value: float) -> WrongPicks:
 
 
 PICKS: Mapping[str, WrongPicks] = {
+    "routing weights left out": weights_of_routed(torch.ones_like),
+    "routing weights scaled twice": weights_of_routed(lambda w: w * SCALING),
+    "routing weights not scaled": weights_of_routed(lambda w: w / SCALING),
+    "shared expert left out": shared_weight(0.0),
+    "first chosen expert left out": lambda o, ids, weights: (ids[:, 1:], weights[:, 1:]),
+    "last chosen expert left out": lambda o, ids, weights: (
+        ids[:, : o.sizes.topk - 1],
+        weights[:, : o.sizes.topk - 1],
+    ),
     "bias left out": partial(rule, biased=False),
     "biased scores as weights": partial(rule, weigh_biased=True),
     "groups ignored": partial(rule, limited=False),
     "groups by their best score": partial(rule, of_group=1),
     "one group fewer": partial(rule, more_groups=-1),
     "softmax for sigmoid": partial(rule, softmax=True),
-    "weights not normalised": partial(rule, normalised=False),
-    "weights not scaled": weights_of_routed(lambda w: w / SCALING),
+    "routing weights not normalised": partial(rule, normalised=False),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
-    "last pick left out": lambda o, ids, weights: (
-        ids[:, : o.sizes.topk - 1],
-        weights[:, : o.sizes.topk - 1],
-    ),
     "heaviest pick to the next expert": heaviest_to_the_next,
     "picks of the token before": lambda o, ids, weights: (ids.roll(1, 0), weights),
     "experts of other ranks taken for expert 0": lambda o, ids, weights: (ids.clamp(min=0), weights),
-    "shared expert left out": shared_weight(0.0),
     "shared expert scaled too": shared_weight(SCALING),
 }
 
@@ -360,3 +365,18 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed({name: with_picks(wrong) for name, wrong in PICKS.items()}, "with_routing"),
     *listed(OUTPUTS),
 )
+
+
+def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
+    given = {name: t[rows] for name, t in o.tensors().items() if name in ("x", "x_q", "x_scale")}
+    some, right = o.replaced(**given), routing(o)
+
+    def output(plan: Plan, picks: WrongPicks = lambda o, *right: right) -> torch.Tensor:
+        ids, weights = picks(o, *right)
+        return layer(some, plan, (ids[rows], weights[rows]))[:, columns]
+
+    plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
+    return {
+        **{name: partial(output, Plan(), wrong) for name, wrong in PICKS.items()},
+        **{name: partial(output, plan) for name, plan in plans.items() if "an expert" not in name},
+    }

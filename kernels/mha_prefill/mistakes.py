@@ -14,16 +14,16 @@ import torch
 
 from kernels.attention_mistakes import Arithmetic, Attended, AttentionOp, Wrong, in_fp8, output_with
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, Round, fp8, fp16, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8, fp16, put
 
 
-def keys_of(s: Sequence, q: torch.Tensor, behind: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys of a sequence and so many behind it [n], and the last one that each query should see
-    [new, 1]."""
-    return (
-        torch.arange(s.length + behind, device=q.device),
-        s.prefix + torch.arange(s.new, device=q.device)[:, None],
-    )
+def keys_of(
+    s: Sequence, q: torch.Tensor, behind: int = 0, chosen: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys of a sequence and so many behind it [n], and the last one that each query, or each chosen one,
+    should see [new, 1]."""
+    queries = torch.arange(s.new, device=q.device) if chosen is None else chosen
+    return torch.arange(s.length + behind, device=q.device), s.prefix + queries[:, None]
 
 
 def read(
@@ -31,20 +31,23 @@ def read(
     s: Sequence,
     index: torch.Tensor | None = None,
     seen: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> Attended:
     """What is read for a sequence; right by default.
 
-    index: the keys that are read [n], counted from the sequence's first
-    seen:  which of these each query sees [new, n]
+    index:  the keys that are read [n], counted from the sequence's first
+    seen:   which of these each query sees [new, n]
+    chosen: which of its queries are computed; None for all
     """
-    keys, last = keys_of(s, o.q)
+    keys, last = keys_of(s, o.q, 0, chosen)
     index = keys if index is None else index
     seen = index <= last if seen is None else seen
-    q = o.q[s.queries].float().transpose(0, 1)
+    q = o.q[s.queries][slice(None) if chosen is None else chosen].float().transpose(0, 1)
     k, v = (beyond(t)[GUARD + s.keys.start + index].float().transpose(0, 1) for t in (o.k, o.v))
     middle = s.prefix or len(index) // 2
     parts = (0, middle), (middle, len(index))
-    return Attended(o, s, s.queries, q, k, v * o.value_scale, o.score_scale, o.q.dtype, parts, seen)
+    v *= o.value_scale
+    return Attended(o, s, s.queries, q, k, v, o.score_scale, o.q.dtype, parts, seen, chosen)
 
 
 ATTENTION = AttentionOp(
@@ -72,9 +75,9 @@ def reads(
     """
 
     def other(a: Attended) -> Attended:
-        key, last = keys_of(a.sequence, a.q, behind)
+        key, last = keys_of(a.sequence, a.q, behind, a.chosen)
         sees = seen(a.sequence, key, last).expand(len(last), len(key)) if seen else None
-        return read(a.operands, a.sequence, index(a, key) if index else key, sees)
+        return read(a.operands, a.sequence, index(a, key) if index else key, sees, a.chosen)
 
     return other
 
@@ -106,6 +109,7 @@ KEYS: Mapping[str, Keys] = {
     "causal mask one token too short": reads(lambda s, k, last: (k < last) | (k == 0)),
     "causal mask one token too far": reads(lambda s, k, last: k <= last + 1, behind=1),
     "no causal mask": reads(lambda s, k, last: k >= 0),
+    "cached keys left out": reads(lambda s, k, last: (k <= last) & (k >= s.prefix)),
     "causal mask aligned to the first key": reads(lambda s, k, last: k <= last - s.prefix),
     "window of 32 keys": reads(lambda s, k, last: (k <= last) & (k > last - 32)),
     "last cached key left out": left_out(lambda s, k: k == s.prefix - 1),
@@ -123,7 +127,7 @@ def of_keys(keys: Keys) -> Wrong:
 
 
 def replaced(a: Attended, **operands: torch.Tensor) -> Attended:
-    return read(a.operands.replaced(**operands), a.sequence)
+    return read(a.operands.replaced(**operands), a.sequence, chosen=a.chosen)
 
 
 def operand(name: str, change: Round) -> Keys:
@@ -178,6 +182,7 @@ OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
 OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "block of 64 in the middle left out": lambda a: left_out(in_the_middle)(a).in_fp8(),
     "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
+    "v's descale left out": descales(lambda o: {"v_descale": torch.ones_like(o.v_descale)}),
     "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
     "values read in the other FP8 format": v_in_the_other_format,
 }
@@ -189,3 +194,10 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("stored past the end of a sequence", stored_past_the_end),
     *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )
+
+
+def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
+    at = torch.tensor(rows, device=o.q.device)
+    chosen = [(s, at[(at >= s.queries.start) & (at < s.queries.stop)] - s.queries.start) for s in o.sequences]
+    some = [read(o, s, chosen=these) for s, these in chosen if len(these)]
+    return ATTENTION.answers(some, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

@@ -26,7 +26,7 @@ from kernels.attention_mistakes import (
     times,
     without,
 )
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Mistake, fp8, kept, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, kept, put
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
@@ -76,7 +76,22 @@ def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> to
     return page % len(o.kv) * o.page + token % o.page
 
 
+def in_a_row(a: Attended, page: int) -> torch.Tensor:
+    """The rows of the cache from the start of a page."""
+    start = page * a.operands.page
+    return torch.arange(start, start + len(a.k), device=a.k.device) % a.operands.kv[..., 0].numel()
+
+
 SLOTS: Mapping[str, Slots] = {
+    "page table ignored": lambda a: in_a_row(a, 0),
+    "page table ignored and sequences packed": lambda a: in_a_row(
+        a, sum(-(-n // a.operands.page) for n in a.operands.host_lengths[: a.sequence])
+    ),
+    "page table of the first sequence": lambda a: by_table(
+        replace(a, sequence=0), more=len(a.k) - a.operands.host_lengths[0]
+    ),
+    "first page alone": taken(lambda t, page: t[:page]),
+    "first token left out": taken(lambda t, page: t[1:]),
     "last page left out": taken(lambda t, page: t[: (len(t) - 1) // page * page]),
     "page in the middle left out": taken(page_left_out),
     "page read twice in place of the next": taken(page_read_twice),
@@ -123,6 +138,7 @@ OWN_MISTAKES: Mapping[str, Wrong] = {
     "scale 1/sqrt(576)": output_with(scale=times((192 / 576) ** 0.5)),
     "queries rounded to FP8": output_with(q=partial(fp8, E4M3)),
     "values of the last 512 columns": lambda a: replace(a, v=a.k[:, -LATENT:]).by_softmax(a.scores),
+    "cache's scale left out": lambda a: a.out(scale=a.scale / a.operands.kv_scale) / a.operands.kv_scale,
     "cache's scale left out in scores": lambda a: a.out(scale=a.scale / a.operands.kv_scale),
     "cache's scale left out in values": lambda a: a.out() / a.operands.kv_scale,
     "cache read in the other FP8 format": cache_in_the_other_format,
@@ -146,3 +162,7 @@ MISTAKES: tuple[Mistake, ...] = (
     *ATTENTION.mistakes(OWN_MISTAKES),
     *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
 )
+
+
+def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
+    return ATTENTION.answers([read(o, i) for i in rows], OWN_MISTAKES, columns)

@@ -12,7 +12,7 @@ from kernels.compose import bind
 from kernels.op import Implementation, Prepared, implementation
 from kernels.operands import Operands
 from kernels.platform import named
-from kernels.support import Support, need
+from kernels.support import Mistaken, Support, need
 
 CPU = named("cpu", "x86-avx512")
 
@@ -164,7 +164,7 @@ def test_an_answer_that_is_no_support_is_told():
     row = implementation("test.bool", Base, fits=lambda sizes: True)(nothing)()
     support = row.fits(SimpleNamespace(rows=1))
     reason = "fits of test.bool returned True, where a kernels.support.Support is needed"
-    assert support == Support(False, reason)
+    assert support == Mistaken(False, reason)
 
 
 def test_a_prepared_without_a_call_is_told():

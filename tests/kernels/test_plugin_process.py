@@ -65,5 +65,5 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
         of_sizes = ("fits", "interpreted_s", "layout", "workspace", "scratch")
         for name in of_places if asked in places else of_sizes:
             assert getattr(there, name)(asked) == getattr(here, name)(asked)
-    with pytest.raises(kernels.PluginError, match=r"^NotImplementedError$"):
+    with pytest.raises(kernels.PluginError, match=r"^mine.py:3\d in layout: NotImplementedError$"):
         silent.layout(asked)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import pytest
 
 import kernels
 from harness.cli import main
-from harness.errors import one_line
 from harness.run import case, checks
 from harness.timing.rounds import Policy
 from harness.workers.process import WorkerFailure
@@ -42,7 +42,7 @@ class WorkerHere:
         module, name = serves.split(":")
         self.served = getattr(importlib.import_module(module), name)()
         self.facts: dict[str, Any] = {}
-        self.alive, self.pid = True, os.getpid()
+        self.log, self.alive, self.pid = log, True, os.getpid()
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         try:
@@ -54,7 +54,9 @@ class WorkerHere:
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:
-            raise WorkerFailure("error", one_line(error)) from error
+            with self.log.open("a") as log:
+                traceback.print_exc(file=log)
+            raise WorkerFailure("error", kernels.told(error)) from error
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}

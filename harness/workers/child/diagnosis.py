@@ -1,19 +1,23 @@
 """Diagnosis of a wrong output, in one sentence: where it is wrong (rows, heads, sequences, experts,
-columns, as ranges) and what it looks like: zero, never written, NaN, a factor, the answer of other rows or
-to other operands, or no pattern. It is computed for wrong outputs only, in time linear in the size of the
-output."""
+columns, as ranges) and what it is: zero, never written, NaN, the answer to other operands, that of a known
+mistake of the op, a factor, the answer of other rows, or no pattern. It is computed for wrong outputs only,
+in time linear in the size of the output; known mistakes take some seconds at most."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from harness.workers.child.outputs import POISON, bits
 
 if TYPE_CHECKING:
     import torch
 
+    from kernels.mistakes import Answers
     from kernels.op import Reference, RowGroups, Tolerance
 
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
@@ -23,9 +27,14 @@ MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 """So many wrong rows are compared with every right row, in so many columns."""
 
+MISTAKE_ROWS, MISTAKE_COLUMNS, MISTAKE_S = 2, 256, 5.0
+"""Known mistakes are computed for so many indices along the first dimension, in so many columns, and no more
+of them after so many seconds. At most MOST_NAMES are named."""
+
+MOST_NAMES = 3
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
 
-EXPLAINED = 0.02  # a factor that leaves this share of the squared error is called `about` that factor
+EXPLAINED = 0.02  # an output equals a mistake that leaves no more than this share of the squared error
 
 TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
 MOST_RANGES = 4  # of more ranges than this only the number of indices is given
@@ -49,6 +58,8 @@ class Layout:
     groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
     """References to other operands, by what those are called; their sigma is that of the judged call."""
+    answers: Callable[[list[int], slice], Answers] | None = None
+    """What known mistakes of the op give for these rows and columns (`answers` in its module `mistakes`)."""
 
     def name(self, axis: int) -> str:
         """What an index along an axis counts."""
@@ -66,23 +77,37 @@ class Layout:
 Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the record
 
 
-def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
-    """The diagnosis of an output with elements that are NaN or infinite."""
+def of_not_finite(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    tolerance: Tolerance,
+    layout: Layout,
+) -> Diagnosis:
+    """The diagnosis of a whole output with elements that are NaN or infinite. sigma, wrong: see
+    `of_errors`."""
     import torch
 
     bad = ~torch.isfinite(output)
-    count, nans = int(bad.sum()), int(torch.isnan(output).sum())
+    of_kinds = bad, torch.isnan(output), bits(output) == POISON
+    count, nans, never = (int(each.sum()) for each in of_kinds)
     spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
     columns = bad.flatten(0, -2).any(0)
     where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), count / max(spanned, 1))
-    if nans == count:
-        what = "NaN (never written, or computed from NaN)"
-    elif nans:
-        what = f"NaN or infinite ({nans} are NaN)"
-    else:
-        what = "infinite"
-    text = f"{count} of {output.numel()} outputs are {what}" + (f", in {where}" if where else "")
-    return _short(text), {"kind": "NaN" if nans else "infinite", "where": facts}
+    kinds = {
+        "{} were never written": never,
+        "NaN was computed in {}": nans - never,
+        "{} are infinite": count - nans,
+    }
+    said = [kind.format(f"{n} of {output.numel()} outputs") for kind, n in kinds.items() if n]
+    text = " and ".join(said) + (f", in {where}" if where else "")
+    if never == count:
+        return _short(text), {"kind": "not written", "where": facts}
+    compared = output if reference.rows is None else output[reference.rows]
+    _, named, more = _mistake(compared, reference, sigma, wrong, tolerance, layout) or ("", "", {})
+    text += f": {named}" if named else ""
+    return _short(text), {"kind": "NaN" if nans else "infinite", **more, "where": facts}
 
 
 @dataclass(frozen=True)
@@ -128,8 +153,9 @@ def of_errors(
     these = Wrong(got, right, of_wrong, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
     kind, what, more = (
         _constant(these)
-        or _factor(these)
         or _answer_to_others(these)
+        or _mistake(output, reference, sigma, wrong, tolerance, layout, int(at[0]))
+        or _factor(these)
         or _other_rows(these)
         or _no_pattern(these)
     )
@@ -231,17 +257,54 @@ def _factor(wrong: Wrong) -> Kind | None:
     # One element is a multiple of anything, and what is far smaller is another row rather than a multiple.
     if not math.isfinite(factor) or abs(factor) < 1e-3 or got.numel() < 4:
         return None
-    left, error = got - factor * right, got - right
-    about = ""
-    if not _within(left, abs(factor) * sigma, wrong.tolerance):
-        remaining = _units(left, sigma).square().sum(1)
-        nearly = bool((remaining <= EXPLAINED * _units(error, sigma).square().sum(1)).all())
-        # The error in the output's own unit has to shrink too, or the smallest elements would decide alone.
-        if not nearly or float(left.norm() / error.norm()) ** 2 > EXPLAINED:
-            return None
-        about = "about "
+    if not _within(got - factor * right, abs(factor) * sigma, wrong.tolerance):
+        return None
     what = "sign flipped" if abs(factor + 1) < 0.003 else f"{factor:.4g} times the reference"
-    return "factor", f"{about}{what}", {"factor": factor}
+    return "factor", what, {"factor": factor}
+
+
+def _mistake(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    tolerance: Tolerance,
+    layout: Layout,
+    first_column: int = 0,
+) -> Kind | None:
+    """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first. The arguments
+    are those of `of_errors`."""
+    import torch
+
+    found = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten()
+    some = found[_spread(len(found), MISTAKE_ROWS)].tolist()
+    begin, numbers, off = first_column // BLOCK * BLOCK, layout.numbers(0), wrong[some]
+    across = slice(begin, min(begin + MISTAKE_COLUMNS, output.shape[-1]))
+    got, right, known = (t[some][..., across][off].double() for t in (output, reference.value, sigma))
+    if layout.answers is None or not some or _within(got - right, known, tolerance):
+        return None
+    try:
+        answers = layout.answers([numbers[row] for row in some], across)
+    except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
+        return None
+    error, left, stop = _units(got - right, known), dict[str, float](), time.monotonic() + MISTAKE_S
+    for name, answer_of in answers.items():
+        if time.monotonic() > stop:
+            break
+        try:
+            answer = answer_of().to(output.dtype).cpu()[off].double()
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+            continue  # these operands do not allow this mistake
+        gap = torch.where((got == answer) | (got.isnan() & answer.isnan()), 0.0, got - answer)
+        # A larger output errs by more; 2^-9 is the error of rounding to bf16.
+        larger = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
+        size = torch.hypot(known * larger[:, None], 2.0**-9 * answer.nan_to_num())
+        squares = float(_units(gap, size).square().mean())
+        if _within(gap, size, tolerance) and squares <= EXPLAINED * float(error.square().mean()):
+            left[name] = squares
+    names = sorted(left, key=left.__getitem__)
+    names = [name for name in names if left[name] <= 1.5 * left[names[0]] + 0.1][:MOST_NAMES]
+    return ("mistake", f"equals: {' or '.join(names)}", {"equals": names}) if names else None
 
 
 def _answer_to_others(wrong: Wrong) -> Kind | None:
@@ -369,8 +432,7 @@ def runs(indices: Sequence[int]) -> list[Range]:
 
 
 def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
-    """Indices along an axis in words: `heads 8..15`, `columns 128..255 (tile 1 of 128)`, `every 16th column
-    from 3`.
+    """Indices along an axis in words: `heads 8..15`, `columns 128..255 (tile 1 of 128)`.
 
     numbers: the number of each index of the whole axis
     """
@@ -379,8 +441,6 @@ def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
         return f"{name} {numbers[indices[0]]}"
     if len(found) == 1 and numbers[-1] == size - 1:
         return f"{name}s {_range(found[0], numbers)}{_tile(found[0], size)}"
-    if regular := _every(name, found, size):
-        return regular
     if len(found) > MOST_RANGES:
         return f"{len(indices)} of {name}s {_range((indices[0], indices[-1]), numbers)}"
     *most, last = [_range(each, numbers) for each in found]
@@ -400,21 +460,6 @@ def _tile(ends: Range, size: int) -> str:
             begin, end = first // tile, stop // tile - 1
             return f" (tile {begin} of {tile})" if begin == end else f" (tiles {begin}..{end} of {tile})"
     return ""
-
-
-def _every(name: str, found: Sequence[Range], size: int) -> str:
-    """Ranges of one length at one distance from each other over the whole axis; empty where they are not."""
-    steps = {after[0] - before[0] for before, after in itertools.pairwise(found)}
-    lengths = {last - first + 1 for first, last in found}
-    if len(found) < 3 or len(steps) > 1 or len(lengths) > 1:
-        return ""
-    (step,), (length,), begin = steps, lengths, found[0][0]
-    if begin >= step or found[-1][0] + step < size:
-        return ""
-    if length > 1:
-        return f"{name}s {begin}..{begin + length - 1} of every {step}"
-    ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
-    return f"every {ordinal} {name} from {begin}"
 
 
 def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +19,14 @@ from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
 from kernels.op import Reference, Tolerance
-from kernels.operands import Seeds
+from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
+
+    from kernels.mistakes import Answers
 
 CHEAP = 0.005
 """A reference that takes less than this share of the work that a reference may take is never sampled."""
@@ -56,6 +60,8 @@ class Known:
     tolerance: Tolerance
     layout: Layout
     operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
+    make: Callable[[], Operands]  # makes them
+    nbytes: int  # of them
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ class Judge(OnDevice):
         """
         of = kernels.OPS[case.op]
         parsed = of.sizes(case.sizes)
-        operands = of.make(parsed, Seeds(**seeds), self.device, case.boundary)
+        make = partial(of.make, parsed, Seeds(**seeds), self.device, case.boundary)
+        operands = make()
         most = MAX_FLOPS[self.kind]
         whole = min(most, of.work(parsed, case.boundary).flops)
         if share < 1:
@@ -112,7 +119,8 @@ class Judge(OnDevice):
         layout = Layout(shape, tuple(of.axes), reference.rows, of.row_groups(operands))
         made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
         made_by["seeds"] = asdict(Seeds(**seeds))
-        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by)
+        nbytes = sum(tensor.nbytes for tensor in operands.tensors().values())
+        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by, make, nbytes)
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -148,8 +156,10 @@ class Judge(OnDevice):
             on_device = ()
             empty_cache(self.kind)
         if not report["ok"]:
-            layout = replace(known.layout, others=self._others(name, fp8, truncates))
+            others = self._others(name, fp8, truncates)
+            layout = replace(known.layout, others=others, answers=partial(self._answers, known))
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
+            empty_cache(self.kind)
         if self.kept is None or self.kept.report["ok"]:
             self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
         return report
@@ -171,6 +181,14 @@ class Judge(OnDevice):
                 judged = replace(known.reference, sigma=sigma_of(known.reference, fp8, truncates))
                 others[OPERANDS.get(other, f"the {other} operands")] = judged
         return others
+
+    def _answers(self, known: Known, rows: list[int], columns: slice) -> Answers:
+        """What known mistakes give on the operands of a reference, which are made again."""
+        if available_memory() < 3 * known.nbytes:
+            raise MemoryError
+        mistakes = importlib.import_module(f"kernels.{known.operands['op']}.mistakes")
+        answers: Answers = mistakes.answers(known.make(), rows, columns)
+        return answers
 
     def save(self, folder: str) -> dict[str, Any]:
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
@@ -267,11 +285,10 @@ def compare_output(
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
             if bool(bad.any()):
-                report["reason"], report["diagnosis"] = of_not_finite(output, layout)
+                found = of_not_finite(output, reference, sigma, rows_over, tolerance, layout)
             else:
-                report["reason"], report["diagnosis"] = of_errors(
-                    sampled, reference, sigma, z, rows_over, tolerance, layout
-                )
+                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+            report["reason"], report["diagnosis"] = found
         except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"

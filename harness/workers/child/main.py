@@ -51,7 +51,8 @@ def serve(connection: Connection, served: Any) -> None:
                 import traceback
 
                 traceback.print_exc()
-                connection.send(("error" if _sound() else "crashed", one_line(error)))
+                told = getattr(kernels, "told", one_line)  # kernels of older commits have none
+                connection.send(("error" if _sound() else "crashed", told(error)))
 
 
 def _sound() -> bool:

@@ -20,6 +20,7 @@ GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any al
 
 CANARY = 0xA5  # the value of each guard byte
 
+POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
 SPOILT = -1536.0
 """What outputs are filled with before calls that are compared with each other. An output that still holds
 this finite number was not written."""
@@ -54,9 +55,12 @@ class OwnedOutput:
         )
 
     def fill(self, value: float = math.nan) -> None:
-        """Fills the output. With NaN, an element that is never written is found whatever its neighbours
-        hold."""
-        self.tensor.data.fill_(value)
+        """Fills the output, with POISON in the place of NaN: so an element that is never written is found
+        whatever its neighbours hold."""
+        if math.isnan(value) and self.tensor.element_size() == 2:
+            bits(self.tensor.data).fill_(POISON)
+        else:
+            self.tensor.data.fill_(value)
 
     def guards_hold(self) -> bool:
         """Whether nothing was written before or behind the output."""

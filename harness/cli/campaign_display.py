@@ -22,10 +22,10 @@ from harness.cluster.driver import Driver, Task
 from harness.errors import UsageError
 from harness.paths import ROOT, command
 from harness.report import case_table
+from harness.report.fitting_table import table_of
 from harness.report.notes import spread_lines
 from harness.report.rows import CaseResult
 from harness.report.terminal import COMMAND, plain
-from harness.report.text import table
 from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
@@ -79,11 +79,12 @@ class CampaignTables(TerminalDisplay):
 
     def finish(self, outcome: CampaignOutcome) -> None:
         rows = [
-            [job.name, f"{job.done} of {job.cases}", ", ".join(f"{n} {s}" for s, n in job.statuses.items())]
+            {"step": job.name, "done": f"{job.done} of {job.cases}",
+             "rows": ", ".join(f"{n} {s}" for s, n in job.statuses.items())}
             for job in outcome.jobs
-        ]
+        ]  # fmt: skip
         self.print("")
-        self.print(table(rows, ["step", "done", "rows"]))
+        self.print(plain(table_of(rows)))
         self.print(f"\n{minutes(outcome.wall_s)} of {minutes(self.budget_s)}; recorded in {outcome.folder}")
         for line in spread_lines(spreads(outcome.calibrations)):
             self.print(line)
@@ -102,17 +103,17 @@ class CampaignTables(TerminalDisplay):
 def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
     """The table of when each job would begin and end, and of what does not fit the time."""
     rows = [
-        [
-            job.name,
-            f"{job.fit} of {job.cases}",
-            "" if job.begins_s is None else minutes(job.begins_s),
-            "does not fit" if job.ends_s is None else minutes(job.ends_s),
-        ]
+        {
+            "step": job.name,
+            "fits": f"{job.fit} of {job.cases}",
+            "begins": None if job.begins_s is None else minutes(job.begins_s),
+            "ends": "does not fit" if job.ends_s is None else minutes(job.ends_s),
+        }
         for job in sorted(jobs, key=lambda job: (job.begins_s is None, job.begins_s))
         if job.cases
     ]
     last = max((job.ends_s or 0.0 for job in jobs), default=0.0)
-    return f"{table(rows, ['step', 'fits', 'begins', 'ends'])}\nabout {minutes(last)} of {minutes(left_s)}\n"
+    return f"{plain(table_of(rows))}\nabout {minutes(last)} of {minutes(left_s)}\n"
 
 
 def minutes(seconds: float) -> str:

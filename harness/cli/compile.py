@@ -38,7 +38,8 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     from harness.compile.survey import able, compiles
     from harness.errors import FAILED, OK, NothingRan
     from harness.plan.select import choose_op
-    from harness.report.compile_table import compile_table
+    from harness.report.compile_table import compile_lines
+    from harness.report.fitting_table import table_of
 
     kernels.import_plugins()  # their sources are compiled, too
     ops = [choose_op(op).name] if op else list(kernels.OPS)
@@ -52,7 +53,7 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     import triton
 
     facts = {"triton": triton.__version__, "compiles": rows}
-    answer(json_to, facts, lambda: compile_table(rows))
+    answer(json_to, facts, lambda: table_of(compile_lines(rows)))
     bad = [row for row in rows if not row["ok"]]
     for row in bad:
         name = f"{row['target']} {row['op']} {row['kernel']} {row['config']}"

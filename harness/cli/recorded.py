@@ -178,7 +178,7 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     tests = examine(document, machine, cells)
     about = {name: document[name] for name in ("source", "device", "arch", "unknown")}
     facts = about | {"tests": [asdict(test) for test in tests]}
-    answer(json_to, facts, lambda: claims_table(document, tests, machine))
+    answer(json_to, facts, lambda: claims_table(document, tests))
 
 
 @click.command()

@@ -122,7 +122,7 @@ class RaceTables(TerminalDisplay):
             return
         where = f"stored in {file}" if file else f"leave it: {choice['before']} stays, nothing is written"
         config, against = (text_of(choice[name]) for name in ("config", "against"))
-        ratio = f"{choice['ratio']}x ({choice['low']}..{choice['high']})"
+        ratio = f"{choice['ratio']}x ({choice['low']} to {choice['high']})"
         self.print(f"{where}: {config}, {choice['verdict']} against {against}: {ratio}\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:

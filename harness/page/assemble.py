@@ -29,7 +29,7 @@ from harness.page.settings import moved_section, setting_charts, settings_over_c
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
 from harness.report.case_table import headline
-from harness.report.compile_table import HEADERS, compile_lines
+from harness.report.compile_table import TEXTS, compile_lines
 from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
@@ -366,11 +366,12 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
         lines, bad = compile_lines(rows), sum(not row["ok"] for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{title} is not what `compile --json` writes: {one_line(error)}") from None
+    names = list(lines[0]) if lines else []
     chart = Chart(
         anchor("compiled", title),
         "Registers",
         "The registers of a thread; what spills must not be shipped.",
-        table=Table(HEADERS, [TableRow(line) for line in lines], frozenset(HEADERS[4:11])),
+        table=Table(names, [TableRow(list(line.values())) for line in lines], frozenset({*names} - TEXTS)),
     )
     headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

@@ -62,10 +62,10 @@ def _facts(run: Run) -> Chart:
             ]
     limits = run.ceilings or {}
     for dtype, rate in limits.get("rates", {}).items():
-        known.append(("ceilings", f"{dtype}, TFLOPS", significant(rate / 1e12)))
+        known.append(("limits", f"{dtype}, TFLOPS", significant(rate / 1e12)))
     for name in ("read", "copy"):
         if limits.get(name):
-            known.append(("ceilings", f"{name}, GB/s", significant(limits[name] / 1e9)))
+            known.append(("limits", f"{name}, GB/s", significant(limits[name] / 1e9)))
     names = ("of", "what", "value")
     return Chart(
         anchor("facts", run.id),

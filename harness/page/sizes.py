@@ -44,7 +44,7 @@ from shapes.case import text_of
 
 LOAD = ("batch", "tokens", "m", "new", "ctx")
 """The sizes that grow with the load of a server, as the ops call them."""
-UNTOLD = "not told apart"
+UNTOLD = "indistinguishable"
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
 
 
@@ -221,8 +221,8 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     return Chart(
         place,
         "Fastest implementation",
-        "Each field is a case: whose row is fastest, and by how much it leads the second. Grey: not told "
-        f"apart.{all_have}",
+        "Each field is a case: whose row is fastest, and by how much it leads the second. Grey: "
+        f"indistinguishable.{all_have}",
         _plane(values, axis),
         numbers,
         len(values),
@@ -256,7 +256,7 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
         lead = short_ratio(verdict)
         margin, told = f"{lead} {verdict.b}", True
     elif verdict is not None:
-        words = {"same": "same as", "unclear": "not told from", "slower": "slower by rounds than"}
+        words = {"same": "same as", "unclear": "indistinguishable from", "slower": "slower by rounds than"}
         margin = f"{words[verdict.verdict]} {verdict.b}"
     return {
         "x": str(case.planned.sizes.get(axis, "")),

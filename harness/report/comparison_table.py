@@ -9,44 +9,37 @@ from rich.console import Group, RenderableType
 
 from harness.files import JsonObject
 from harness.paths import command, portable
-from harness.report.fitting_table import Column, FittingTable
-from harness.report.text import counted, grouped, interval, microseconds, ratio_text, table
+from harness.report.fitting_table import Column, FittingTable, table_of
+from harness.report.terminal import COMMAND, whole_line
+from harness.report.text import counted, grouped, microseconds, ranged, ratio_text
 from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
-from kernels.platform import Platform
 
-HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
+COLUMNS = [Column("implementation"), Column("A", right=True), Column("B", right=True), Column("B vs A"),
+           Column("verdict"), Column("note", wraps=True, spare=1)]  # fmt: skip
 CLAIMS_NOTE = """
-Each ratio is the largest of all recorded cases, with an interval that is wide enough for the largest of so
-many. The last column is no evidence for a claim: it has other kernels on other hardware, and shows how large
-such factors get, and where. What measures the claims, on their hardware, and which of its rows this machine
-can time:"""
+On their hardware these commands measure the claims; below each is what this machine can time of it:"""
 
 
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
-    columns = [Column(header, right=header in "AB") for header in HEADERS[:-1]]
-    columns.append(Column(HEADERS[-1], wraps=True, spare=1))
-    parts = _parts(a, b, comparison)
-    return Group(*(part if isinstance(part, str) else FittingTable(columns, part) for part in parts))
+    return Group(*_parts(a, b, comparison))
 
 
 def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
     parts = _parts(a, b, comparison)
-    return "\n".join(
-        part if isinstance(part, str) else table(part, HEADERS, style="github") for part in parts
-    )
+    return "\n".join(part if isinstance(part, str) else part.markdown() for part in parts)
 
 
-def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | list[list[str]]]:
-    """The lines of the report, and the cells of a table for each case."""
+def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | FittingTable]:
+    """The lines of the report, and a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
     yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
     yield from (*comparison.notes, "")
     for case, rows in grouped(comparison.rows, lambda row: row.case).items():
         yield from (f"{case}  ({100 * rows[0].weight:.1f} % of the suite)", "")
-        yield from ([_cells(row) for row in rows], "")
+        yield from (FittingTable(COLUMNS, [_cells(row) for row in rows]), "")
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
         yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))
@@ -102,27 +95,30 @@ def _conclusion(comparison: Compared) -> str:
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
-def claims_table(claims: JsonObject, tests: Sequence[Test], platform: Platform) -> str:
-    """platform: this machine."""
-    headers = ["claim", "against", f"on {claims['device']}", "verdict", f"any kernel on {platform.arch}"]
-    rows = [[f"{t.op} {t.factor:g}x", t.against, _ratio(t.claimed), t.verdict, _ratio(t.here)] for t in tests]
+def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
+    rows = [
+        {"claim": f"{t.op} {t.factor:g}x", "against": t.against, "verdict": t.verdict,
+         f"largest on {claims['device']}": _ratio(t.claimed)}
+        for t in tests
+    ]  # fmt: skip
     head = f"{claims['source']}\nunknown: {claims['unknown']}\n"
-    return "\n".join([head, table(rows, headers), CLAIMS_NOTE, *_commands(tests, claims["kernels"])])
+    return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
 
 
-def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
+def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
     """For each op the command that measures it, and which of the rows this machine can time."""
     for op in dict.fromkeys(t.op for t in tests):
         names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
         ours = [name for name in names if matches(name, kernels)]
         rivals = [name for name in names if name not in ours]
-        yield f"  {command('run', '--op', op, '--suite', 'r1-tp8', '--budget', '5m')}"
+        yield whole_line(COMMAND + command("run", "--op", op, "--suite", "r1-tp8", "--budget", "5m"))
         yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
 
 
 def _ratio(largest: Ratio | None) -> str:
+    """With an interval that is wide enough for the largest of so many."""
     if largest is None:
-        return "not measured"
+        return ""
     sizes = largest.case.partition(" ")[2]
-    text = interval(largest.ratio, largest.low, largest.high, ".2f", "x")
-    return f"{text} {largest.a} over {largest.b}, {sizes}"
+    ratio = ranged(largest.ratio, largest.low, largest.high, ".2f", "x")
+    return f"{ratio} {largest.a} over {largest.b}, {sizes}"

@@ -149,7 +149,7 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
         return f"too few rounds of the {workload} to tell"
     interval = f"({low - 1:+.1%} .. {high - 1:+.1%})"
     text = f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} {interval}"
-    return text if pair["floor"] is not None else f"{text}: disturbed, nothing can be told apart"
+    return text if pair["floor"] is not None else f"{text}: disturbed, no difference can be seen"
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:

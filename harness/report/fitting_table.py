@@ -3,6 +3,7 @@ column is left out, and the table may be wider than the text around it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.text import filled_columns, table
-
 GAP = 2
+NUMBER = re.compile(r"[-+(]?\d.{,40}")
+"""A cell that is a number, perhaps with a unit or an interval."""
 LEAST = 24
 """The least width of a wrapped column in characters, unless its text is shorter; its longest word always
 fits."""
@@ -39,6 +40,21 @@ Columns = dict[Column, Sequence[str | Text]]
 
 def as_table(columns: Columns) -> FittingTable:
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> FittingTable:
+    """Rows by the names of their columns, which begin with the most important one: where there is no room,
+    the last are left out, the first two never. Numbers are aligned at the right, long texts wrap."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    cells = [["" if row.get(name) is None else str(row[name]) for name in names] for row in rows]
+    columns = []
+    for place, name in enumerate(names):
+        filled = [row[place] for row in cells if row[place]]
+        short = all(len(cell) <= LEAST for cell in filled)
+        numbers = all(NUMBER.fullmatch(cell) if place else cell.isdigit() for cell in filled)
+        wraps = not (numbers or short) and (wrap_first or place > 0)
+        columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
+    return FittingTable(columns, cells)
 
 
 @dataclass(frozen=True)
@@ -78,10 +94,13 @@ class FittingTable:
 
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
-        rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in self.rows]
-        filled, headers = filled_columns(rows, [column.header for column in self.columns])
-        right = [column.header for column in self.columns if column.right]
-        return table(filled, headers, [header for header in right if header in headers], style="github")
+        filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
+        rules = ["--:" if column.right else "---" for column in self.columns]
+        rows = [[column.header for column in self.columns], rules, *self.rows]
+        cells = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        return "\n".join(f"| {' | '.join(row)} |" for row in padded)
 
     def _least_width(self, i: int) -> int:
         column = self.columns[i]

@@ -20,7 +20,7 @@ from harness.catalogue.published import figures
 from harness.catalogue.recipes import Recipe, recipes, setters
 from harness.errors import UsageError
 from harness.plan.select import choose_cases
-from harness.report.fitting_table import Column, FittingTable
+from harness.report.fitting_table import table_of
 from harness.report.terminal import WIDTH
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
@@ -32,8 +32,6 @@ from shapes.names import unknown
 from shapes.suites import suite, suites
 
 ALL = "all"
-LONG = 24
-"""A column breaks into lines if one of its cells has more characters."""
 FLAG_COLUMNS = {"flag": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
 """Column of the list of flags -> its width."""
 INDENT = "    "
@@ -107,7 +105,7 @@ def listing(
             for f in figures()
             if f.op in ops
         ]
-    return rows, lambda: _table(rows)
+    return rows, lambda: _by_source(rows) if what == "published" else table_of(rows)
 
 
 def of_case(op: str, text: str, platform: Platform) -> Listing:
@@ -125,16 +123,6 @@ def of_case(op: str, text: str, platform: Platform) -> Listing:
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
     shown = [row | {"runs": row["takes"], "why not": row["reason"], "near": row["runs"]} for row in rows]
     return rows, lambda: _by_reason(shown, platform, f"take {cases[0].text}")
-
-
-def _table(rows: Sequence[Row]) -> FittingTable:
-    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
-    columns = []
-    for place, (name, value) in enumerate(rows[0].items() if rows else ()):
-        long = any(len(row[place]) > LONG for row in cells)
-        number = isinstance(value, int | float)
-        columns.append(Column(name, right=number, wraps=long, spare=place if place > 1 else 0))
-    return FittingTable(columns, cells)
 
 
 def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
@@ -182,7 +170,7 @@ def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> Renderable
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
     parts: list[RenderableType] = [Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")]
     if here:
-        parts.append(_table(here))
+        parts.append(table_of(here))
     # Implementations that only the case keeps away come before those that the machine keeps away.
     for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
@@ -193,7 +181,7 @@ def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> Renderable
                 {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
                 for op, of_op in groupby(group, lambda row: row["op"])
             ]
-        parts.append(_table(lines))
+        parts.append(table_of(lines))
     if not one_op:
         parts += ["", "with --op OP or --json: what each requires"]
     return Group(*parts)
@@ -236,7 +224,17 @@ def _by_suite(rows: Sequence[Row]) -> RenderableType:
             }
             for row, case in zip(cases, sizes, strict=True)
         ]
-        parts += [Text("; ".join(about), "bold"), _table(lines), ""]
+        parts += [Text("; ".join(about), "bold"), table_of(lines), ""]
+    return Group(*parts[:-1])
+
+
+def _by_source(rows: Sequence[Row]) -> RenderableType:
+    """Published figures, below a line with their source, the place in it and how it timed."""
+    parts: list[RenderableType] = []
+    about = ("source", "where", "timed")
+    for source, group in groupby(rows, lambda row: tuple(str(row[name]) for name in about)):
+        figures_of = [{name: row[name] for name in row if name not in about} for row in group]
+        parts += [Text("; ".join(source), "bold"), table_of(figures_of), ""]
     return Group(*parts[:-1])
 
 

@@ -267,7 +267,7 @@ def apart(spread: Spread) -> str:
         return f"lie apart: the slowest takes {ratio_text(spread.widest)} the time of the fastest"
     if spread.verdict == "alike":
         return f"are alike within {spread.most:.1%}"
-    return f"were measured too noisily to tell apart: they may differ by up to {spread.most:.1%}"
+    return f"are indistinguishable at this noise: they may differ by up to {spread.most:.1%}"
 
 
 def _worst(ratios: Sequence[DeviceRatio]) -> Iterable[DeviceRatio]:

@@ -56,7 +56,7 @@ def _said(rows: Rows, run: Run) -> Iterator[str]:
         if first and found and found.verdict == "faster":
             wins[first.name] += 1
         elif first and second:
-            others["two are the same" if found and found.verdict == "same" else "not told apart"] += 1
+            others["two are the same" if found and found.verdict == "same" else "indistinguishable"] += 1
         else:
             others["one row alone" if first else "no row has a time"] += 1
     whole, (winner, count), *rest = counted(len(rows)), *(wins.most_common() or [("", 0)])

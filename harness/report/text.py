@@ -1,4 +1,4 @@
-"""Numbers as text: times and ratios in the digits that their intervals support; plain tables; groups."""
+"""Numbers as text: times and ratios in the digits that their intervals support; groups."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
-
-from tabulate import tabulate
 
 if TYPE_CHECKING:
     from harness.results.schema import Verdict
@@ -72,7 +70,8 @@ def versus(of: Verdict | Comparison, other: str, too_noisy: bool) -> str:
     value, ends = uncertain_ratio(of.ratio, of.low, of.high)
     if of.verdict == "faster":
         return f"{value} {other} {ends}"
-    word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
+    slower = "slower, round by round, than"
+    word = {"same": "the same as", "unclear": "indistinguishable from", "slower": slower}
     ends = ends.replace(" to ", "x to ").replace(")", "x)")
     noisy = ", too noisy" if too_noisy and of.verdict == "unclear" else ""
     return f"{word[of.verdict]} {other} {ends}".rstrip() + noisy
@@ -159,9 +158,19 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
 
 
-def interval(value: float, low: float, high: float, form: str = ".2f", unit: str = "") -> str:
-    """`2.00x (1.90..2.10)`: all three numbers in the format, the value with the unit."""
-    return f"{value:{form}}{unit} ({low:{form}}..{high:{form}})"
+def ranged(
+    value: float | None, low: float | None, high: float | None, form: str = "+.4g", unit: str = ""
+) -> str:
+    """`2.00x (1.90 to 2.10)`: a value with its unit and the ends of its interval; an end that is not known is
+    `?`. No number has an exponent."""
+    most = max(abs(number or 0) for number in (value, low, high))
+    if form.endswith("g") and most >= 10 ** int(form[-2]) - 0.5:
+        form = f"{form.partition('.')[0]}.0f"
+    texts = ["?" if number is None else f"{number:{form}}" for number in (value, low, high)]
+    told = [] if value is None else [f"{texts[0]}{unit}"]
+    if low is not None or high is not None:
+        told.append(f"({texts[1]} to {texts[2]})")
+    return " ".join(told)
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:
@@ -171,26 +180,6 @@ def extent(values: Iterable[float | None], digits: int = 3) -> str:
         return ""
     low, high = significant(min(known), digits), significant(max(known), digits)
     return low if low == high else f"{low}-{high}"
-
-
-def table(
-    rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[str] = (), style: str = "simple"
-) -> str:
-    """A table of cells, which are printed as they are given.
-
-    right: headers of the columns that are aligned to the right
-    style: a format of tabulate; `github` for markdown
-    """
-    alignment = ["right" if header in right else "left" for header in headers] if rows else None
-    return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
-
-
-def filled_columns(
-    rows: Sequence[Sequence[object]], headers: Sequence[str]
-) -> tuple[list[list[object]], list[str]]:
-    """The rows and headers without the columns that are empty in every row."""
-    filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
-    return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

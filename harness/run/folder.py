@@ -120,7 +120,7 @@ def begin(
     folder = Path(request.out) if request.out else RESULTS / "local" / _identity(what, suite, platform)
     facts, cases = facts_of(worker_threads(request.threads)), selection.cases
     if facts.ceilings is None:
-        log(f"no ceilings, so no percentages: {facts.no_ceilings}")
+        log(f"no limits, so no percentages: {facts.no_ceilings}")
     elif suite in suites():
         cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
     record = Run(

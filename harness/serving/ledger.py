@@ -13,7 +13,6 @@ import json
 import math
 import re
 import statistics
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +21,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from rich.console import Group, RenderableType
 
 from harness import archive
 from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
-from harness.paths import RESULTS
-from harness.report.text import WIDTH, table
+from harness.paths import RESULTS, command
+from harness.report.fitting_table import table_of
+from harness.report.notes import Notes, noted
+from harness.report.terminal import COMMAND, whole_line
+from harness.report.text import grouped, ranged, significant
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
@@ -350,14 +353,16 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
 MOST_OFF = 3.0  # times the observed change: beyond it that is near 0, and a percentage of it says nothing
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
-COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "off by", "verdict"]
-EXPLAINED = f"""
-explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by
-at most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0, or
-it is of one pair and has none. off by: predicted less observed change, as a part of the observed one, or in
-its unit where that part is over {MOST_OFF:.0%}: the observed change is near 0. blind: the prediction was
-written before the observation. bound: the most that one change alone can give. x before: where only the ratio
-of after to before was published."""
+WORDS: Notes = [
+    ("explained", "the 90 % intervals of prediction and observation meet; where neither has one, they differ "
+     f"by at most {100 * TOLERANCE:.0f} % of the observed change"),
+    ("not resolved", "the interval of the observation holds 0, or it is of one pair and has none"),
+    ("off by", "predicted less observed change, as a part of the observed one; in its unit where that is "
+     f"over {100 * MOST_OFF:.0f} %, as the observed change is near 0"),
+    ("blind", "the prediction was written before the observation"),
+    ("bound", "the most that one change alone can give"),
+    ("x before", "only the ratio of after to before was published"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -400,8 +405,8 @@ class LedgerLine:
     def off_text(self) -> str:
         """In per cent, or the difference where the observed change is near 0."""
         if self.off is not None:
-            return f"{self.off:+.0%}"
-        return "" if self.difference is None else f"{self.difference:+.3g} {unit_text(self.kind[1])}"
+            return f"{100 * self.off:+.0f} %"
+        return ranged(self.difference, None, None, "+.3g", f" {unit_text(self.kind[1])}")
 
     @property
     def verdict(self) -> str:
@@ -452,17 +457,26 @@ def as_json(rows: Sequence[LedgerRow]) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def as_text(rows: Sequence[LedgerRow]) -> str:
-    """A table for each ledger, what explains its rows, and how many of each verdict."""
-    blocks = []
-    for ledger in dict.fromkeys(row.ledger for row in rows):
-        own = [row for row in rows if row.ledger == ledger]
-        blocks += [ledger, table([cells for row in own for cells in _cells(row)], COLUMNS)]
+def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
+    """How many predictions of each method held; then each ledger's rows, or only how many it has.
+
+    each: whether rows are shown
+    """
+    by_ledger = grouped(rows, lambda row: row.ledger)
+    parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
+    for ledger, own in by_ledger.items() if each else ():
+        parts += [ledger, ""]
+        for row in own:
+            changes = ", ".join(map(_change, row.changes))
+            parts += [f"{row.id}: {changes}", table_of([*_cells(row)]), ""]
         for text, ids in explanations(own).items():
             others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-            blocks.append(textwrap.fill(f"{ids[0]}{others}: {text}", WIDTH, subsequent_indent="    "))
-        blocks.append("")
-    return "\n".join([*blocks, *_summary([line for row in rows for line in ledger_lines(row)]), EXPLAINED])
+            parts += [f"{ids[0]}{others}: {text}", ""]
+    if not each:
+        parts += [table_of([{"ledger": name, "rows": len(own)} for name, own in by_ledger.items()]), ""]
+        one = command("serving", "ledger", next(iter(by_ledger), "LEDGER"))
+        parts += ["the rows of one:", whole_line(COMMAND + one), ""]
+    return Group(*parts, noted(WORDS if each else WORDS[:3]))
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
@@ -477,34 +491,41 @@ def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     return {text: list(ids) for text, ids in texts.items()}
 
 
-def _summary(lines: Sequence[LedgerLine]) -> Iterator[str]:
+def _summary(lines: Sequence[LedgerLine]) -> RenderableType:
     """For each method: how many of each verdict, and how far off it was where the change is resolved."""
     judged = [line for line in lines if line.prediction and line.observation]
     if not judged:
-        yield "no prediction has an observation yet"
-    for method in dict.fromkeys(line.method for line in judged):
-        of_method = [line for line in judged if line.method == method]
-        counts = Counter(line.verdict for line in of_method)
-        off = [abs(line.off) for line in of_method if line.off is not None and line.verdict != "not resolved"]
-        far = f"; off by {statistics.median(off):.0%} in the median, {max(off):.0%} at most" if off else ""
-        yield f"{method}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}{far}"
+        return "no prediction has an observation yet"
+    verdicts, rows = dict.fromkeys(line.verdict for line in judged), []
+    for method, own in grouped(judged, lambda line: line.method).items():
+        counts = Counter(line.verdict for line in own)
+        off = [abs(line.off) for line in own if line.off is not None and line.verdict != "not resolved"]
+        far = {f"off by, {name}": f"{100 * of(off):.0f} %" if off else ""
+               for name, of in (("median", statistics.median), ("most", max))}  # fmt: skip
+        rows.append({"method": method, **{verdict: counts[verdict] or "" for verdict in verdicts}, **far})
+    return table_of(rows)
 
 
-def _cells(row: LedgerRow) -> Iterator[list[str]]:
-    """A row's lines of the table: its name and its changes stand in the first one."""
-    start = [row.id, ", ".join(_change(change) for change in row.changes)]
-    lines = ledger_lines(row)
+def _cells(row: LedgerRow) -> Iterator[dict[str, str]]:
+    """Each observation, and below it the predictions of its quantity."""
+
+    def cells(*of: str) -> dict[str, str]:
+        names = ("quantity", "method", "change", "verdict", "off by", "before and after")
+        return dict(zip(names, of, strict=True))
+
+    lines, above = ledger_lines(row), None
     if not lines:
-        yield [*start, "", "neither predicted nor observed yet"]
+        yield cells("neither predicted nor observed yet", "", "", "", "", "")
     for line in lines:
         seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
-        sides = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(unit)}, " if seen else NOT_OBSERVED
-        of = f": {predicted.of} alone" if predicted and predicted.of else ""
-        told = (line.verdict if seen else "") + (", blind" if line.blind else "")
-        sides += _value(seen) if seen else ""
-        yield [*start, quantity, sides, line.method + of, _value(predicted) if predicted else "",
-               line.off_text, told]  # fmt: skip
-        start = ["", ""]
+        if seen and seen is not above:
+            sides = f"{significant(seen.before, 4)} -> {significant(seen.after, 4)} {unit_text(unit)}"
+            yield cells(quantity, "observed", _value(seen), "" if predicted else line.verdict, "", sides)
+        if predicted:
+            method = line.method + (f": {predicted.of} alone" if predicted.of else "")
+            told = line.verdict + (", blind" if line.blind else "")
+            yield cells("" if seen else quantity, method, _value(predicted), told, line.off_text, "")
+        above = seen
 
 
 def _change(change: KernelChange) -> str:
@@ -514,9 +535,5 @@ def _change(change: KernelChange) -> str:
 
 
 def _value(of: Prediction | Observation) -> str:
-    """`-8 ms (-9..-7)`"""
-    parts = [] if of.change is None else [f"{of.change:+.3g} {unit_text(of.unit)}"]
-    if of.low is not None or of.high is not None:
-        ends = ["" if end is None else f"{end:+.3g}" for end in (of.low, of.high)]
-        parts.append(f"({ends[0]}..{ends[1]})")
-    return " ".join(parts)
+    """`-8 ms (-9 to -7)`"""
+    return ranged(of.change, of.low, of.high, "+.3g", f" {unit_text(of.unit)}")

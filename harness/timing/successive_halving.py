@@ -113,6 +113,6 @@ def _halved(
         if math.isnan(ratio):
             lost[name] = f"beaten in the eliminations, without a round together with {best}"
         else:
-            times = f"{ratio:.3f}x ({low:.3f}..{high:.3f})"
+            times = f"{ratio:.3f}x ({low:.3f} to {high:.3f})"
             lost[name] = f"beaten in the eliminations: {times} the time of {best}"
     return on, lost

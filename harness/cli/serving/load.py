@@ -20,9 +20,10 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     be read."""
     from harness.errors import FAILED, OK, USAGE, UsageError
     from harness.files import require_writable, write
+    from harness.report.terminal import show
     from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
-    from harness.serving.clients.report import as_csv, as_json, as_text
+    from harness.serving.clients.report import as_csv, as_json, runs_table
 
     require_writable(json_to, csv_to)
     inputs = {Path(name).resolve() for name in files}
@@ -42,7 +43,7 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     if csv_to:
         write(csv_to, as_csv(runs))
     if not (json_to or csv_to) and runs:
-        click.echo(as_text(runs, len(files), len(unreadable)))
+        show(runs_table(runs, len(files), len(unreadable)), sys.stdout)
     if unreadable:
         sys.exit(USAGE)
     sys.exit(FAILED if any(finding.severity == "wrong" for run in runs for finding in run.findings) else OK)

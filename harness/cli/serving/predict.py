@@ -15,6 +15,7 @@ import click
 from harness.cli.options import Command, OneOf, json_option
 from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
+from harness.report.terminal import show
 
 if TYPE_CHECKING:
     from harness.serving.link.load import Load
@@ -73,13 +74,13 @@ def predict(json_to: str | None, **options: Any) -> None:
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.serving.link.predictions import outlook
-    from harness.serving.link.report import as_json, prediction_text
+    from harness.serving.link.report import as_json, prediction
 
     looks = [outlook(model, load) for load in loads]
     if json_to:
         write(json_to, as_json(model, looks))
     else:
-        print(prediction_text(model, looks))
+        show(prediction(model, looks), sys.stdout)
 
 
 def model_of(options: dict[str, Any]) -> Link:
@@ -137,7 +138,7 @@ def what_if(
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.serving.link.predictions import needs, outlook, predict
-    from harness.serving.link.report import as_json, prediction_text
+    from harness.serving.link.report import as_json, prediction
 
     looks = [
         replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
@@ -149,7 +150,7 @@ def what_if(
     if json_to:
         write(json_to, as_json(model, looks, changes, target))
     else:
-        print(prediction_text(model, looks, changes, target))
+        show(prediction(model, looks, changes, target), sys.stdout)
 
 
 def _milliseconds(text: str) -> float:
@@ -199,13 +200,13 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     many points lie in their 90 % intervals, of servers that the model has not seen: uncalibrated, calibrated
     on two of their points, and on all of their shortest lengths. Of all servers together, exit code 1 where
     TPOT is more than 7 % off after that, or fewer than 85 % lie inside."""
-    from harness.serving.link.report import validation_json, validation_text
+    from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 
     require_writable(json_to, None)
-    validation = validated(hardware, engine)
+    found = validated(hardware, engine)
     if json_to:
-        write(json_to, validation_json(validation))
+        write(json_to, validation_json(found))
     else:
-        print(validation_text(validation))
-    sys.exit(OK if hardware or engine or validation.holds else FAILED)
+        show(validation(found), sys.stdout)
+    sys.exit(OK if hardware or engine or found.holds else FAILED)

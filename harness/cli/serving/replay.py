@@ -41,6 +41,7 @@ def replay_command(device: str | None, json_to: str | None, **options: Any) -> N
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import require_writable, write
     from harness.machine.device import choose_device
+    from harness.report.terminal import show
     from harness.run.device import own_device
     from harness.serving.replay.replay import plans, replay
 
@@ -52,7 +53,7 @@ def replay_command(device: str | None, json_to: str | None, **options: Any) -> N
             print(f"note: {line}", file=sys.stderr)
         for plan in planned:
             replays.append(replay(plan, platform, own.monitor))
-            print("\n" + replays[-1].table(), file=sys.stderr if json_to == "-" else sys.stdout, flush=True)
+            show(replays[-1].table(), sys.stderr if json_to == "-" else sys.stdout)
             if json_to not in (None, "-"):
                 write(json_to, _document(replays))
     if json_to == "-":

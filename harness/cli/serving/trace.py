@@ -34,8 +34,9 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     read."""
     from harness.errors import FAILED, OK, UsageError
     from harness.files import write
+    from harness.report.terminal import show
     from harness.serving.trace import decompose
-    from harness.serving.trace.result import as_json, as_text
+    from harness.serving.trace.result import as_json, trace_text
 
     decomposed = decompose(file, partial=partial)
     if phase and phase not in decomposed.phases():
@@ -43,5 +44,5 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     if json_to:
         write(json_to, json.dumps(as_json(decomposed, phase), indent=1, allow_nan=False) + "\n")
     else:
-        print(as_text(decomposed, phase, top), end="")
+        show(trace_text(decomposed, phase, top), sys.stdout)
     sys.exit(FAILED if any(finding.severity == "wrong" for finding in decomposed.findings) else OK)

@@ -26,10 +26,8 @@ def ab_section(folder: Path) -> PageSection:
     record = Record(folder)
     found, name = summary(record), folder.name or "A/B"
     base, *others = found["plan"]["arms"]
-    words = [
-        f"{line['a']}: {shown[-1]} ({shown[0]} {shown[3]}, {shown[4]})"
-        for line, shown in ((line, row(line)) for line in found["verdicts"] if line["decides"])
-    ]
+    cells = [list(row(line, base).values()) for line in found["verdicts"] if line["decides"]]
+    words = [f"{arm}: {word} ({metric} {change}, {ends})" for arm, metric, word, change, ends, *_ in cells]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
     return PageSection(
         anchor=anchor("ab", name),
@@ -48,13 +46,13 @@ def _charts(record: Record, found: JsonObject, where: str) -> Iterator[Chart]:
     arms = list(found["plan"]["arms"])
     metrics = list(dict.fromkeys(line["metric"] for line in found["verdicts"]))
     runs = {f"pair {pair}": of_pair for pair, of_pair in record.pairs().items() if pair}
-    columns = ["arm", "metric", arms[0], "arm's", "change", "interval", "between launches", "verdict"]
+    effects = [row(line, arms[0]) for line in found["verdicts"]]
     yield Chart(
         anchor=f"{where}-effects",
         title="Effects",
         reading="A change is of the metric itself: less time or more throughput is faster. One metric "
         "decides; the words in brackets hold each for itself.",
-        table=Table(columns, [TableRow([line["a"], *row(line)]) for line in found["verdicts"]]),
+        table=Table(list(effects[0]), [TableRow(list(of.values())) for of in effects]),
     )
     marks = {metric: list(_marks(runs, metric, arms)) for metric in metrics}
     columns = [f"{NAMES[metric]} of {arm}, {UNITS[metric]}" for metric in metrics for arm in arms]

@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, cell, op_colours, ranged, records
+from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, cell, op_colours, records
+from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
 from harness.serving.link.predictions import Need, Share
+from harness.serving.link.report import worth
 
 if TYPE_CHECKING:
     import altair
@@ -85,11 +87,8 @@ def _headline(forecast: Document) -> str:
         f"{each.load.concurrency}"
         for each in ends
     )
-    text = f"{where}: TPOT {tpots}."
-    if change := forecast.workloads[-1].change("tpot"):
-        changes, value = ", ".join(forecast.what_if), ranged(change.change, change.low, change.high)
-        text += f" {changes}: {value} ms of TPOT at concurrency {forecast.workloads[-1].load.concurrency}."
-    return text
+    text, last = f"{where}: TPOT {tpots}.", forecast.workloads[-1]
+    return f"{worth(forecast.what_if, last.changes, last.load.concurrency)}. {text}" if last.changes else text
 
 
 def _parts(forecast: Document, title: str) -> Iterator[Chart]:

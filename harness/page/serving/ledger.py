@@ -15,9 +15,9 @@ from harness.page.serving.marks import (
     WIDTH,
     cell,
     distinct,
-    ranged,
     records,
 )
+from harness.report.text import ranged
 from harness.serving.ledger import LedgerLine, LedgerRow, explanations, ledger_lines, unit_text
 
 if TYPE_CHECKING:

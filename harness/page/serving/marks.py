@@ -43,14 +43,6 @@ def cell(value: float | None, form: str = ".5g") -> TableValue | str:
     return "" if value is None else TableValue(f"{value:{form}}", float(value))
 
 
-def ranged(value: float | None, low: float | None, high: float | None, form: str = "+.4g") -> str:
-    """`+8.2 (+2.7 to +13.7)`; an unknown end is `?`."""
-    if low is None and high is None:
-        return "" if value is None else f"{value:{form}}"
-    ends = " to ".join("?" if end is None else f"{end:{form}}" for end in (low, high))
-    return f"({ends})" if value is None else f"{value:{form}} ({ends})"
-
-
 def distinct(names: Sequence[str]) -> list[str]:
     """The names, numbered where one stands again: an axis has a place for each."""
     labels: list[str] = []

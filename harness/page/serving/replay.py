@@ -17,7 +17,6 @@ from harness.page.serving.marks import (
     cell,
     distinct,
     op_colours,
-    ranged,
     records,
 )
 from harness.serving.replay.replay import Replay, Timed
@@ -75,10 +74,10 @@ def _step(replay: Replay, name: str, title: str) -> PageSection:
 
 def _headline(replay: Replay) -> str:
     changed = [(name, arm.change) for name, arm in replay.arms.items() if arm.change is not None]
-    parts = [f"{name}: {_ranged(change, '+.4g')} ms" for name, change in changed]
+    parts = [f"{name}: {change.text()} ms" for name, change in changed]
     base = replay.arms.get(replay.base)
     if base is not None and base.step is not None:
-        parts.insert(0, f"{replay.base}: {_ranged(base.step, '.4g')} ms a step")
+        parts.insert(0, f"{replay.base}: {base.step.text('.4g')} ms a step")
     parts += [f"{name} failed: {arm.failed}" for name, arm in replay.arms.items() if arm.failed]
     return "; ".join(parts or ["no arm was timed"]) + "."
 
@@ -153,10 +152,6 @@ def _ends(timed: Timed | None, form: str) -> list[Any]:
     return [cell(value, form) for value in values]
 
 
-def _ranged(timed: Timed, form: str) -> str:
-    return ranged(timed.ms, timed.low, timed.high, form)
-
-
 def place_marks(replay: Replay) -> list[dict[str, Any]]:
     return [
         {
@@ -218,8 +213,8 @@ def change_marks(replay: Replay) -> list[dict[str, Any]]:
             "ms": timed.ms,
             "low": timed.low,
             "high": timed.high,
-            "text": _ranged(timed, "+.5g"),
-            "aria": f"{arm}, {method}: {_ranged(timed, '+.4g')} ms",
+            "text": timed.text("+.5g"),
+            "aria": f"{arm}, {method}: {timed.text()} ms",
         }
         for arm, method, timed in marks
     ]

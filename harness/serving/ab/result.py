@@ -20,9 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.console import Group, RenderableType
+
 from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.report.text import table
+from harness.report.fitting_table import table_of
+from harness.report.terminal import plain
+from harness.report.text import ranged
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
 from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
@@ -371,14 +375,10 @@ def planned(
         lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
     lines += ["", _needed(plan, pair_s)]
     told = [*map(_name, names)]
-    for each, metric, ends in _in_percent(predictions):
-        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
+    for each, metric, (change, low, high) in _in_percent(predictions):
+        by = ranged(change, low, high, "+.2f", " %")
+        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {by}")
     return "\n".join([*lines, *([""] if told else []), *told])
-
-
-def _change(change: float | None, low: float | None, high: float | None) -> str:
-    middle, *ends = ("open" if end is None else f"{end:+.2f}" for end in (change, low, high))
-    return f"{middle} % ({' to '.join(ends)})"
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
@@ -391,12 +391,11 @@ def _needed(plan: Plan, pair_s: float) -> str:
         shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
         if fixed and not (looked or plan.pairs):
             shown = f"{fixed}, by --pairs {fixed}: the four looks do not reach"
-        rows.append([f"{change:g} %", shown, _time((n + 1) * pair_s) if (n := looked or fixed) else ""])
+        time = _time((n + 1) * pair_s) if (n := looked or fixed) else ""
+        rows.append({f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": shown, "time": time})
+    where = f"where launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
-    return (
-        table(rows, [f"effect on {NAMES[plan.metric]}", "pairs needed", "time"])
-        + f"\nwhere launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1{unseen}"
-    )
+    return f"{plain(table_of(rows))}\n{where}{unseen}"
 
 
 def _name(found: JsonObject) -> str:
@@ -409,30 +408,29 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def shown(found: JsonObject) -> str:
+def shown(found: JsonObject) -> RenderableType:
     """A table of the effects of each arm, and the notes below it."""
     base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
-    lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
-    if verdicts:
-        level = f"{100 * verdicts[0]['confidence']:.3g} % interval"
-        headers = ["arm", "metric", base, "arm's", "change", level, "between launches", "verdict"]
-        lines += [table([[line["a"], *row(line)] for line in verdicts], headers), ""]
-    return "\n".join([*lines, *closing(found)])
+    head = f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}\n"
+    table: list[RenderableType] = [table_of([row(line, base) for line in verdicts]), ""] if verdicts else []
+    return Group(head, *table, *closing(found))
 
 
-def row(line: JsonObject) -> list[str]:
-    """Cells of a verdict: metric, both values, change, interval, spread between launches, and the word, which
-    stands in brackets where another metric decides."""
+def row(line: JsonObject, base: str) -> dict[str, str]:
+    """Cells of a verdict by their columns. The word stands in brackets where another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
-    return [
-        NAMES[line["metric"]],
-        *(f"{line[side]:.4g} {unit}" for side in ("base", "arm")),
-        f"{line['percent']:+.2f} %",
-        "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any",
-        "" if apart is None else f"{apart:.2f} %",
-        line["verdict"] if line["decides"] else f"({line['verdict']})",
-    ]
+    ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
+    return {
+        "arm": line["a"],
+        "metric": NAMES[line["metric"]],
+        "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
+        "change": f"{line['percent']:+.2f} %",
+        f"{100 * line['confidence']:.3g} % interval": ends,
+        base: f"{line['base']:.4g} {unit}",
+        "arm's": f"{line['arm']:.4g} {unit}",
+        "between launches": "" if apart is None else f"{apart:.2f} %",
+    }
 
 
 def closing(found: JsonObject) -> Iterator[str]:
@@ -453,10 +451,10 @@ def closing(found: JsonObject) -> Iterator[str]:
             then = f"{again} would narrow it to +-{more[1]:.2g} % and decide it at this effect"
         yield f"{arm}: unclear: {then}"
     for line in found["expected"]:
+        expected = ranged(line["change"], line["low"], line["high"], "+.2f", " %")
         yield (
-            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by "
-            f"{_change(line['change'], line['low'], line['high'])}, and did by {line['found']:+.2f} %: "
-            f"the intervals {'meet' if line['meets'] else 'do not meet'}"
+            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by {expected}, and did by "
+            f"{line['found']:+.2f} %: the intervals {'meet' if line['meets'] else 'do not meet'}"
         )
     for arm, differing in found["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):

@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.files import read_toml
-from harness.report.text import table
 from harness.serving.published_documents import configurations, script
 from shapes.names import unknown
 
@@ -43,10 +42,8 @@ def listed() -> list[dict[str, str]]:
 
 
 def template_text(name: str) -> str:
-    """A plan as TOML, or a published set-up as a shell script, by its name or that of an environment of it;
-    the list where no name is given. Raises UsageError for an unknown name."""
-    if not name:
-        return table([list(row.values()) for row in listed()], list(listed()[0])) + "\n"
+    """A plan as TOML, or a published set-up as a shell script, by its name or that of an environment of it.
+    Raises UsageError for an unknown name."""
     if name in _plans():
         return _toml(*_plans()[name])
     for one in configurations().values():

@@ -1,4 +1,4 @@
-"""Tables of serving runs: as text a table a client, with what was found in them; as JSON; as CSV."""
+"""Tables of serving runs: one for each client, with what was found in them; as JSON; as CSV."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import os
-import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
-from harness.report.text import WIDTH, filled_columns, table
+from rich.console import Group, RenderableType
+
+from harness.report.fitting_table import table_of
+from harness.report.notes import noted
+from harness.report.text import grouped
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
 LATENCIES = {
@@ -19,13 +22,12 @@ LATENCIES = {
     "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""), "step ms": ("decode_step", ""),
     "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
-NUMERIC = ("output tok/s", *LATENCIES)
-HEADERS = ("run", "hardware", "engine", "speculation", "in/out", "load", "mode", *NUMERIC, "else", "found")
 STATISTICS = {"total": "", "unknown": "?"}
 SPREAD = ("std", "min")
 BOUNDS = {"max": "up to ", "min": "down to "}
-TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
-ASSUMED = "taken for granted, or repaired"
+TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "note"}
+ASSUMED = "assumed"
+"""Taken for granted, or repaired."""
 DERIVED = " *"
 NAMED = 3  # runs that a line names before it counts the rest
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
@@ -40,46 +42,51 @@ def as_json(runs: Sequence[ServingRun], unreadable: Sequence[str]) -> str:
     return json.dumps(whole, indent=1, allow_nan=False) + "\n"
 
 
-def as_text(runs: Sequence[ServingRun], files: int, unread: int) -> str:
-    """A table for each client, what was found, what was taken for granted, and how many of each."""
-    return "\n\n".join(_blocks(runs, files, unread))
-
-
-def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str]:
-    folder = _common_folder(runs)
-    runs = [run.model_copy(update={"id": run.id.removeprefix(folder)}) for run in runs]
-    if folder:
-        yield f"in {folder}"
-    clients: dict[str, list[list[str]]] = {}
-    for run in runs:
-        clients.setdefault(run.client, []).append(_row(run))
-    for client, rows in clients.items():  # without the columns that no row fills
-        yield f"{client}\n{table(*filled_columns(rows, HEADERS), right=NUMERIC)}"
-    if any(cell.endswith(DERIVED) for rows in clients.values() for row in rows for cell in row):
-        yield f"{DERIVED.strip()} derived from other numbers of the row"
+def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> RenderableType:
+    """How many findings there are, a table for each client, and what was found or taken for granted."""
     found = [(run, finding) for run in runs for finding in run.findings]
-    for severity, title in TITLES.items():
-        of = [(run, one) for run, one in found if one.severity == severity]
-        texts = [(run, f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}") for run, one in of]
-        yield from _section(title, texts, len(runs))
-    yield from _section(ASSUMED, [(run, note) for run in runs for note in run.notes], len(runs))
     touched = len({run.id for run, finding in found if finding.severity != "note"})
     counts = _counts(Counter(finding.severity for _, finding in found))
     result = f"found {counts} ({_count(touched, 'run')} wrong or suspect)" if counts else "nothing found"
     read = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}; {result}"
-    yield read + (f"; {_count(unread, 'file')} not read" if unread else "")
+    parts: list[RenderableType] = [read + (f"; {_count(unread, 'file')} not read" if unread else "")]
+    if folder := _common_folder(runs):
+        parts.append(f"in {folder}")
+    for client, own in grouped(runs, lambda run: run.client).items():
+        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in own]
+        parts += [f"\n{client}", table_of(rows)]
+        if any(cell.endswith(DERIVED) for row in rows for cell in row.values()):
+            parts.append(f"{DERIVED.strip()} derived from other numbers of the row")
+    told = [(TITLES[one.severity], f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}", run)
+            for severity in TITLES for run, one in found if one.severity == severity]  # fmt: skip
+    told += [(ASSUMED, note, run) for run in runs for note in run.notes]
+    notes = []
+    for (title, text), each in grouped(told, lambda one: one[:2]).items():
+        ids = [run.id.removeprefix(folder) for *_, run in each]
+        about = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
+        notes.append((title, f"{'all' if len(ids) == len(runs) > 1 else about}: {' '.join(text.split())}"))
+    return Group(*parts, *(["", noted(notes)] if notes else []))
 
 
-def _row(run: ServingRun) -> list[str]:
-    """Cells in the order of HEADERS."""
+def _row(run: ServingRun) -> dict[str, str]:
     severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
-    hardware = f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware
-    engine, speculation = f"{run.engine} {run.version.partition('+')[0]}", run.speculation
-    about = [run.id, hardware, engine, "" if speculation == "none" else speculation]
-    asked = [_lengths(run), _load(run), "" if run.mode == "unknown" else run.mode]
-    numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
-    rest = ["" if any(numbers) else _other(run), _counts(severities)]
-    return [" ".join(cell.split()) for cell in (*about, *asked, *numbers, *rest)]
+    latencies = {header: _latency(run, *which) for header, which in LATENCIES.items()}
+    cells = {
+        "run": run.id,
+        "output tok/s": _output(run),
+        "TTFT ms": "",
+        "TPOT ms": "",
+        "load": _load(run),
+        "in/out": _lengths(run),
+        "found": _counts(severities),
+        **latencies,
+        "else": "" if _output(run) or any(latencies.values()) else _other(run),
+        "speculation": "" if run.speculation == "none" else run.speculation,
+        "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
+        "engine": f"{run.engine} {run.version.partition('+')[0]}",
+        "mode": "" if run.mode == "unknown" else run.mode,
+    }
+    return {header: " ".join(cell.split()) for header, cell in cells.items()}
 
 
 def _lengths(run: ServingRun) -> str:
@@ -137,22 +144,6 @@ def _other(run: ServingRun) -> str:
     unit = f" {first.unit}" if first.unit != "1" else ""
     number = f"{first.name} {BOUNDS.get(first.statistic, '')}{first.value:.5g}{unit}"
     return number + (f", {more} more" if more else "")
-
-
-def _section(title: str, texts: Sequence[tuple[ServingRun, str]], runs: int) -> Iterator[str]:
-    """Each text once, behind the runs that it is about; nothing where there is none."""
-    ids: dict[str, list[str]] = {}
-    for run, text in texts:
-        ids.setdefault(text, []).append(run.id)
-    if ids:
-        yield "\n".join([f"{title}:", *(_line(text, of, runs) for text, of in ids.items())])
-
-
-def _line(text: str, ids: Sequence[str], runs: int) -> str:
-    subjects = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
-    whole = f"{'all' if len(ids) == runs > 1 else subjects}: {' '.join(text.split())}"
-    wrapper = textwrap.TextWrapper(WIDTH, "  ", "    ", break_long_words=False, break_on_hyphens=False)
-    return wrapper.fill(whole)
 
 
 def _counts(severities: Counter[Severity]) -> str:

@@ -6,15 +6,16 @@ A quantity is a number of a run, chosen by name, and brought to one unit, kind o
 from __future__ import annotations
 
 import functools
-import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Group, RenderableType
+
 from harness import archive
 from harness.errors import UsageError
-from harness.report.text import WIDTH
+from harness.report.notes import noted
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
@@ -275,32 +276,30 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
         yield f"the same requests in flight are {each / gpus[0]:g} a GPU against {each / gpus[1]:g}"
 
 
-def as_text(a: Quantity, b: Quantity, comparison: Comparison) -> str:
-    """Both numbers, normalised where they can be, and their ratio; or why they are not compared."""
-    lines = []
+def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> RenderableType:
+    """The ratio, or that there is none; both numbers; and why they are not compared, or what differs."""
+    lines, names = [], []
     for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):
         m, run = quantity.metric, quantity.run
         kind = "" if m.tokens == "none" else f" of {m.tokens} tokens"
-        statistic = "" if m.statistic == "total" else f"{m.statistic} "
+        names.append(f"{'' if m.statistic == 'total' else f'{m.statistic} '}{m.name}{kind}")
         gpus = f"{all_gpus(run)} " if all_gpus(run) else ""
         about = (f"{gpus}{run.hardware or 'unknown hardware'}", run.engine or "unknown engine", run.version)
         lines.append(f"{name}  {run.id}: {' '.join(filter(None, about))}")
-        lines.append(f"   {statistic}{m.name}{kind}: {m.value:,.6g} {m.unit}, scope {m.scope}")
+        lines.append(f"   {names[-1]}: {m.value:,.6g} {m.unit}, scope {m.scope}")
         if side.steps:
             of = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
             number = f"{side.value:,.6g}{of} {side.unit}" + (" a GPU" if side.scope == "gpu" else "")
             lines.append(f"   normalised: {number}  ({'; '.join(side.steps)})")
-    after = " after normalising" if comparison.verdict == "normalised" else ""
-    lines += [] if comparison.ratio is None else [f"A / B = {comparison.ratio:.4g}{after}"]
-    for title, texts in (
-        ("not alike, so not compared:", [reason.text for reason in comparison.reasons]),
-        ("what differs:", comparison.differing),
-        ("uncertain:", comparison.uncertain),
-        ("found by `serving load`:", comparison.found),
-    ):
-        wrapped = [textwrap.fill(t, WIDTH, initial_indent="  ", subsequent_indent="    ") for t in texts]
-        lines += [title, *wrapped] if texts else []
-    return "\n".join(lines)
+    after = ", after normalising" if comparison.verdict == "normalised" else ""
+    first = (
+        f"A / B = {comparison.ratio:.4g}, {names[0]}{after}"
+        if comparison.ratio
+        else "not alike, not compared"
+    )
+    told = (("refused", [reason.text for reason in comparison.reasons]), ("differs", comparison.differing),
+            ("uncertain", comparison.uncertain), ("found", comparison.found))  # fmt: skip
+    return Group(first, *lines, "", noted([(label, text) for label, texts in told for text in texts]))
 
 
 # Which two runs: of files or published

@@ -1,43 +1,67 @@
-"""Predictions and the validation of the model as text and as JSON."""
+"""Predictions and the validation of the model: what is printed, and as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from harness.report import text
+from rich.console import Group, RenderableType
+
+from harness.report.fitting_table import FittingTable, table_of
+from harness.report.notes import Notes, noted
+from harness.report.text import ranged
+from harness.serving.ledger import Prediction, Quantities
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook
-from harness.serving.link.validation import MODES, QUANTITIES, Errors, Validated, Validation
+from harness.serving.link.validation import MODES, QUANTITIES, Validated, Validation
 
 NEGLIGIBLE = 0.005  # share of TPOT
-SHOWN = ("tpot", "ttft", "output_throughput")
+SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
+"""Quantities of a prediction that are shown, and their names."""
 
 
-def prediction_text(
+def prediction(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
-) -> str:
-    """The tables that `predict` prints, or, where the outlooks have needs, those of `what-if`.
+) -> RenderableType:
+    """What `predict` prints, or, where the outlooks have needs, `what-if`: the answer at the last load first.
 
     changes: as the user wrote them
     """
-    look, blocks = looks[-1], [_heading(link, looks[0])]
-    if not look.needs:
-        blocks += [_outlooks(link, looks), _shares(look)]
+    look, load = looks[-1], looks[0].load
+    known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
+    of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
+    lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
+    where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
+    parts: list[RenderableType] = [where]
     if look.changes:
-        blocks.append(f"what if {', '.join(changes)}:\n{_changes(looks)}")
+        answer = worth(changes, look.changes, look.load.concurrency)
+        parts = [answer, where, "", table_of([*map(_changes, looks)])]
+    elif not look.needs:
+        parts += ["", _outlooks(link, looks), *_shares(look)]
+    if look.needs and target_ms is not None:
+        reach = [[need.reach for need in each.needs] for each in looks]
+        parts += [f"\nspeedup for a TPOT of {target_ms:g} ms, by concurrency:", _by_load(looks, reach)]
     if look.needs:
-        blocks.append(_needs(looks, target_ms))
-    server = "a server that has served before" if link.system.warm else "a server that is cold at first"
-    lines = [
-        *(look.changes[0].assumptions if look.changes else link.notes),
-        f"mean TTFT is over a run of 10 requests for each place, on {server}",
-        f"times of kernels: {link.structure.where}",
-    ]
-    return "\n\n".join([*blocks, "\n".join(f"- {line}" for line in lines)])
+        most = [[f"{-100 * need.share:.1f} %" for need in each.needs] for each in looks]
+        parts += ["\nchange of TPOT if an op took no time, by concurrency:", _by_load(looks, most)]
+    return Group(*parts, "", noted(_notes(link, look)))
+
+
+def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
+    """What changes of kernels are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output
+    +5.6 % (+4.2 to +7.4), ...`."""
+    by_name = {of.quantity: of for of in changes}
+    told = [f"{name} {_change(by_name[quantity])}" for quantity, name in SHOWN.items() if quantity in by_name]
+    return f"{', '.join(what_if)}: {', '.join(told)}, at concurrency {concurrency}"
+
+
+def _change(of: Prediction) -> str:
+    """In per cent, with its 90 % interval."""
+    ends = [None if x is None else 100 * x / (of.before or math.nan) for x in (of.change, of.low, of.high)]
+    return ranged(ends[0], ends[1], ends[2], "+.1f", " %")
 
 
 def as_json(
@@ -79,94 +103,95 @@ def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, f
     return {name: {"value": float(value), "deviation": float(sd)} for name, value, sd in rows}
 
 
-def _heading(link: Link, look: Outlook) -> str:
-    load = look.load
-    of_tpot = _constants(link.constants.tpot, OF_TPOT)
-    values = ", ".join(f"{n} {each['value']:.2f} (+-{each['deviation']:.2f})" for n, each in of_tpot.items())
-    known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
-    of = f"{link.gpus} x {link.system.hardware} with {link.system.engine}, {link.structure.parallel.text}"
-    lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
-    return f"""\
-DeepSeek-R1 FP8 on {of}; {lengths}
-TPOT = a + k * decode + p * stall, {known}: {values}
-  a: ms of a step beside its kernels; k: time of its kernels in the server over their sum;
-  p: the same of the prefills of other requests, which stall those that decode"""
+def _notes(link: Link, look: Outlook) -> Notes:
+    values = _constants(link.constants.tpot, OF_TPOT)
+    known = ", ".join(f"{name} {of['value']:.2f} (+-{of['deviation']:.2f})" for name, of in values.items())
+    server = "a server that has served before" if link.system.warm else "a server that is cold at first"
+    lines = [*link.notes, *(note for of in look.changes for note in of.assumptions)]
+    return [
+        ("model", f"TPOT = a + k * decode + p * stall, with {known}. a: ms of a step beside its kernels; k: "
+         "time of its kernels in the server over their sum; p: the same of the prefills of other requests, "
+         "which stall those that decode"),
+        ("times", f"of kernels: {link.structure.where}"),
+        ("note", f"intervals are of 90 %; mean TTFT is of a run of 10 requests for each place, on {server}"),
+        *(("note", line) for line in dict.fromkeys(lines)),
+    ]  # fmt: skip
 
 
-def _outlooks(link: Link, looks: Sequence[Outlook]) -> str:
+def _outlooks(link: Link, looks: Sequence[Outlook]) -> FittingTable:
     rows = []
     for look in looks:
         served, batch = look.served, look.served.features.batch
-        milliseconds = [_value(served.tpot), _value(served.ttft, ".0f"), _value(served.ttft_mean, ".0f")]
-        output = [_value(served.output, ".0f"), f"{served.output.value / link.gpus:.1f}"]
-        place = f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else "")
-        parts = [f"{served.decode_ms:.2f}", f"{served.stall_ms:.2f}", f"{served.prefill_ms:.0f}"]
-        rows.append([look.load.concurrency, *milliseconds, *output, place, *parts])
-    names = ["concurrency", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean TTFT ms (90 %)",
-             "output tok/s (90 %)", "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
-    return _table(rows, names)
+        rows.append({
+            "concurrency": look.load.concurrency,
+            "TPOT ms": _value(served.tpot, ".2f"),
+            "output tok/s": _value(served.output),
+            "mean TTFT ms": _value(served.ttft_mean),
+            "median TTFT ms": _value(served.ttft),
+            "output a GPU": f"{served.output.value / link.gpus:.1f}",
+            "batch": f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else ""),
+            "decode step ms": f"{served.decode_ms:.2f}",
+            "stall ms": f"{served.stall_ms:.2f}",
+            "prefill ms": f"{served.prefill_ms:.0f}",
+        })  # fmt: skip
+    return table_of(rows)
 
 
-def _shares(look: Outlook) -> str:
-    shown = [share for share in look.shares if share.share >= NEGLIGIBLE]
+def _shares(look: Outlook) -> list[RenderableType]:
+    shown = [share for share in look.shares if abs(share.share) >= NEGLIGIBLE]
     rows = [
-        [s.name, s.calls, f"{s.decode_ms:.2f}", f"{s.stall_ms:.2f}", f"{s.share:.1%}", s.origin]
+        {"kernels": s.name, "share of TPOT": f"{100 * s.share:.1f} %", "decode ms": f"{s.decode_ms:.2f}",
+         "stall ms": f"{s.stall_ms:.2f}", "calls": s.calls, "time from": s.origin}
         for s in shown
-    ]
-    names = ["kernels", "calls", "decode ms", "stall ms", "share of TPOT", "time from"]
-    rest = 1 - sum(share.share for share in shown)
-    return f"at concurrency {look.load.concurrency}:\n{_table(rows, names)}\nall others: {rest:.1%}"
+    ]  # fmt: skip
+    rest = f"all others: {100 - 100 * sum(share.share for share in shown):.1f} %"
+    if any(share.share < 0 for share in shown):
+        rest += "; below 0: by the calibration, a step takes less than its kernels' times add up to"
+    return [f"\nat concurrency {look.load.concurrency}:", table_of(rows), rest]
 
 
-def _changes(looks: Sequence[Outlook]) -> str:
-    rows = []
-    for look in looks:
-        for of in look.changes:
-            if of.quantity in SHOWN:
-                change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
-                values = [f"{of.before:.4g}", f"{of.after:.4g}", change]
-                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *values])
-    return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
+def _changes(look: Outlook) -> dict[str, object]:
+    of = {of.quantity: of for of in look.changes}
+    shown = {name: of[quantity] for quantity, name in SHOWN.items()}
+    sides = {f"{name} {of.unit}": f"{of.before:.4g} -> {of.after:.4g}" for name, of in shown.items()}
+    changes = {f"{name} change": _change(of) for name, of in shown.items()}
+    return {"concurrency": look.load.concurrency, **changes, **sides}
 
 
-def _needs(looks: Sequence[Outlook], target: float | None) -> str:
-    rows = []
-    for look in looks:
-        for need in look.needs:
-            worth = [f"{need.most_ms:.2f} ({need.share:.1%})", f"{need.limit_ms:.2f}"]
-            rows.append([look.load.concurrency, need.name, *worth, *([need.reach] if target else [])])
-    names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
-    return _table(rows, [*names, f"for {target:g} ms"] if target else names)
+def _by_load(looks: Sequence[Outlook], cells: Sequence[Sequence[str]]) -> FittingTable:
+    """A row for each op, a column for each load, the last load first."""
+    by_load = {str(look.load.concurrency): each for look, each in zip(looks, cells, strict=True)}
+    return table_of([
+        {"op": need.name, **{load: each[i] for load, each in reversed(by_load.items())}}
+        for i, need in enumerate(looks[-1].needs)
+    ])  # fmt: skip
 
 
 # Validation
 
 
-def validation_text(validation: Validation) -> str:
-    rows = []
-    for server in (*validation.servers, validation.together):
-        for mode in MODES:
-            found = [server.errors(mode, quantity) for quantity in QUANTITIES]
-            if any(found):
-                rows.append([server.name, mode, *(cell for each in found for cell in _cells(each))])
-    names = ["server", "constants"]
-    for quantity in QUANTITIES:
-        names += [quantity, "inside", "width"]
-    left_out = {server.name: server.left_out for server in validation.servers if server.left_out}
-    lines = [
-        "each server is predicted with constants learnt from all other machines and engines",
-        "points that a server is calibrated on are not predicted",
-        "mean absolute error (bias), points inside their 90 % interval, width of the interval over the value",
-        *(f"not in `all`: {name}: {why}" for name, why in left_out.items()),
-        *dict.fromkeys(f"times of kernels: {server.times}" for server in validation.servers),
+def validation(found: Validation) -> RenderableType:
+    """All servers together, then each of them."""
+    left_out = {server.name: server.left_out for server in found.servers if server.left_out}
+    notes = [
+        ("a cell", "mean absolute error (bias); inside: points in their 90 % intervals, which are so wide"),
+        ("constants", "those of all other machines and engines; what calibrates a server is not predicted"),
+        *(("not in all", f"{name}: {why}") for name, why in left_out.items()),
+        *(("times", f"of kernels: {where}") for where in dict.fromkeys(s.times for s in found.servers)),
     ]
-    return "\n".join([_table(rows, names), "", *(f"- {line}" for line in lines)])
+    each = table_of([row for server in found.servers for row in _errors(server)], wrap_first=False)
+    return Group(table_of(list(_errors(found.together))), "", each, "", noted(notes))
 
 
-def _cells(of: Errors | None) -> list[str]:
-    if of is None:
-        return ["", "", ""]
-    return [f"{of.mean:.1%} ({of.bias:+.1%})", f"{of.covered} of {of.points}", f"{of.width:.0%}"]
+def _errors(of: Validated) -> Iterator[dict[str, object]]:
+    name = of.name
+    for mode in MODES:
+        if found := [(quantity, each) for quantity in QUANTITIES if (each := of.errors(mode, quantity))]:
+            calibrated = mode.removeprefix("calibrated ").replace("uncalibrated", "no")
+            errors = {quantity: f"{100 * e.mean:.1f} % ({100 * e.bias:+.1f})" for quantity, e in found}
+            inside = {f"{q} inside": f"{e.covered} of {e.points}, {100 * e.width:.0f} %" for q, e in found}
+            yield {"server": name, "calibrated": calibrated, **errors, **inside}
+            name = ""
 
 
 def validation_json(validation: Validation) -> str:
@@ -188,9 +213,5 @@ def validation_json(validation: Validation) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _value(value: Value, form: str = ".2f") -> str:
-    return text.interval(value.value, value.low, value.high, form)
-
-
-def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> str:
-    return text.table(*text.filled_columns(rows, names))
+def _value(value: Value, form: str = ".0f") -> str:
+    return ranged(value.value, value.low, value.high, form)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, ConfigDict, Field
-from tabulate import tabulate
+from rich.console import Group, RenderableType
 
 import kernels
 from harness.errors import NothingRan, UsageError
@@ -23,6 +23,9 @@ from harness.machine.monitor.base import Monitor
 from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches, unknown_implementation
+from harness.report.fitting_table import table_of
+from harness.report.notes import noted
+from harness.report.text import ranged
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.serving.schema import StrictRecord
 from harness.statistics.intervals import interval
@@ -45,9 +48,8 @@ class Timed(StrictRecord):
     low: float | None = None
     high: float | None = None
 
-    def text(self, form: str = "") -> str:
-        interval = "" if self.low is None else f" ({self.low:{form}.4g}..{self.high:{form}.4g})"
-        return f"{self.ms:{form}.4g}{interval}"
+    def text(self, form: str = "+.4g") -> str:
+        return ranged(self.ms, self.low, self.high, form)
 
 
 class ReplayArm(StrictRecord):
@@ -114,33 +116,33 @@ class Replay(StrictRecord):
     samples: tuple[dict[str, Any], ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
 
-    def table(self) -> str:
+    def table(self) -> RenderableType:
         """The step, what each arm changes in it and would change alone, and where the base's time goes."""
         step, base = self.step, self.arms[self.base]
         rows = [
-            [name, *(timed.text(form) if timed else "" for timed, form in
-                     ((arm.step, ""), (arm.change, "+"), (arm.whole, "+"))),
-             "" if arm.alone is None else f"{arm.alone:+.4g}", arm.verdict()]
+            {"arm": name, "change ms": arm.change and arm.change.text(), "verdict": arm.verdict(),
+             "step ms": arm.step and arm.step.text(".4g"),
+             "alone ms": None if arm.alone is None else f"{arm.alone:+.4g}",
+             "whole model ms": arm.whole and arm.whole.text()}
             for name, arm in self.arms.items()
         ]  # fmt: skip
-        columns = ["arm", "step ms", "change", "whole model", "alone", ""]
         classes = base.classes_alone()
         total = sum(classes.values())
         shares = ", ".join(f"{name} {ms:.3g} ({ms / total:.0%})" for name, ms in classes.items())
-        lines = [
+        what = (
             f"decode step of {step['model']}, tp={step['parallel']['tp']}: batch {step['batch']}, "
             f"ctx {step['ctx']}, {step['dense']} dense and {step['moe']} MoE layers, page {step['page']}, "
-            f"kv {step['kv']}, routing {step['routing']}, {self.launch}, {self.threads} threads",
-            "base: " + ", ".join(f"{op}={name}" for op, name in base.chosen.items()),
-            tabulate(rows, columns, disable_numparse=True),
-            f"the base against itself: {self.twin.text('+')} ms" if self.twin else "",
-            f"the base's calls alone, {total:.4g} ms: {shares}" if classes else "",
-            f"left out: {', '.join(self.left_out)}",
-            *(f"note: {text}" for text in self.notes),
-            f"{self.rounds} rounds, {self.disturbed} more disturbed; change: of the step, by paired rounds, "
-            "with a 90 % interval; alone: all layers' swapped calls without the rest of the step",
+            f"kv {step['kv']}, routing {step['routing']}, {self.launch}, {self.threads} threads"
+        )
+        notes = [
+            ("base", ", ".join(f"{op}={name}" for op, name in base.chosen.items())),
+            ("noise", f"the base against itself: {self.twin.text()} ms" if self.twin else ""),
+            ("alone", f"the base's calls, {total:.4g} ms: {shares}" if classes else ""),
+            ("left out", ", ".join(self.left_out)),
+            *(("note", text) for text in self.notes),
+            ("measured", f"rounds: {self.rounds}, disturbed: {self.disturbed} more; intervals are of 90 %"),
         ]
-        return "\n".join(filter(None, lines))
+        return Group(what, "", table_of(rows), "", noted([note for note in notes if note[1]]))
 
 
 RANK = "harness.serving.replay.child:Rank"
@@ -195,19 +197,31 @@ def plans(
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
     """`op=impl` texts of the base; each swap, of one or more by commas, is an arm. Raises UsageError where
-    one names an op, a place or an implementation that there is not, or is the base by another name."""
+    one names an op, a place or an implementation that there is not, or is the base by another name;
+    NothingRan where no swap can run here."""
     places, chosen = step.op_places(), {}
     for op in sorted({place.op for place in places}):
         like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
         chosen[op] = like if like and platform.kind != "cpu" else baseline
     chosen |= _choices(places, ",".join(base), "--base")
-    arms = {BASE: chosen}
-    for text in swap:
-        arms[text] = chosen | _choices(places, text, "--swap")
+    arms, swaps = {BASE: chosen}, {text: _choices(places, text, "--swap") for text in swap}
+    for text, swapped in swaps.items():
+        arms[text] = chosen | swapped
         if all(place.implementation(arms[text]) == place.implementation(chosen) for place in places):
             runs = ", ".join(f"{op}={name}" for op, name in chosen.items())
             raise UsageError(f"--swap {text!r} is what the base runs; the base: {runs}")
+    if swaps and all(lacking := [_lacking(swapped, platform) for swapped in swaps.values()]):
+        raise NothingRan("; ".join(dict.fromkeys(lacking)))
     return arms
+
+
+def _lacking(choices: Mapping[str, str], platform: Platform) -> str:
+    """The first row that cannot run here, with the reason; empty if all can."""
+    chosen = [(op.partition(":")[0], name) for op, name in choices.items()]
+    rows = (row for op, name in chosen for row in kernels.implementations(op) if row.name == name)
+    return next(
+        (f"{row.name} {support.reason}" for row in rows if not (support := row.available(platform)).ok), ""
+    )
 
 
 def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
@@ -240,12 +254,18 @@ def fitted(
         except ValueError as error:
             raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
     elif memory is not None:
-        while step.moe > 1 and needed(step, arms) > SHARE * memory:
+        room = SHARE * memory
+        while step.moe > 1 and needed(step, arms) > room:
             step = replace(step, moe=step.moe - 1)
-        if needed(step, arms) > SHARE * memory:
+        if needed(step, arms) > room:
+            larger = [
+                replace(step, parallel=Parallel(tp=tp)) for tp in (2, 4, 8, 16) if tp > step.parallel.tp
+            ]
+            fits = [f"--tp {each.parallel.tp} fits" for each in larger if needed(each, arms) <= room]
             raise NothingRan(
-                f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
-                "device has: take a larger --tp, a smaller --batch, fewer --swap or fewer --layers"
+                f"a step of {step.dense} dense and {step.moe} MoE layers of --tp {step.parallel.tp} takes "
+                f"{needed(step, arms) / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB are free: "
+                + next(iter(fits), "take fewer --layers or --swap, a smaller --batch")
             )
     if step == whole:
         return step, ()

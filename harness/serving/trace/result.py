@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.report.text import microseconds, table
+from rich.console import Group, RenderableType
+
+from harness.report.fitting_table import table_of
+from harness.report.text import microseconds
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, Phase
 
@@ -174,14 +177,14 @@ class Trace:
 # As text
 
 
-def as_text(trace: Trace, phase: Phase | None, top: int) -> str:
+def trace_text(trace: Trace, phase: Phase | None, top: int) -> RenderableType:
     """phase: of which steps only; top: how many kernels."""
-    parts = ["\n".join(_head(trace)), _classes(trace, phase)]
+    parts: list[RenderableType] = [*_head(trace), "", *_classes(trace, phase)]
     if len(trace.steps) > 1:
-        parts += [_per_step(trace, each) for each in trace.phases() if phase in (None, each)]
+        for each in trace.phases():
+            parts += _per_step(trace, each) if phase in (None, each) else ()
     kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
-    parts += [_kernels(kernels, top, trace.on), _unknown(kernels, trace.time_ns())]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return Group(*parts, *_kernels(kernels, top, trace.on), *_unknown(kernels, trace.time_ns()))
 
 
 def _head(trace: Trace) -> Iterator[str]:
@@ -212,21 +215,23 @@ def _head(trace: Trace) -> Iterator[str]:
         yield f"{finding.severity}: {finding.message}"
 
 
-def _classes(trace: Trace, phase: Phase | None) -> str:
+def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
     by_class = trace.by_class(phase)
     total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
     rows = [
-        [name, *_cells(times, total.time_ns), _percent(times.exposed_ns, times.time_ns)]
+        {"class": name}
+        | _cells(times, total.time_ns)
+        | {"of its time": _percent(times.exposed_ns, times.time_ns)}
         for name, times in (by_class | {"sum": total}).items()
     ]
     title = f"of {phase} steps" if phase else "of the whole trace"
-    return f"{title}\n" + _table(rows, "class", *CELLS, "of its time")
+    return [title, table_of(rows)]
 
 
-def _per_step(trace: Trace, phase: Phase) -> str:
+def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
     steps = trace.steps_of(phase)
     if not steps:
-        return ""
+        return []
     span, idle = statistics.median(s.span_ns for s in steps), statistics.median(s.idle_ns for s in steps)
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
@@ -234,41 +239,43 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
     total = sum(times.time_ns for times in classes.values())
     rows = [
-        [name, *_cells(times, total), "..".join(map(_us, times.least_and_most))]
+        {"class": name}
+        | _cells(times, total)
+        | {"least to most": " to ".join(map(_us, times.least_and_most))}
         for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
     ]
-    return (
-        f"{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
-        + _table(rows, "class", *CELLS, "time, least..most")
-    )
+    title = f"\n{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}"
+    return [title, table_of(rows)]
 
 
-def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
+def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> list[RenderableType]:
     if not top or not kernels:
-        return ""
+        return []
     total = sum(kernel.time_ns for kernel in kernels)
+    what = "kernel" if on == "gpu" else "operator"
     rows = [
-        [_short(k.name), k.op_class, k.phase, *_cells(k, total), _us(k.time_ns / max(k.calls, 1)),
-         next(iter(k.shapes), "")[:60]]
+        {what: _short(k.name)} | _cells(k, total)
+        | {"a call": _us(k.time_ns / max(k.calls, 1)), "class": k.op_class, "phase": k.phase,
+           "shapes of the most time": next(iter(k.shapes), "")[:60]}
         for k in kernels[:top]
     ]  # fmt: skip
-    what = "kernel" if on == "gpu" else "operator"
-    more = f"\nand {len(kernels) - top} more (--top, --json)" if len(kernels) > top else ""
-    return _table(rows, what, "class", "phase", *CELLS, "a call", "shapes of the most time") + more
+    more = [f"and {len(kernels) - top} more (--top, --json)"] if len(kernels) > top else []
+    return ["", table_of(rows), *more]
 
 
-def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
+def _unknown(kernels: Sequence[KernelTime], total: float) -> list[RenderableType]:
     kernels = [kernel for kernel in kernels if kernel.op_class == "unknown"]
     if not kernels:
-        return "unknown: none"
+        return ["\nunknown: none"]
     time, calls = sum(k.time_ns for k in kernels), sum(k.calls for k in kernels)
-    share = time / (total or 1)
-    head = f"unknown: {len(kernels)} names, {calls} calls, {_us(time)}, {share:.2%} of the trace"
-    lines = [f"  {_us(k.time_ns):>10}  {k.calls:>6} calls  {_short(k.name)}" for k in kernels]
-    return "\n".join([head, *lines])
+    head = (
+        f"\nunknown: {len(kernels)} names, {calls} calls, {_us(time)}, {time / (total or 1):.2%} of the trace"
+    )
+    rows = [{"kernel": _short(k.name), "time": _us(k.time_ns), "calls": k.calls} for k in kernels]
+    return [head, table_of(rows)]
 
 
-def _short(name: str, most: int = 90) -> str:
+def _short(name: str, most: int = 60) -> str:
     """A kernel's name; of a long one the middle is left out, as both ends tell most."""
     name = name.removeprefix("void ")
     return name if len(name) <= most else f"{name[: most - 23]}...{name[-20:]}"
@@ -282,17 +289,10 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-CELLS = ("time", "share", "calls", "exposed")
-
-
-def _cells(times: Times, total: float) -> tuple[str, ...]:
-    share, calls = _percent(times.time_ns, total), f"{times.calls:.10g}"
-    return _us(times.time_ns), share, calls, _us(times.exposed_ns)
-
-
-def _table(rows: Sequence[Sequence[str]], *headers: str) -> str:
-    words = ("class", "kernel", "operator", "phase", "shapes of the most time")
-    return table(rows, headers, right=[header for header in headers if header not in words])
+def _cells(times: Times, total: float) -> dict[str, str]:
+    share = _percent(times.time_ns, total)
+    calls, exposed = f"{times.calls:.10g}", _us(times.exposed_ns)
+    return {"time": _us(times.time_ns), "share": share, "calls": calls, "exposed": exposed}
 
 
 # As JSON

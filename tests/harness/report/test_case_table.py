@@ -55,7 +55,7 @@ LONG = ["aiter.dispatch_preshuffled", "triton.split_kv splits=8 block_n=64 num_w
 TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
     "the fastest is faster": [*TWO, verdict("vllm.amx", "runner-up", 1.854, 2.034, 1.942, "faster"), FASTER],
     "the same": [*TWO, verdict("vllm.amx", "runner-up", 0.9992, 1.003, 1.001, "same")],
-    "not told from the second": [*TWO, verdict("vllm.amx", "runner-up", 0.98, 1.06, 1.02)],
+    "indistinguishable from the second": [*TWO, verdict("vllm.amx", "runner-up", 0.98, 1.06, 1.02)],
     "too noisy": [*TWO, verdict("vllm.amx", "runner-up", 1.6, 2.6, 2.0, noise=None)],
     "too noisy for an interval": [*TWO, verdict("vllm.amx", "runner-up", 0.0, None, 1.02, noise=None)],
     "nothing to compare with": [timed("a", 5.0, 0.1, reason="disturbed")],

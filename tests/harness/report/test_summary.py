@@ -49,10 +49,10 @@ def test_only_a_clear_verdict_is_a_win():
         measured(FIRST, FIRST, FIRST, word=word) for word in ("unclear", "same", "faster")
     )
     assert said([unclear[0], same[1], faster[2]])[0].startswith(
-        "fastest in 1 of 3 cases: vllm.amx; not told apart in 1; two are the same in 1; weighted"
+        "fastest in 1 of 3 cases: vllm.amx; indistinguishable in 1; two are the same in 1; weighted"
     )
     assert said(unclear)[0].startswith(
-        "no row is clearly the fastest in 3 cases; not told apart in 3; weighted by the suite "
+        "no row is clearly the fastest in 3 cases; indistinguishable in 3; weighted by the suite "
         "vllm.amx takes the least time, 1.500x vLLM's default vllm.vec"
     )
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import RenderableType
 from rich.text import Text
 
-from harness.report.fitting_table import Column, FittingTable
+from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.notes import REPRODUCE, noted
 from harness.report.terminal import WIDEST, WIDTH, plain, show
 
@@ -65,6 +65,17 @@ def test_what_is_no_terminal_gets_plain_text_of_one_width(monkeypatch):
     file = io.TextIOWrapper(io.BytesIO(), "ascii")
     show("3 ± 1", file)
     assert file.buffer.getvalue() == b"3 ? 1\n", "a sign that a file cannot hold stops nothing"
+
+
+def test_rows_by_name_lose_their_last_columns():
+    rows = [{"run": "a" * 30, "ms": "5.1 (4 to 6)", "why": "w " * 20}, {"run": "b", "ms": 12, "late": "3 ms"}]
+    table = table_of(rows)
+    assert [(c.right, c.wraps, c.spare) for c in table.columns] == [
+        (False, True, 0), (True, False, 0), (False, True, 2), (True, False, 3)
+    ]  # fmt: skip
+    assert plain(table, 60).splitlines()[-1] == "not shown for lack of width: why, late"
+    assert "late" in plain(table).splitlines()[0], "a file has all"
+    assert not any(column.wraps for column in table_of(rows, wrap_first=False).columns[:2])
 
 
 def test_the_least_important_columns_go_first():

@@ -35,6 +35,12 @@ from harness.report import text
     *((text.duration, (seconds,), wanted) for seconds, wanted in ((1.2e-6, "1.2 us"), (2.5e-8, "25 ns"))),
     *((text.significant, (value,), wanted) for value, wanted in ((99.95, "100"), (1234.5, "1234"))),
     (text.significant, (None,), ""),
+    (text.ranged, (2, 1.9, 2.1, ".2f", "x"), "2.00x (1.90 to 2.10)"),
+    (text.ranged, (-14_100, -16_760.4, None), "-14100 (-16760 to ?)"),
+    (text.ranged, (None, None, -1), "(? to -1)"),
+    (text.ranged, (-999.4, -5_600, -3.21, "+.3g", " ms"), "-999 ms (-5600 to -3)"),
+    (text.ranged, (-999.4, -99.94, -3.21, "+.3g"), "-999 (-99.9 to -3.21)"),
+    (text.ranged, (None, None, None), ""),
     *((text.significant, (value, 4), wanted) for value, wanted in ((9999.4, "9999"), (12345.6, "12346"))),
 ])  # fmt: skip
 def test_numbers_as_text(function, values, wanted):

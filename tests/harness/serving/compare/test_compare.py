@@ -250,7 +250,7 @@ def test_the_user_says_which_engine_answered(tmp_path, here):
     paths[1].write_text(json.dumps(VLLM_ROW | {"backend": "vllm", "endpoint_type": "vllm"}))
     names, assume = [str(path) for path in paths], ["--assume", "hardware", "--assume", "model"]
     done = here("serving", "compare", *names, *assume)
-    assert done.returncode == 1 and "--engine A=NAME or B=NAME tells it" in done.stdout
+    assert done.returncode == 1 and "--engine A=NAME or B=NAME tells it" in " ".join(done.stdout.split())
     done = here("serving", "compare", *names, *assume, "--engine", "SGLang", "--engine", "B=vllm")
     assert done.returncode == 0 and "engine: sglang against vllm" in done.stdout
     for wrong, says in (

@@ -158,7 +158,7 @@ def test_verdicts(predicted, observed, expected):
 
 
 @pytest.mark.parametrize(("predicted", "observed", "off"), [
-    (-8.0, -8.2, "-2%"), (-8.0, -2.5, "+220%"), (8.0, -8.0, "-200%"), (-8.0, -0.01, "-7.99 ms"),
+    (-8.0, -8.2, "-2 %"), (-8.0, -2.5, "+220 %"), (8.0, -8.0, "-200 %"), (-8.0, -0.01, "-7.99 ms"),
     (-8.0, 0.0, "-8 ms"), (None, -8.2, ""),
 ])  # fmt: skip
 def test_where_the_observed_change_is_near_0_it_is_off_by_a_difference(predicted, observed, off):

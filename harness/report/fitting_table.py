@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+from tabulate import tabulate
 
 GAP = 2
 NUMBER = re.compile(r"[-+(]?\d.{,40}")
@@ -95,12 +96,14 @@ class FittingTable:
     def markdown(self) -> str:
         """All columns, as GitHub reads a table."""
         filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
-        rules = ["--:" if column.right else "---" for column in self.columns]
-        rows = [[column.header for column in self.columns], rules, *self.rows]
-        cells = [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in rows]
-        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
-        return "\n".join(f"| {' | '.join(row)} |" for row in padded)
+        columns = [self.columns[i] for i in filled]
+        return tabulate(
+            [[str(row[i]).replace("|", "\\|").replace("\n", " ") for i in filled] for row in self.rows],
+            [column.header for column in columns],
+            tablefmt="pipe",
+            disable_numparse=True,
+            colalign=["right" if column.right else "left" for column in columns],
+        )
 
     def _least_width(self, i: int) -> int:
         column = self.columns[i]

@@ -50,7 +50,7 @@ CPU_IMAGE = Environment(
 )
 NEWER = {"torch": "2.13.0", "triton": "3.6.0"}
 NO_NUMBER = {**CUDA_IMAGE.packages, "own": "2.9.0a0+git684f6f2", "rc": "3.0rc1", "more": "0.1.dev3+g12ab"}
-CARRIED = frozenset({"click", "pydantic", "rich", "packaging", "nvidia-ml-py"})
+CARRIED = frozenset({"click", "pydantic", "rich", "tabulate", "packaging", "nvidia-ml-py"})
 DRAWS = frozenset({"altair", "vl-convert-python", "jinja2"})
 PLANS: dict[str, tuple[Environment, dict]] = {
     "nothing is there": (BARE, {}),

@@ -4,7 +4,6 @@ hold for it, and what two versions of a library hold differently."""
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from harness.catalogue.architectures import architectures
-from harness.catalogue.devices import Ceilings, known_devices
+from harness.catalogue.architectures import architectures, named_architecture, named_sheet
+from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
@@ -29,6 +28,7 @@ from kernels.vendor import READ_TO
 from shapes.case import Size
 from shapes.deployment import Call, Deployment, served, sweep
 from shapes.models import ModelConfig
+from shapes.names import near
 from shapes.scheduler import Workload
 
 MOST_ROWS = 16384
@@ -225,20 +225,16 @@ def engine_view(request: EngineRequest) -> EngineView:
 def _device(request: EngineRequest) -> Mapping[str, Any]:
     """The data sheet of the device, with its number of compute `units` and the name that its `driver` gives.
     An architecture stands for its usual device. Raises UsageError."""
-    known, usual = engines.archs(request.engine), architectures()
-    devices = [entry for entry in known_devices() if entry["arch"] in known]
-    name = usual[request.arch].device if request.arch in usual else request.arch
-    named = [entry for entry in devices if entry["name"].lower() == name.lower()]
-    if meant := named or [entry for entry in devices if entry["arch"] == request.arch]:
-        maker = "AMD Instinct" if meant[0]["arch"].startswith("gfx") else "NVIDIA"
-        units = usual[meant[0]["arch"]].units if meant[0]["arch"] in usual else 0
-        return {"units": units, "driver": f"{maker} {meant[0]['name']}"} | meant[0]
-    if request.arch in known:
-        return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
-    raise UsageError(
-        f"what {request.engine} runs on {request.arch!r} is not known; --arch takes {', '.join(known)}, "
-        f"or {', '.join(entry['name'] for entry in devices)}"
-    )
+    known, usual, arch = engines.archs(request.engine), architectures(), named_architecture(request.arch)
+    if arch not in known:
+        raise UsageError(
+            f"what {request.engine} runs on {arch} is not known; --arch takes {', '.join(known)}, or a GPU"
+        )
+    if sheet := named_sheet(request.arch):
+        maker = "AMD Instinct" if arch.startswith("gfx") else "NVIDIA"
+        units = usual[arch].units if arch in usual else 0
+        return {"units": units, "driver": f"{maker} {sheet['name']}"} | sheet
+    return {"arch": arch, "name": arch, "units": 0, "driver": ""}
 
 
 def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
@@ -300,15 +296,13 @@ def _without_effect(
 ) -> Iterator[str]:
     """A line for each setting without which the engine runs the same."""
     known = known_settings(request.engine, ops, arch)
-    spelled = {_spelled(name): name for name in known}
     for name in request.given:
         if name in TABLES[request.engine]:
             continue
         rest = {other: value for other, value in request.given.items() if other != name}
         without = replace(request, given=rest)
         if name not in known:
-            near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
-            meant = f"; did you mean {as_given(spelled[near[0]])}?" if near else ""
+            meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
             yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
         elif without.deployed(arch) == request.deployed(arch) and all(
             _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
@@ -336,11 +330,6 @@ def _unasked(request: EngineRequest, library: str, arch: str) -> str:
     if library == "aiter" and arch.startswith("gfx") and off:
         return f"{text}; give --with VLLM_ROCM_USE_AITER=1"
     return text
-
-
-def _spelled(name: str) -> str:
-    """The name as a flag is spelled, so that a flag and a variable of one name are alike."""
-    return name.lower().replace("_", "-")
 
 
 def as_given(name: str, value: str = "") -> str:

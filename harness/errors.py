@@ -3,6 +3,8 @@ traceback."""
 
 from __future__ import annotations
 
+from shapes.names import near
+
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 STOPPED = 130  # by control-C, as in shells
 
@@ -36,15 +38,22 @@ def one_line(error: BaseException) -> str:
 
 
 def mistake(error: Exception) -> str:
-    """One line about an invalid input. For an error of pydantic: the place and text of its first mistake, and
-    how many more there are (`load.pairs: Input should be ...`). For any other error: `one_line`."""
+    """One line about an invalid input. For an error of pydantic: the place and text of a mistake, a misspelt
+    key before others, and how many more there are (`load.pairs: Input should be ...`). For any other error:
+    `one_line`."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
         return one_line(error)
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     where = ".".join(map(str, first["loc"]))
     plain = {"extra_forbidden": "no such key", "missing": "is missing"}
     what = plain.get(first["type"]) or " ".join(first["msg"].removeprefix("Value error, ").split())
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        beside = [each["loc"] for each in errors if each["type"] == "missing"]
+        lacking = [str(loc[-1]) for loc in beside if loc[:-1] == first["loc"][:-1]]
+        for key in near(str(first["loc"][-1]), lacking)[:1]:
+            what, errors = f"{what}; did you mean {key}?", errors[1:]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{where}: {what}{more}" if where else f"{what}{more}"

@@ -100,12 +100,14 @@ def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]
 
 def implementations_of(path: Path) -> list[Implementation]:
     """The implementations of a plug-in's file, which is imported here. They share no worker with others.
-    Raises PluginError where one names no op."""
+    Raises PluginError where one names no op or has no prepare."""
     found = list(_defined(_plugin(path)))
     for implementation in found:
         if implementation.op not in OPS:
             ops = ", ".join(OPS)
             raise PluginError(f"{path}: {implementation.name} has op {implementation.op!r}; ops are {ops}")
+        if type(implementation).prepare is Implementation.prepare:
+            raise PluginError(f"{path}: class {type(implementation).__name__} defines no prepare")
         implementation.plugin = str(path)
         implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
     return found

@@ -21,6 +21,7 @@ from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
+from shapes.names import unknown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -550,18 +551,17 @@ class Op(ABC):
         """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
         unknown or missing."""
         kinds = _kinds(self.Sizes)
-        names = ", ".join(kinds)
         values: dict[str, Size] = {}
         for name, value in given.items():
             if name not in kinds:
-                raise ValueError(f"unknown size {name!r} for {self.name}; sizes: {names}")
+                raise ValueError(unknown("size", name, kinds, of=self.name))
             try:
                 values[name] = kinds[name](value)
             except ValueError:
                 raise ValueError(f"size {name}={value!r} of {self.name} is not a whole number") from None
         missing = [f.name for f in fields(self.Sizes) if f.name not in values and f.default is MISSING]
         if missing:
-            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {names}")
+            raise ValueError(f"{self.name} needs {', '.join(missing)}; sizes: {', '.join(kinds)}")
         return self.Sizes(**values)
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -50,6 +51,9 @@ def merge(cases: Iterable[Case]) -> list[Case]:
 def parse(text: str) -> list[dict[str, str]]:
     """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. Raises
     ValueError with one line."""
+    spaced = re.sub(r"[,;]\s*(?=\w+=)", " ", text)
+    if spaced != text:
+        raise ValueError(f"sizes are separated by spaces, not {text!r}; write {spaced!r}")
     axes: dict[str, list[str]] = {}
     for word in text.split():
         name, equals, values = word.partition("=")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from shapes.names import unknown
+
 _DATA = Path(__file__).parent / "data"
 
 
@@ -56,7 +58,7 @@ def models() -> list[str]:
 def model(name: str) -> ModelConfig:
     """Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(f"unknown model {name!r}; models: {', '.join(models())}")
+        raise ValueError(unknown("model", name, models()))
     own = _data(name)
     config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
     return ModelConfig.read(name, own["source"], config)

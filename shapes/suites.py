@@ -17,6 +17,7 @@ from shapes import cases as _cases
 from shapes.attention import Parallel
 from shapes.case import Case, merge
 from shapes.cases import R1
+from shapes.names import unknown
 from shapes.workloads import documented
 
 CASE_S = 20.0
@@ -81,7 +82,7 @@ def suites() -> dict[str, Suite]:
 def suite(name: str) -> Suite:
     """Raises ValueError, which lists the suites, for an unknown name."""
     if name not in suites():
-        raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
+        raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]
 
 

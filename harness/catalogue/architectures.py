@@ -8,9 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.catalogue.devices import known_devices, known_type
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import DATA
 from kernels.tuning import Target
+from shapes.names import unknown
 
 KINDS = ("interpreted", "compiled", "emulated", "measured")
 """The kinds of evidence for a kernel of the suite, from the weakest to the strongest: it was right in
@@ -85,13 +88,38 @@ def architectures() -> dict[str, Architecture]:
 
 
 def select_architectures(targets: str | None) -> list[Architecture]:
-    """The architectures in a list with commas; None means all. Raises UsageError for an unknown name."""
+    """The architectures in a list of words with commas, as `named_architecture` takes them; None means all.
+    Raises UsageError for a word that names none, and for an architecture without limits here."""
     known = architectures()
-    names = [name.strip() for name in targets.split(",")] if targets is not None else list(known)
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown target {name!r}; targets: {', '.join(known)}")
+    names = [named_architecture(word.strip()) for word in targets.split(",")] if targets else list(known)
+    if others := [name for name in names if name not in known]:
+        raise UsageError(f"nothing is known of the limits of {others[0]}; targets: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+ARCHS = (
+    *("gfx942", "gfx950", "gfx90a", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"),
+    *("x86-amx", "x86-avx512", "x86-avx2", "x86", "aarch64"),
+)
+"""The architectures that users may ask about."""
+
+
+def named_sheet(word: str) -> JsonObject | None:
+    """The data sheet of the GPU that a user names in any capitals: `MI300X`, or `gfx942`, which stands for
+    its usual GPU. None for another word."""
+    usual, sheets = architectures().get(word.lower()), known_devices()
+    meant = [sheet for sheet in sheets if sheet["name"] == known_type(usual.device if usual else word)]
+    return next(iter(meant or [sheet for sheet in sheets if sheet["arch"] == word.lower()]), None)
+
+
+def named_architecture(word: str) -> str:
+    """The architecture that a user names, by itself or by a GPU that has it. Raises UsageError."""
+    if word.lower() in ARCHS:
+        return word.lower()
+    if sheet := named_sheet(word):
+        return str(sheet["arch"])
+    known = [*ARCHS, *(entry["name"] for entry in known_devices())]
+    raise UsageError(unknown("architecture", word, known))
 
 
 @functools.cache

@@ -7,13 +7,11 @@ between implementations by it (`chooses`), or no measurement here can show it (`
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.errors import UsageError
 from harness.paths import DATA
 from kernels.op import Support
 from kernels.platform import Platform
@@ -125,17 +123,3 @@ class Flag:
 def catalogue() -> dict[str, Flag]:
     """All flags by name, in the order of the file."""
     return {entry["name"]: Flag(**entry) for entry in json.loads((DATA / "flags.json").read_bytes())["flags"]}
-
-
-def suggestions(name: str) -> list[str]:
-    """Flags whose names are like a misspelt name, the nearest first."""
-    return difflib.get_close_matches(name.upper(), list(catalogue()), n=3, cutoff=0.75)
-
-
-def find(name: str) -> Flag:
-    """Raises UsageError for an unknown flag."""
-    if name in catalogue():
-        return catalogue()[name]
-    meant = suggestions(name)
-    hint = f"did you mean {either(meant)}?" if meant else "`list flags` shows all"
-    raise UsageError(f"unknown flag {name!r}; {hint}")

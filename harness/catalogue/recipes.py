@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.paths import DATA
+from shapes.names import unknown
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,5 @@ def _read(key: str) -> dict[str, Recipe]:
 def find(name: str) -> Recipe:
     """Raises UsageError for an unknown recipe."""
     if name not in recipes():
-        raise UsageError(f"unknown recipe {name!r}; recipes: {', '.join(recipes())}")
+        raise UsageError(unknown("recipe", name, recipes(), "list recipes"))
     return recipes()[name]

@@ -6,13 +6,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.errors import STOPPED, USAGE, HarnessError
+from harness.errors import STOPPED, USAGE, HarnessError, UsageError
 from kernels import PluginError
 from kernels.tuning import StoredError
+from shapes.names import unknown
+
+EXAMPLES = Path(__file__).parent / "examples.txt"
+"""The examples in the help of commands, one in each line, which begins with the command."""
 
 
 class LazyGroup(click.Group):
@@ -32,15 +37,23 @@ class LazyGroup(click.Group):
         return sorted(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module, _, attribute = self.modules.get(cmd_name, "").partition(":")
-        return getattr(import_module(module), attribute) if module else None
+        if cmd_name not in self.modules:
+            return None
+        module, _, attribute = self.modules[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        if not isinstance(command, click.Group):
+            path = f"{self.name} {cmd_name} ".removeprefix("cli ")
+            lines = EXAMPLES.read_text("utf-8").splitlines()
+            own = [f"  python -m harness {line}" for line in lines if line.startswith(path)]
+            command.epilog = "\n".join(["\b", "Examples:", *own])
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises click.UsageError, which lists the commands, if the first argument is none of them."""
+        """Raises UsageError, which lists the commands, if the first argument is none of them."""
         if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}; there are: {', '.join(self.list_commands(ctx))}.")
+            raise UsageError(unknown("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
 
@@ -59,14 +72,10 @@ def cli() -> None:
     """Which implementation of DeepSeek's inference kernels is fastest here, and is it right?
 
     \b
-    python -m harness run --op mla_decode                    rank the implementations at a few small shapes
-    python -m harness run --op mla_decode --suite r1-tp8     ... at DeepSeek-R1's shapes on one of 8 GPUs
-    python -m harness run --op mla_decode --case "batch=1,64 ctx=4096 heads=16"
-    python -m harness run --op fused_moe --boundary with_quant
-    python -m harness list impls                             what there is, what it needs, what can run here
-    python -m harness compile                                the Triton kernels, for GPUs not at hand
-    python -m harness tune --op mla_decode                   their best configurations, stored for runs
-    python -m harness campaign --budget 25m                  all that this machine can tell in that time
+    python -m harness run --op mla_decode                 rank them at small shapes
+    python -m harness run --op mla_decode --suite r1-tp8  ... at DeepSeek-R1's
+    python -m harness list impls                          what can run here
+    python -m harness COMMAND --help                      options and examples
 
     Exit codes: 0 all that could run is right; 1 something was wrong, crashed, timed out or must not be
     shipped; 2 the command cannot be understood or an input not read; 3 nothing could run.

@@ -25,33 +25,31 @@ if TYPE_CHECKING:
 PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.argument("file", required=False, metavar="[FILE.toml]")
-@click.option("--budget", default="25m", show_default=True, metavar="25m", help="Wall-clock, all in all.")
+@click.option("--budget", default="25m", show_default=True, metavar="25m", help="End within this wall-clock.")
 @options.cluster_option
 @options.target_device
-@click.option("--out", metavar="DIR", help="Its folder (default: results/<machine>, or results/cluster).")
+@click.option("--out", metavar="DIR", help="Write it there.  [default: results/<machine>, results/cluster]")
 @click.option("--resume", metavar="DIR", help="Go on with the campaign there, for another --budget.")
 @click.option(
     "--plan",
-    type=click.Choice(PLANS),
+    type=options.OneOf(PLANS),
     is_flag=False,
     flag_value="steps",
     help="Measure nothing: print what would be done when, or the file that starts it on such a cluster.",
 )
 @click.option(
-    "--devices", multiple=True, metavar="TYPE=N", help="With --plan: so many of a type that is not here."
+    "--devices", multiple=True, metavar="TYPE=N", help="With --plan: plan for N such GPUs, not here: H200=8."
 )
 @options.threads_option
 @options.quiet_option
 @options.gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
-    """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
-
-    Without a file: the machine and its ceilings, the engine itself, each op at `smoke`, then at `r1-tp8`,
-    races of the Triton kernels, flags, the replay of a step. The result is a folder and one zip file to carry
-    home, which `report` and `harness.results.load` read as it is.
-    """
+    """Measure all that this machine can tell in a given time. The most valuable comes first. Without a file:
+    the machine and its limits, the engine itself, each op at `smoke`, then at `r1-tp8`, races of the Triton
+    kernels, flags, the replay of a step. The result is a folder and one zip file to carry home, which
+    `report` and `harness.results.load` read as it is."""
     from harness.campaign.execute import run_campaign
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan

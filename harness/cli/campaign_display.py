@@ -16,8 +16,7 @@ from typing import Any
 
 from harness.campaign.execute import CampaignOutcome, CampaignRequest
 from harness.campaign.plan import DEFAULTS, PlannedJob, ReadStep, jobs_of, planned_job, simulated, steps_of
-from harness.catalogue.architectures import architectures
-from harness.catalogue.devices import known_devices
+from harness.catalogue.architectures import named_architecture, named_sheet
 from harness.cli.run_display import TerminalDisplay
 from harness.cluster.driver import Driver, Task
 from harness.errors import UsageError
@@ -31,6 +30,7 @@ from harness.results.comparison import spreads
 from harness.results.schema import Record, Run
 from harness.run.device import device_type
 from harness.run.execute import Outcome
+from kernels.engines import kind
 from kernels.platform import Platform, named
 from shapes.case import Case
 
@@ -148,18 +148,16 @@ def _count(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([\w.-]+)=([1-9]\d{0,4})", text)
     if not match:
         raise UsageError(f"cannot read --devices {text!r}; write for example H200=8")
-    return match[1], int(match[2])
+    sheet = named_sheet(match[1])
+    return sheet["name"] if sheet else match[1], int(match[2])
 
 
 def _platform(type: str) -> Platform:
-    """The platform of a device that need not be here, by its name in the catalogue."""
-    for entry in known_devices():
-        if entry["name"].lower() == type.lower():
-            return named(architectures()[entry["arch"]].kind, entry["arch"])
+    """The platform of a device that need not be here."""
     if type == "cpu":
         return named("cpu")
-    names = ", ".join(entry["name"] for entry in known_devices())
-    raise UsageError(f"unknown device {type!r}; devices: {names}, cpu")
+    arch = named_architecture(type)
+    return named(kind(arch), arch)
 
 
 def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:

@@ -20,19 +20,19 @@ FIRST_S = 300.0  # seconds for a cluster to compile its first kernel
 
 
 @click.command("compile")
-@click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
+@click.option("--target", metavar="GPU,...", help="Compile for MI300X, sm_100 ...  [default: all known]")
 @only_op
 @click.option(
     "--cluster",
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    help="Compile on the CPUs of a Ray cluster: HOST:PORT of its head.",
+    help="Compile on the CPUs of the Ray cluster whose head is at HOST:PORT.",
 )
 @json_option("Write JSON there instead of a table.")
 def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
-    """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here. The exit code
-    is 1 where one exceeds a limit, spills, or lacks the matrix instructions that it could have."""
+    """Compile the Triton kernels for GPUs that need not be here. The exit code is 1 where one exceeds a
+    limit, spills, or lacks matrix instructions that it could have."""
     import kernels
     from harness.catalogue.architectures import select_architectures
     from harness.compile.survey import able, compiles

@@ -13,16 +13,14 @@ from harness.cli.options import answer, json_option, target_device
 @click.command()
 @json_option("Write JSON there instead of text.")
 @target_device
-@click.option("--quick", is_flag=True, help="Measure nothing (measuring takes about half a minute).")
-@click.option("--bind", is_flag=True, help="Say which rows bind to their libraries: installed, or at PATH.")
+@click.option("--quick", is_flag=True, help="Measure nothing; measuring takes about half a minute.")
+@click.option("--bind", is_flag=True, help="Say which rows fit their libraries: those installed, or at PATH.")
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, paths: tuple[Path, ...]) -> None:
-    """Platform, device, libraries, ceilings, noise, clocks, and what would improve them.
-
-    With --bind: whether each row's calls fit a version of its library, whose files are read and not imported.
-    Rows that break come first, and then the exit status is 1. PATH is a wheel, a folder of packages (a
-    site-packages, a checkout), or a file of recorded signatures.
-    """
+    """Examine this machine and say what would improve it. It shows the platform, the device, libraries,
+    measured limits, noise and clocks. With --bind: whether each row's calls fit a version of its library,
+    whose files are read and not imported. Rows that break come first, and then the exit status is 1. PATH is
+    a wheel, a folder of packages (a site-packages, a checkout), or a file of recorded signatures."""
     if bind:
         sys.exit(show_bindings(paths, json_to))
     if paths:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import json_option, parsed_by, write_json
+from harness.cli.options import Command, OneOf, json_option, parsed_by, write_json
 
 if TYPE_CHECKING:
     from harness.engine import EngineView
@@ -32,12 +32,12 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
 def _model(name: str) -> ModelConfig:
     """Raises ValueError."""
     from shapes.models import model, models, read_model
+    from shapes.names import unknown
 
     if Path(name).exists():
         return read_model(Path(name))
     if name not in models():
-        known = ", ".join(models())
-        raise ValueError(f"unknown model {name!r}; models: {known}, or a folder with a config.json")
+        raise ValueError(f"{unknown('model', name, models())}, or a folder with a config.json")
     return model(name)
 
 
@@ -95,31 +95,33 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-@click.command()
-@click.argument("engine", type=click.Choice(["sglang", "vllm"]), metavar="sglang|vllm")
+@click.command(cls=Command)
+@click.argument("engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm")
 @click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
-              help="gfx942, sm_90 ... or a GPU: MI325X, H100.  [default: this machine's]")  # fmt: skip
+              help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
 @click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
               metavar="NAME|DIR",
-              help="deepseek-r1, deepseek-v3 or a folder with a config.json.")  # fmt: skip
-@click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
-@click.option("--ep", type=click.IntRange(1), default=1, show_default=True,
-              help="Ranks that share the experts: all or one.")  # fmt: skip
-@click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
-@click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True, help="KV cache.")
+              help="Serve deepseek-r1, deepseek-v3 or the model of a folder with a config.json.")  # fmt: skip
+@click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
+              help="Let the server have N ranks.")  # fmt: skip
+@click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
+              help="Let N ranks share the experts: all or one.")  # fmt: skip
+@click.option("--dp-attention", is_flag=True, help="Give each rank requests of its own.")
+@click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
+              help="Keep the KV cache in this dtype.")  # fmt: skip
 @click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
-              help="What is served; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches of "
-              "1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
+              help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
+              "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
 @click.option("--with", "given", multiple=True, callback=parsed_by(_settings), metavar="NAME=VALUE",
-              help="A variable or flag that is set for the engine.")  # fmt: skip
-@click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), help="Only this op.")
+              help="Set this variable or flag for the engine.")  # fmt: skip
+@click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), metavar="OP", help="Take only this op.")
 @click.option("--aiter", type=_path, metavar="PATH",
-              help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.")  # fmt: skip
-@click.option("--vllm", type=_path, metavar="PATH", help="The same for vLLM.")
+              help="Read AITER in a checkout, wheel, site-packages or image, or `recorded`.")  # fmt: skip
+@click.option("--vllm", type=_path, metavar="PATH", help="Read vLLM there, in the same way.")
 @click.option("--sglang", type=_path, metavar="PATH",
-              help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
+              help="Read SGLang there.  [default of all: what is installed, else recorded]")  # fmt: skip
 @click.option("--triton", default="", metavar="VERSION",
-              help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
+              help="Assume this Triton, by which SGLang chooses files.  [default: its own]")  # fmt: skip
 @click.option("--diff", nargs=2, type=Path, metavar="A B",
               help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
 @click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
@@ -141,15 +143,10 @@ def engine(
     json_to: str | None,
     **deployment: Any,  # click passes untyped values
 ) -> None:
-    """Says what sglang or vllm runs for each shape of a deployment: the implementation and the line of source
-    that decides it, the tuned table that it looks into, the entry that it finds or what runs instead, and
-    known defects. The largest shares of the time come first. Only files are read; no GPU is needed.
-
-    \b
-    python -m harness engine sglang --arch MI300X
-    python -m harness engine vllm --arch gfx942 --tp 4 --with VLLM_ROCM_USE_AITER=1
-    python -m harness engine vllm --arch gfx942 --with VLLM_ROCM_USE_AITER=1 --aiter ~/aiter --write untuned
-    """
+    """Show what an engine runs for each shape, and why. For each shape of a deployment: the implementation
+    and the line of source that decides it, the tuned table that it looks into, the entry that it finds or
+    what runs instead, and known defects. The largest shares of the time come first. Only files are read; no
+    GPU is needed."""
     from harness.engine import EngineRequest, changes, engine_view
     from harness.errors import UsageError
     from harness.files import require_writable, require_writable_folder, write

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from harness.errors import STOPPED, UsageError
+from shapes.names import near
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,6 +25,43 @@ RECORDED = "finished cases are recorded, --resume RUN measures the rest"
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Object = TypeVar("Object", bound="DataclassInstance")
+
+
+GROUPS = {
+    "What": "",
+    "How long": "budget per_case resume retry prepare_timeout call_timeout",
+    "Where and how": "device devices cluster cache launch set disturbed seed threads config force keep shard",
+    "Output": "out json json_to csv csv_to markdown quiet save tuned plan page folder published dry_run "
+    "check ledger help _click_default_help",
+}
+"""Heading in a command's help -> the parameters below it; the first has those that no other names."""
+
+
+class Command(click.Command):
+    """Its help has its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
+        for param in self.get_params(ctx):
+            if not isinstance(param, click.Argument) and (record := param.get_help_record(ctx)):
+                named = (heading for heading, names in GROUPS.items() if param.name in names.split())
+                groups[next(named, "What")].append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+class OneOf(click.Choice[str]):
+    """One of some words, in any capitals."""
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        super().__init__(choices, case_sensitive=False)
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        meant = near(str(value), self.choices)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        return f"{value!r} is none of {', '.join(self.choices)}{hint}"
 
 
 @contextlib.contextmanager
@@ -86,82 +124,88 @@ def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.
     return callback
 
 
-only_op = click.option("--op", help="Only this op.")
-target_device = click.option("--device", help="cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
+only_op = click.option("--op", metavar="OP", help="Take only this op.")
+target_device = click.option(
+    "--device", metavar="NAME",
+    help="Use cpu, cuda, cuda:1, or the first GPU of a kind: MI300X, H200 ...  [default: the first GPU, else "
+    "the CPU]",
+)  # fmt: skip
 ad_hoc_cases = click.option(
-    "--case", multiple=True, metavar='"NAME=V[,V...] ..."', help="Ad hoc cases; lists multiply."
-)
+    "--case", multiple=True, metavar='"NAME=V[,V...] ..."',
+    help="Take these cases, not a suite's. Spaces separate sizes; commas separate values, which multiply.",
+)  # fmt: skip
 cluster_option = click.option(
     "--cluster",
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
     help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
-    "devices of this node. --device is then a type of device.",
+    "devices of this node. --device then names a type of device.",
 )
 cache_option = click.option(
     "--cache",
-    type=click.Choice(["serving", "cold", "warm"]),
-    help="What calls read from memory: streamed operands (serving, default), all operands (cold), or "
+    type=OneOf(["serving", "cold", "warm"]),
+    help="Choose what calls read from memory: streamed operands (serving, default), all operands (cold), or "
     "nothing (warm).",
 )
+launch_option = click.option(
+    "--launch", type=OneOf(["graph", "eager"]),
+    help="Launch calls on GPUs from a graph (default), or one by one (eager).",
+)  # fmt: skip
 set_option = click.option(
-    "--set", multiple=True, metavar="NAME=VALUE", help="An environment variable of the workers."
+    "--set", multiple=True, metavar="NAME=VALUE", help="Set this environment variable in the workers."
 )
 disturbed_option = click.option(
     "--disturbed",
-    type=click.Choice(["prefer", "keep", "refuse"]),
+    type=OneOf(["prefer", "keep", "refuse"]),
     envvar="KERNEL_BENCH_DISTURBED",
-    help="Rounds that other work or throttling disturbed count if there are too few quiet ones (prefer, "
-    "default), always (keep), or never (refuse: no time if most rounds are disturbed).",
+    help="Count rounds that other work or throttling disturbed if there are too few quiet ones (prefer, "
+    "default), always (keep), or never (refuse: a row that is mostly disturbed gets no time).",
 )
-quiet_option = click.option("--quiet", is_flag=True, help="No tables and no progress.")
-seed_option = click.option("--seed", type=int, help="The seed of all random choices (default: 0).")
+quiet_option = click.option("--quiet", is_flag=True, help="Print neither tables nor progress.")
+seed_option = click.option("--seed", type=int, help="Draw all random values from this seed.  [default: 0]")
 threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1),
-    help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
-)
+    "--threads", type=click.IntRange(1), metavar="N",
+    help="Compute on N CPU threads.  [default: OMP_NUM_THREADS, else the cores of a NUMA node]",
+)  # fmt: skip
 prepare_timeout = _time_option(
-    "--prepare-timeout", default="900s", help="The most time to prepare an implementation."
+    "--prepare-timeout", default="900s", metavar="TIME", help="Stop preparing an implementation after this."
 )
 call_timeout = _time_option(
-    "--call-timeout", default="120s", help="The most time for one request to a worker."
+    "--call-timeout", default="120s", metavar="TIME", help="Stop any other request to a worker after this."
 )
 
 MEASURING = [
-    click.option("--op", help="The op to measure."),
-    click.option(
-        "--impl", metavar="PATTERN,...", help="Only implementations that match ('vllm.*,torch.sdpa')."
-    ),
-    click.option("--suite", help="Named cases (default: smoke); see `list suites`."),
+    click.option("--op", metavar="OP", help="Measure this op: see `list ops`."),
+    click.option("--impl", metavar="PATTERN,...",
+                 help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
+    click.option("--suite", metavar="NAME", help="Measure these cases: see `list suites`.  [default: smoke]"),
     ad_hoc_cases,
-    click.option("--boundary", help="What the timed call covers: core, with_quant, with_routing."),
+    click.option("--boundary", metavar="NAME",
+                 help="Let a call cover core, with_quant or with_routing.  [default: each in turn]"),
     target_device,
     cluster_option,
     cache_option,
-    click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph)."),
-    click.option("--budget", metavar="60s", help="Time for measuring, without set-up.  [default: 60s]"),
-    click.option(
-        "--per-case", metavar="20s", help="The least of the budget for a case.  [default: 20s; smoke 3s]"
-    ),
+    click.option("--launch", type=OneOf(["graph", "eager", "both"]),
+                 help="Launch calls on GPUs from a graph (default), one by one (eager), or both ways."),
+    click.option("--budget", metavar="60s", help="Measure for so long; set-up comes on top.  [default: 60s]"),
+    click.option("--per-case", metavar="20s",
+                 help="Give each case that is begun at least this of the budget.  [default: 20s; smoke 3s]"),
     set_option,
     click.option("--resume", metavar="RUN", help="Measure the cases that this run did not finish."),
-    click.option(
-        "--retry",
-        is_flag=True,
-        help="With --resume: also measure cases again in which a cell failed (crashed, timeout, error).",
-    ),
-    click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/)."),
+    click.option("--retry", is_flag=True,
+                 help="With --resume: measure again the cases that hold a crash, a timeout or an error."),
+    click.option("--out", metavar="DIR",
+                 help="Write the run into this folder.  [default: a new one in results/local/]"),
     click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout."),
-    click.option("--csv", metavar="FILE|-", help="Write the cells there."),
+    click.option("--csv", metavar="FILE|-", help="Write the cells there; - is stdout."),
     disturbed_option,
     quiet_option,
     seed_option,
     threads_option,
     prepare_timeout,
     call_timeout,
-]
+]  # fmt: skip
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:

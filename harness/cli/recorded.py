@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import answer, json_option, measuring
+from harness.cli.options import Command, answer, json_option, measuring
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     default="report.html",
     show_default=True,
     metavar="FILE",
-    help="Where to write the page.",
+    help="Write the page there; - is stdout.",
 )
-@click.option("--title", default="", help="The title of the page (default: what it shows).")
+@click.option("--title", default="", help="Give the page this title.  [default: what it shows]")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
 @click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--chart",
     multiple=True,
     metavar="PATTERN",
-    help="With --svg or --png: only charts with such a file name.",
+    help="With --svg or --png: write only charts with such a file name.",
 )
 def report(
     runs: tuple[str, ...],
@@ -45,10 +45,9 @@ def report(
     png: str | None,
     chart: tuple[str, ...],
 ) -> None:
-    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, rounds, flags,
-    what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
-    `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
-    it."""
+    """Write recorded RUNS as a page for the browser. It shows rankings, sizes, rounds, flags, what moved
+    between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that `serving
+    predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below it."""
     from pathlib import Path
 
     if chart and not (svg or png):
@@ -79,12 +78,8 @@ def report(
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--markdown", is_flag=True, help="Print GitHub's tables for a pull request, the summary first.")
 def show(runs: tuple[str, ...], markdown: bool) -> None:
-    """Print the tables of recorded RUNS again as the run printed them, and last what all cases say together.
-
-    \b
-    python -m harness show results/h200/mla_decode-b64
-    python -m harness show results/local/RUN --markdown > table.md
-    """
+    """Print the tables of recorded RUNS again. They are as the run printed them, and last comes what all
+    cases say together."""
     from harness.cli.run_display import RaceTables, RunDisplay, answers
     from harness.errors import NothingRan
     from harness.report.case_table import case_markdown
@@ -117,7 +112,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
             display.print(each)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
 @click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or terms too, and mark it.")
@@ -130,8 +125,8 @@ def compare(
     force: bool,
     markdown: str | None,
 ) -> None:
-    """Show what became faster or slower between two recorded runs, or between two revisions of this
-    repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
+    """Show what is faster or slower in RUN_B than in RUN_A. Or between two revisions of this repository,
+    which the other options are for. The exit code is 1 if something regressed."""
     if revisions and not runs:
         from harness.cli.run import measure
         from harness.plan.settings import revision_settings
@@ -168,8 +163,8 @@ def compare(
 @click.argument("runs", nargs=-1)
 @json_option("Write JSON there instead of a table.")
 def claims(runs: tuple[str, ...], json_to: str | None) -> None:
-    """Compare AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) with recorded RUNS
-    (default: all under results/)."""
+    """Compare AITER's headline claims with recorded RUNS. AITER claims 2x for GEMM, 3x for MoE, 17x for MLA
+    decode and 14x for MHA prefill. Without RUNS, all under results/ are looked at."""
     from dataclasses import asdict
 
     from harness.catalogue.published import CLAIMS, read
@@ -188,9 +183,9 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option("-o", "--output", metavar="FILE|-", help="Default: benchmark.json in the run's folder.")
+@click.option("-o", "--output", metavar="FILE|-", help="Write it there.  [default: RUN/benchmark.json]")
 def export(run: str, output: str | None) -> None:
-    """A recorded RUN as a file that `pytest-benchmark compare` reads."""
+    """Write a recorded RUN for `pytest-benchmark compare`."""
     import json
 
     from harness.errors import NothingRan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.measuring
 @click.option(
     "--baseline",
@@ -29,34 +29,35 @@ if TYPE_CHECKING:
 )
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
-    """Rank implementations of an op: each checked against a reference, then timed in interleaved rounds."""
+    """Check and rank the implementations of an op. Each is checked against a reference, then all are timed in
+    interleaved rounds."""
     measure(request, lambda _: request)
 
 
-@click.command()
+@click.command(cls=options.Command)
 @click.option(
     "--flag",
     "flag_texts",
     multiple=True,
     metavar="NAME=A[,B...]",
-    help="A variable and its values; `NAME=` is an empty value, `unset` removes the variable.",
+    help="Set this variable to each value in turn; `NAME=` is an empty value, `unset` removes it.",
 )
 @click.option(
     "--design",
-    type=click.Choice(["factorial", "one-at-a-time"]),
+    type=options.OneOf(["factorial", "one-at-a-time"]),
     default="factorial",
     show_default=True,
-    help="All combinations of the flags' values, or each value alone.",
+    help="Measure all combinations of the flags' values, or each value alone.",
 )
 @click.option(
-    "--recipe", metavar="NAME", help="All variables of a documented environment; see `list recipes`."
+    "--recipe", metavar="NAME", help="Set all variables of a published environment: see `list recipes`."
 )
-@click.option("--leave-one-out", is_flag=True, help="The recipe without each of its variables in turn.")
+@click.option("--leave-one-out", is_flag=True, help="Leave each variable out of the recipe in turn, too.")
 @click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
 @options.measuring
 def toggle(request: Request, **design: Any) -> None:  # click passes untyped values
-    """Show what environment flags do to each implementation, and whether they changed which kernels ran.
-    `list flags` says what each flag acts on."""
+    """Measure what environment flags do to each implementation. It also says whether a flag changed which
+    kernels ran. `list flags` says what each flag acts on."""
     from harness.cli.run_display import print_note
 
     measure(request, toggle_request(request, print_note, **design))
@@ -111,17 +112,17 @@ def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
     return (value,)
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.gathered("harness.run.plan:Request")
-@click.option("--op", required=True, help="The op.")
-@click.option("--impl", required=True, metavar="NAME", help="The implementation to check.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="One case.", callback=_as_tuple)
-@click.option("--boundary", help="What the call covers: core (default), with_quant, with_routing.")
+@click.option("--op", required=True, metavar="OP", help="Check an implementation of this op.")
+@click.option("--impl", required=True, metavar="NAME", help="Check this implementation.")
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_as_tuple)
+@click.option("--boundary", metavar="NAME", help="Check core, with_quant or with_routing.  [default: core]")
 @options.target_device
 @options.cache_option
-@click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
+@options.launch_option
 @options.set_option
-@click.option("--config", metavar='"NAME=V ..."', help="Configuration of a tunable implementation.")
+@click.option("--config", metavar='"NAME=V ..."', help="Make a tunable kernel use this configuration.")
 @click.option(
     "--save",
     metavar="DIR",
@@ -133,7 +134,8 @@ def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
 @options.prepare_timeout
 @options.call_timeout
 def check(request: Request, config: str | None, save: str | None) -> None:
-    """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
+    """Check one implementation on one case, untimed. It says whether the implementation is right, and where
+    and how it is wrong."""
     from harness.run.execute import code_of
     from harness.run.single import check as checked
 

@@ -23,34 +23,32 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
         )
 
 
-@click.command()
+@click.command(cls=options.Command)
 @options.only_op
-@click.option("--impl", metavar="PATTERN,...", help="Only implementations that match ('triton.split_k').")
-@click.option("--suite", help="Only these cases (default: those of all suites).")
+@click.option("--impl", metavar="PATTERN,...", help="Race only implementations that match: 'triton.*'.")
+@click.option("--suite", metavar="NAME", help="Race only these cases.  [default: those of all suites]")
 @options.ad_hoc_cases
 @click.option("--target", hidden=True, expose_value=False, is_eager=True, callback=_no_target)
-@click.option("--shard", metavar="I/N", help="Race the I-th of N parts of the cases only.")
-@click.option("--out", "tuned", metavar="DIR", help="Where to store (default: kernels/tuned, read by runs).")
+@click.option("--shard", metavar="I/N", help="Race only the I-th of N parts of the cases.")
+@click.option("--out", "tuned", metavar="DIR", help="Store winners there.  [default: kernels/tuned]")
 @click.option("--json", metavar="FILE|-", help="Write the choices there as JSON, too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be raced, and how long; race nothing.")
-@click.option(
-    "--check", is_flag=True, help="Store nothing; exit code 1 where what is stored is not the best."
-)
-@click.option("--device", help="Race on cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
-@click.option("--launch", type=click.Choice(["graph", "eager"]), help="On GPUs (default: graph).")
-@click.option("--keep", type=click.IntRange(1), help="Race at most so many for a case (default: 24).")
-@click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
-@click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
-@click.option("--journal", "out", metavar="DIR", help="The rounds (default: a new folder in results/local/).")
-@click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
-@click.option("--retry", is_flag=True, help="With --resume: race cases where something failed again.")
+@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where a stored one is not the best.")
+@options.target_device
+@options.launch_option
+@click.option("--keep", type=click.IntRange(1), metavar="N", help="Race at most N for a case.  [default: 24]")
+@click.option("--budget", metavar="60s", help="Measure for so long.  [default: 30s for each case]")
+@click.option("--per-case", metavar="30s", help="Give each case at least this of it.  [default: 30s]")
+@click.option("--journal", "out", metavar="DIR", help="Record there.  [default: a new one in results/local/]")
+@click.option("--resume", metavar="RUN", help="Race the cases that this race did not finish.")
+@click.option("--retry", is_flag=True, help="With --resume: race cases again where something failed.")
 @options.disturbed_option
 @options.prepare_timeout
 @options.call_timeout
 @options.cluster_option
 @options.gathered("harness.tune.race:TuneRequest")
 def tune(request: TuneRequest) -> None:
-    """Choose configurations of tunable kernels, the suite's Triton kernels among them, by racing them.
+    """Race configurations of tunable kernels and store the winners.
 
     For each case the configuration that is used now is raced against --keep others: first those that are used
     for neighbouring sizes, then others in a random order. Those that exceed what the GPU has are left out.

@@ -211,7 +211,7 @@ class RayPool:
         methods"""
         self.ray = join(address)
         self.head: str = self.ray.get_runtime_context().gcs_address
-        self.type, self.agent = type, agent
+        self.type, self.agent = type and known_type(type), agent
         self.actors: dict[str, _Actor] = {}
 
     def devices(self) -> Sequence[Device]:

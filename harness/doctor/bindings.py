@@ -213,8 +213,9 @@ def releases_in(path: Path) -> list[Release]:
         source = LibrarySource.of(path)
         return [_release(library, path, source) for library in wanted_libraries() if source.has(library)]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, SyntaxError) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise UsageError(
-            f"{path} is no folder of packages, wheel, or file of recorded signatures: {one_line(error)}"
+            f"{path} is no folder of packages, wheel, or file of recorded signatures: {reason}"
         ) from None
 
 

@@ -12,20 +12,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.catalogue.devices import known_type, part_of
 from harness.catalogue.flags import catalogue
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import ROOT, portable
 from kernels.gpus import smi
-from kernels.platform import BUILDS, Platform, detect, run, unseen, version
+from kernels.platform import BUILDS, Platform, detect, devices, run, unseen, version
 
 
 def choose_device(name: str | None = None) -> Platform:
-    """Returns the platform of `cpu`, `cuda` or `cuda:1`; without a name that of the first GPU, or of the CPU
-    where there is no GPU. Without a name it also writes a line to stderr if a GPU that seems to be present
-    cannot be used. Raises UsageError, which lists the devices."""
+    """Returns the platform of `cpu`, `cuda` or `cuda:1`, or of the first GPU here that a name such as
+    `MI300X` or `gfx942` means; without a name that of the first GPU, or of the CPU where there is no GPU.
+    Without a name it also writes a line to stderr if a GPU that seems to be present cannot be used. Raises
+    UsageError, which lists the devices."""
     try:
-        platform = detect(name)
+        platform = detect(name and _first_of_kind(name))
     except LookupError as error:
         raise UsageError(str(error)) from None
     if name is None and (why := unseen()):
@@ -37,6 +39,15 @@ def choose_device(name: str | None = None) -> Platform:
             effect = "not all of the GPU is known"
         print(f"note: {effect}: {why}", file=sys.stderr)
     return platform
+
+
+def _first_of_kind(name: str) -> str:
+    """torch's name of the first GPU here of a kind, in any capitals; any other name as it is."""
+    for gpu in devices().values():
+        kind = known_type(gpu.name).removesuffix(part_of(gpu.name)).strip()
+        if gpu.kind != "cpu" and name.lower() in (gpu.arch, kind.lower()):
+            return gpu.device
+    return name
 
 
 def torch_advice(here: Platform) -> str:

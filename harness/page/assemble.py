@@ -64,6 +64,9 @@ COLUMNS: Columns = {
 """The table of shapes."""
 
 
+SHOWN = "runs, A/B tests, ledgers, and what serving predict, what-if, replay or compile wrote with --json"
+
+
 def engine_page(view: EngineView) -> Page:
     title = f"{view.release} on {view.device}"
     return Page(title, "; ".join(heading(view)), [engine_section(view)])
@@ -162,7 +165,7 @@ def inputs(names: Iterable[str]) -> Inputs:
         elif archive.is_file(path) and path.suffix == ".json":
             found.documents.append(path)
         elif path.is_file():
-            raise UsageError(f"{path} is no record: name a run's folder, a ledger, a --json file")
+            raise UsageError(f"{path} is nothing that report shows; it shows {SHOWN}")
         else:
             found.runs += run_folders(name)
     for paths in (found.runs, found.abs, found.ledgers, found.documents):
@@ -351,6 +354,8 @@ def written_section(path: Path) -> PageSection:
         return forecast_section(document, path.name)
     if not document:
         raise UsageError(f"{path} is empty")
+    if isinstance(document, dict) and not {"step", "replays"} & document.keys():
+        raise UsageError(f"{path} is nothing that report shows; it shows {SHOWN}")
     return replay_section(replays(document, str(path)), path.name)
 
 

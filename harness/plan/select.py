@@ -12,13 +12,14 @@ from kernels.engines import choices, engines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
-from shapes.suites import ragged, suite, suites
+from shapes.names import unknown
+from shapes.suites import ragged, suite
 
 
 def choose_op(name: str) -> Op:
     if name not in kernels.OPS:
         kernels.load_plugins()
-        raise UsageError(f"unknown op {name!r}; ops: {', '.join(kernels.OPS)}")
+        raise UsageError(unknown("op", name, kernels.OPS))
     return kernels.OPS[name]
 
 
@@ -28,12 +29,8 @@ def choose_cases(
     """The cases of a suite or of `--case` texts in each boundary, the heaviest first, among equals in the
     order of the suite. Sizes that they leave open are the architecture's defaults."""
     if boundary is not None and boundary not in op.boundaries:
-        raise UsageError(
-            f"unknown boundary {boundary!r} for {op.name}; boundaries: {', '.join(op.boundaries)}"
-        )
+        raise UsageError(unknown("boundary", boundary, op.boundaries, of=op.name))
     boundaries = [boundary] if boundary else list(op.boundaries)
-    if suite_name not in (None, *suites()):
-        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}")
     try:
         if texts:
             sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
@@ -79,8 +76,7 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
     for pattern in patterns.split(","):
         matches = [i for i in available if fnmatch.fnmatchcase(i.name, pattern.strip())]
         if not matches:
-            names = ", ".join(i.name for i in available)
-            raise UsageError(f"no implementation of {op.name} matches {pattern!r}; there are: {names}")
+            raise unknown_implementation(op.name, pattern)
         selected.update({i.name: i for i in matches})
     return [selected[name] for name in sorted(selected)]
 
@@ -89,8 +85,14 @@ def choose_implementation(op: str, name: str) -> Implementation:
     """The implementation of that name."""
     known = {i.name: i for i in kernels.implementations(op)}
     if name not in known:
-        raise UsageError(f"no implementation of {op} is called {name!r}; there are: {', '.join(known)}")
+        raise unknown_implementation(op, name)
     return known[name]
+
+
+def unknown_implementation(op: str, name: str) -> UsageError:
+    """name: a name or a shell pattern"""
+    known = [i.name for i in kernels.implementations(op)]
+    return UsageError(unknown("implementation", name.strip(), known, f"list impls --op {op}", op))
 
 
 def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
@@ -115,8 +117,8 @@ def choose_baseline(
     known = {i.name: i for i in kernels.implementations(op.name)}
     baseline = named or op.baseline[platform.kind]
     if baseline not in known and baseline not in engines():
-        others = ", ".join([*engines(), *known])
-        raise UsageError(f"unknown baseline {baseline!r}; engines and implementations: {others}")
+        known_too = [*engines(), *known]
+        raise UsageError(unknown("baseline", baseline, known_too, f"list impls --op {op.name}", op.name))
     rows = [baseline]
     if baseline in engines():
         rows = [_default_row(baseline, case, platform, given) for case in cases]

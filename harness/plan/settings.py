@@ -106,7 +106,10 @@ def tree(commit: str) -> Path:
 
 
 def _commit(name: str) -> str:
-    return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+    try:
+        return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+    except UsageError:
+        raise UsageError(f"git knows no commit {name!r} here; name a branch, a tag or a hash") from None
 
 
 def _git(*words: str) -> bytes:

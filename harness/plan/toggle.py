@@ -14,6 +14,7 @@ from harness.errors import NothingRan, UsageError
 from harness.plan import select
 from harness.plan.settings import UNSET, Setting, parse_setting, parse_threads, value_text
 from kernels.platform import Platform
+from shapes.names import near
 
 MARGIN = 0.02
 """A smaller change counts as `same`: it is not worth changing production for, and few machines resolve
@@ -184,7 +185,7 @@ def _obstacle(
     """Why a flag can have no effect here; empty if it can, or if nothing is known of it."""
     entry = flags.catalogue().get(name)
     if entry is None:
-        meant = flags.suggestions(name)
+        meant = near(name, flags.catalogue(), 0.75)
         if meant and not force:
             instead = " or ".join(meant)
             raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
@@ -204,7 +205,7 @@ def _stand_ins(toggled: Flags, op: str, log: Log) -> list[str]:
         raise UsageError(f"{choosing[0]} chooses between implementations: toggle it without other flags")
     rows: dict[str, None] = {}
     for name in choosing:
-        entry = flags.find(name)
+        entry = flags.catalogue()[name]
         for value in toggled[name]:
             names = entry.stands_for(value, op)
             meaning = " or ".join(names) or "nothing that is a row here"

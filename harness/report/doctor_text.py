@@ -32,7 +32,7 @@ def doctor_text(facts: JsonObject) -> str:
         ("best measured here", _ceilings(facts["ceilings"])),
         ("datasheet", _datasheet(facts["datasheet"])),
         ("instruments", _noise(facts["instruments"])),
-        ("conditions", list(facts["conditions"].items())),
+        ("conditions", [_condition(name, text) for name, text in facts["conditions"].items()]),
         ("runs here", _runs(facts["runs here"])),
         ("what would improve it", [("", line) for line in facts["what would improve it"]]),
     )
@@ -49,6 +49,18 @@ def _aligned(lines: Lines) -> str:
         wrapper.break_long_words = wrapper.break_on_hyphens = False
         parts.append(wrapper.fill(text))
     return "\n".join(parts)
+
+
+UNITS = {"mhz": "MHz", "percent": "%", "c": "°C", "w": "W"}
+
+
+def _condition(name: str, text: str) -> tuple[str, str]:
+    """`steal_percent`, `0` -> `steal`, `0 %`; a text that is no number has no unit."""
+    words, _, unit = name.rpartition("_")
+    if unit not in UNITS:
+        return name.replace("_", " "), text
+    words = words.replace("_", " ").replace("others", "other processes")
+    return words, f"{text} {UNITS[unit]}" if text[:1].isdigit() else text
 
 
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:

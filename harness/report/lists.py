@@ -28,6 +28,7 @@ from shapes.case import text_of
 from shapes.cases import R1
 from shapes.linears import linears
 from shapes.models import model
+from shapes.names import unknown
 from shapes.suites import suite, suites
 
 ALL = "all"
@@ -53,7 +54,8 @@ def listing(
     """
     if what == "impls":
         rows = _implementations(ops, platform)
-        return rows, lambda: _by_reason(rows)
+        verb = "can run" if platform.here else f"are rows for {platform.arch}, none of them tried"
+        return rows, lambda: _by_reason(rows, platform, verb)
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
         return rows, lambda: _by_suite(rows)
@@ -120,7 +122,7 @@ def of_case(op: str, text: str, platform: Platform) -> Listing:
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
     shown = [row | {"runs": row["takes"], "why not": row["reason"], "near": row["runs"]} for row in rows]
-    return rows, lambda: _by_reason(shown, f"take {cases[0].text}")
+    return rows, lambda: _by_reason(shown, platform, f"take {cases[0].text}")
 
 
 def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
@@ -145,9 +147,10 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
     return rows
 
 
-def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
-    """Implementations: first a table of those that `verb` is true of, then the others by the reason why it is
-    not. If all are of one op, the others have what they require beside them."""
+def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> RenderableType:
+    """Implementations: first a table of those that `verb` is true of, with versions where the platform
+    is here, then the others by the reason why it is not. If all are of one op, what is not known to run has
+    what it requires beside it."""
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
@@ -158,7 +161,9 @@ def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
         if row["runs"]:
             shown = {name: row[name] for name in (named if one_op else ["op", *named])}
             version = f"{row['provider']} {row['version']}".strip()
-            here.append(shown | {"note": why_not.partition(" (")[0], "version": version})
+            about = {"note": why_not.partition(" (")[0], "version": version}
+            required = {"requires": row["requires"]} if one_op else {}
+            here.append(shown | (about if platform.here else required))
         else:
             # The command has printed which machine this is.
             others.setdefault(why_not.partition("; this is ")[0], []).append(row)
@@ -184,7 +189,7 @@ def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
 
 def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]:
     if suite_name not in (*suites(), ALL):
-        raise UsageError(f"unknown suite {suite_name!r}; suites: {', '.join(suites())}, or {ALL}")
+        raise UsageError(unknown("suite", suite_name, [*suites(), ALL], "list suites"))
     return [
         {
             "suite": name,

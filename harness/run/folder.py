@@ -14,6 +14,7 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
+from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import differing
 from harness.paths import RESULTS, command, portable
 from harness.plan import budget, select
@@ -56,6 +57,12 @@ def select_all(request: Request, platform: Platform) -> Selection:
     else:
         variables = parse_setting(request.set).variables
         baseline = select.choose_baseline(op, platform, request.baseline, implementations, cases, variables)
+    if not request.cluster:
+        if (request.threads or 0) > len(ALLOWED):
+            raise UsageError(f"--threads {request.threads}: this process may use {len(ALLOWED)} CPUs")
+        named = next((i for i in implementations if i.name == request.baseline), None)
+        if named and not (support := named.available(platform)).ok:
+            raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
     require_understood(request, platform)
     suite = "ad hoc" if request.case else request.suite or "smoke"
     return Selection(suite, cases, [i.name for i in implementations], baseline)

@@ -9,6 +9,7 @@ from harness.catalogue.devices import known_devices, known_type
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import DATA
+from shapes.names import unknown
 
 OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_bytes())["classes"]
 """Op classes, into which a step's time is split: what each is, and its colour in charts. Traces, the model,
@@ -52,7 +53,7 @@ def known_engine(text: str) -> str:
     """In one spelling, an engine that a user names. Raises UsageError for an unknown one."""
     name = engine_name(text)
     if name.rpartition("-")[2] not in KNOWN_ENGINES:
-        raise UsageError(f"unknown engine {text!r}; engines: {', '.join(KNOWN_ENGINES)}")
+        raise UsageError(unknown("engine", text, KNOWN_ENGINES))
     return name
 
 

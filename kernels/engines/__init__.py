@@ -25,7 +25,7 @@ else:
 
 DATA = Path(__file__).parent
 
-KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu"}
+KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu", "aarch64": "cpu"}
 """The kind of platform, by how the name of an architecture begins."""
 
 SPELLED = {"sglang": "SGLang", "vllm": "vLLM"}

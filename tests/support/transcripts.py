@@ -18,6 +18,7 @@ from harness.paths import ROOT
 VOLATILE = {
     r"devices here: .*": "devices here: DEVICES",
     r"this is cpu \S+": "this is cpu ARCH",
+    r"may use \d+ CPUs": "may use N CPUs",
     r"the same commit, \w+": "the same commit, HASH",
     r"https://wheels\S+": "URL",
 }

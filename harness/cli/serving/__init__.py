@@ -19,22 +19,14 @@ MODULES |= {
 
 @click.group(cls=LazyGroup, modules=MODULES)
 def serving() -> None:
-    """Serving: are results sound, which of two is faster, what would a faster kernel be worth.
+    """Check, compare and predict results of serving engines.
 
     \b
-    Are these results sound?
-      python -m harness serving load FILE...        any client's results, each held to its own numbers
-    Are these two alike, and which is faster?
-      python -m harness serving compare A B         their ratio and what differs, or why they are not alike
-    What would a faster kernel be worth?
-      python -m harness serving predict             TPOT, TTFT and throughput from the times of kernels
-      python -m harness serving what-if mla_decode=2x
-      python -m harness serving validate            how far predictions were off on public servers
-    Did a flag or a kernel change my server?
-      python -m harness serving ab PLAN.toml        servers in mirrored pairs, the effect with its interval
-    And beside these:
-      python -m harness serving trace FILE          where a step's time goes in a profiler's trace
-      python -m harness serving replay --swap ...   one decode step of a rank, with an op swapped
-      python -m harness serving ledger              what was predicted, beside what was observed
-      python -m harness serving observe LEDGER ROW  runs before and after a change, into a ledger
+    Are these results sound?                     load FILE...
+    Are these two alike, and which is faster?    compare A B
+    What would a faster kernel be worth?         what-if mla_decode=2x
+    How far can that be trusted?                 validate
+    Did a flag or a kernel change my server?     ab PLAN.toml
+    Where does a step's time go?                 trace FILE, replay --swap ...
+    What was predicted, and what was observed?   ledger, observe LEDGER ROW
     """

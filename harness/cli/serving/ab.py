@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import answer, interruptible, json_option
+from harness.cli.options import Command, answer, interruptible, json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
 from harness.paths import RESULTS, command
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from harness.serving.ledger import Prediction
 
 
-@click.command("ab")
+@click.command("ab", cls=Command)
 @click.argument("file", required=False, metavar="[FILE.toml]")
-@click.option("--launch", metavar="CMD", help="Starts the server; {port} is filled in.")
-@click.option("--client", metavar="CMD", help="Calls it once; {url}, {seed} and {result} are filled in.")
+@click.option("--launch", metavar="CMD", help="Start the server so; {port} is filled in.")
+@click.option("--client", metavar="CMD", help="Call it once so; {url}, {seed}, {result} are filled in.")
 @click.option(
-    "--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="An arm and its changes."
+    "--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="Compare this arm: its changes."
 )
 @click.option(
     "--template",
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     help="Print a plan for an engine and a GPU, or a published set-up; without NAME, list them.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run and for how long; start nothing.")
-@click.option("--pairs", type=click.IntRange(1), help="So many, looked at once (default: 4, 6, 8 or 12).")
-@click.option("--margin", type=float, metavar="PERCENT", help="What is worth deciding (default: 1).")
+@click.option("--pairs", type=click.IntRange(1), metavar="N",
+              help="Measure N pairs and look once.  [default: look after 4, 6, 8 and 12]")  # fmt: skip
+@click.option("--margin", type=float, metavar="PERCENT", help="Decide on differences of this.  [default: 1]")
 @click.option("--budget", metavar="3h", help="Begin no pair that would not end within it.")
 @click.option("--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels promise.")
-@click.option("--out", metavar="DIR", help="The record (default: a new folder under results/local/).")
+@click.option("--out", metavar="DIR", help="Record there.  [default: a new folder in results/local/]")
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
-@json_option("Write the result there.")
-@click.option("--quiet", is_flag=True, help="No table and no progress.")
+@json_option("Write the result there as JSON.")
+@click.option("--quiet", is_flag=True, help="Print neither table nor progress.")
 def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, **options: Any) -> None:
-    """Does a variable, a flag or an image change this server, and by how much?
+    """Measure what a variable, a flag or an image does to a server.
 
-    Starts each arm's server again and again, in mirrored pairs, calls it with your client, and gives the
+    It starts each arm's server again and again, in mirrored pairs, calls it with your client, and gives the
     effect on TPOT, TTFT and throughput with its interval (docs/serving-ab.md). FILE.toml, or --launch,
     --client and --arm, say how.
 

@@ -17,29 +17,29 @@ from harness.errors import FAILED, OK, UsageError
 @click.option(
     "--metric",
     metavar="NAME[:WHICH]",
-    help="`throughput:output`, `tpot:median`, ...  [default: the throughput, or the first that both have]",
+    help="Compare this: `throughput:output`, `tpot:median` ...  [default: throughput, or the first of both]",
 )
 @click.option(
     "--engine",
     multiple=True,
     metavar="[A=|B=]NAME",
-    help="The engine that answered, where a file does not say it, or says it wrong.",
+    help="Name the engine that answered, where a file does not say it, or says it wrong.",
 )
 @click.option(
     "--assume",
     multiple=True,
     metavar="NAME",
-    help="Take it to be alike where a result does not say it: hardware, engine, model, ..., all.",
+    help="Take this to be alike where a result does not say it: hardware, engine, model, ..., all.",
 )
 @click.option(
     "--despite",
     multiple=True,
     metavar="NAME",
-    help="Compare although it differs: speculative decoding, prefix caching, precision, KV cache.",
+    help="Compare although this differs: speculative decoding, prefix caching, precision, KV cache.",
 )
 @json_option("Write JSON there instead of text.")
 def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tuple[str, ...]) -> None:
-    """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
+    """Compare two serving results, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
     import json

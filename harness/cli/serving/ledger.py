@@ -16,8 +16,8 @@ from harness.cli.options import json_option
 @click.argument("files", nargs=-1, metavar="[LEDGER...]")
 @json_option("Write JSON there instead of a table.")
 def ledger(files: tuple[str, ...], json_to: str | None) -> None:
-    """Show changes of kernels: what was predicted of serving, what was observed, and whether the prediction
-    explains it. Without LEDGER it counts those of all ledgers under results/."""
+    """Show what was predicted of serving beside what was observed. For each change of kernels, and whether
+    the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
     print_ledgers(files, json_to)
 
 
@@ -38,8 +38,9 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
 @click.command("observe")
 @click.argument("ledger", metavar="LEDGER")
 @click.argument("row", metavar="ROW")
-@click.option("--before", multiple=True, required=True, metavar="FILE", help="Any client's results.")
-@click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
+@click.option("--before", multiple=True, required=True, metavar="FILE", help="Read this client's result.")
+@click.option("--after", multiple=True, required=True, metavar="FILE",
+              help="Pair it with this one; as many as --before, in order.")  # fmt: skip
 @click.option(
     "--assume",
     "assumed",
@@ -47,21 +48,21 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
     metavar="NAME",
     help="Take a run to be as the row says where its file does not say it: hardware, version, ..., all.",
 )
-@click.option("--engine", default="", metavar="NAME", help="Of all runs, where files do not say it.")
+@click.option("--engine", default="", metavar="NAME", help="Name the engine of runs that do not say it.")
 @click.option(
     "--explain",
     "explanation",
     default="",
     metavar="TEXT",
-    help="Of the difference, if known.",
+    help="Explain the difference, if it is known.",
 )
 @json_option("Write the ledger as JSON there instead of a table.")
 def observe(
     ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], json_to: str | None, **told: Any
 ) -> None:
-    """Add to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
-    throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
-    engine, model or load than the row's are refused; server flags that differ are listed."""
+    """Add serving results to a ledger's prediction. They are of before and after the change of ROW: TPOT,
+    TTFT and output throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of
+    another machine, engine, model or load than the row's are refused; server flags that differ are listed."""
     from harness.files import require_writable
     from harness.serving.ledger import observe as record
 

@@ -15,11 +15,9 @@ from harness.cli.options import json_option
 @json_option("Write JSON there instead of a table.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write one line for each metric there.")
 def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> None:
-    """Read the results of any serving client into one table, and check them.
-
-    Every run is held to what must be true between its numbers. Latencies that were not measured are left out.
-    Exit code 1: a number is wrong; 2: a file cannot be read.
-    """
+    """Read the results of serving clients, and check them. Every run is held to what must be true between its
+    numbers. Latencies that were not measured are left out. Exit code 1: a number is wrong; 2: a file cannot
+    be read."""
     from harness.errors import FAILED, OK, USAGE, UsageError
     from harness.files import require_writable, write
     from harness.report.terminal import show

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import Command, OneOf, json_option
 from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
 from harness.report.terminal import show
@@ -27,20 +27,32 @@ KV = {"bf16": "bfloat16", "fp8": "fp8"}
 LENGTHS = re.compile(r"(\d+)/(\d+)(?:/(\d+\.?\d*|\.\d+))?")
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
+
+
+def _hardware(_: click.Context, __: click.Parameter, word: str) -> str:
+    """The GPU that an architecture stands for; another word as it is."""
+    from harness.catalogue.architectures import named_sheet
+
+    return str((named_sheet(word) or {"name": word})["name"])
+
+
 OF_SYSTEM = [
-    click.option("--hardware", metavar="NAME", default="", help="[default: that of --times, or H200]"),
-    click.option("--engine", metavar="NAME", default="", help="[default: that of --times, or sglang]"),
-    click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="How many GPUs."),
-    click.option("--kv-dtype", type=click.Choice([*KV]), default="bf16", show_default=True),
+    click.option("--hardware", metavar="NAME", default="", callback=_hardware,
+                 help="Serve on this GPU: MI300X, H200, gfx942 ...  [default: that of --times, or H200]"),
+    click.option("--engine", metavar="NAME", default="",
+                 help="Serve with this engine.  [default: that of --times, or sglang]"),
+    click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="Use N GPUs."),
+    click.option("--kv-dtype", type=OneOf([*KV]), default="bf16", show_default=True,
+                 help="Keep the KV cache in this dtype."),
     click.option("--lengths", metavar="IN/OUT[/RATIO]", default="1024/1024", show_default=True,
-                 help="Tokens of a request at most; each is drawn from RATIO (0.8) times that to that."),
+                 help="Take requests of up to IN and OUT tokens, drawn from RATIO (0.8) times that."),
     click.option("--concurrency", metavar="N,N...", default="4,8,16,32,64", show_default=True,
-                 help="Requests in flight."),
+                 help="Keep N requests in flight."),
     click.option("--times", multiple=True, metavar="PATH",
-                 help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run "
+                 help="Take times of kernels from AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run "
                       "of this suite. What is missing is assumed from data sheets."),
     click.option("--calibrate", multiple=True, metavar="FILE",
-                 help="Serving results of this server, of any client; two are enough."),
+                 help="Calibrate on this server's results, of any client; two are enough."),
 ]  # fmt: skip
 """What `predict` and `what-if` are asked of."""
 
@@ -51,12 +63,13 @@ def of_system(command: Function) -> Function:
     return command
 
 
-@click.command("predict")
+@click.command("predict", cls=Command)
 @of_system
-@click.option("--warm", is_flag=True, help="The server has served before: its first requests find it warm.")
+@click.option("--warm", is_flag=True, help="Assume that the server has served before its first requests.")
 @json_option("Write JSON there instead of tables.")
 def predict(json_to: str | None, **options: Any) -> None:
-    """TPOT, TTFT and throughput of DeepSeek-R1 in FP8 from the times of its kernels, with 90 % intervals."""
+    """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
+    intervals."""
     require_writable(json_to, None)
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
@@ -99,11 +112,11 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
     return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
 
 
-@click.command("what-if")
+@click.command("what-if", cls=Command)
 @click.argument("changes", nargs=-1, metavar="[OP[:PART]=FACTORx...]")
 @of_system
-@click.option("--target-tpot", metavar="MS", help="Also: which speedup of each op reaches it.")
-@click.option("--ledger", metavar="FILE", help="Add the predictions to it; `observe` adds what was seen.")
+@click.option("--target-tpot", metavar="MS", help="Say which speedup of each op reaches this TPOT, too.")
+@click.option("--ledger", metavar="FILE", help="Add the predictions there; `observe` adds what was seen.")
 @json_option("Write JSON there instead of tables.")
 def what_if(
     changes: tuple[str, ...],
@@ -112,9 +125,9 @@ def what_if(
     json_to: str | None,
     **options: Any,
 ) -> None:
-    """What changes of kernels are worth, all together: mla_decode=2.0x, fused_moe=1.3x(1.2..1.4) with its
-    90 % interval, block_scale_gemm:qkv_a@decode=saved:5us of each call. And the most that each op could
-    give."""
+    """Predict what faster kernels are worth in serving. Changes count all together: mla_decode=2.0x,
+    fused_moe=1.3x(1.2..1.4) with its 90 % interval, or block_scale_gemm:qkv_a@decode=saved:5us of each call.
+    It also says what each op could give at most."""
     from harness.serving.link.predictions import parse_change
 
     require_writable(json_to, None)
@@ -179,14 +192,14 @@ def _command(changes: tuple[str, ...], options: dict[str, Any], concurrency: int
 
 
 @click.command("validate")
-@click.option("--hardware", metavar="NAME", default="", help="Only servers of this machine.")
-@click.option("--engine", metavar="NAME", default="", help="Only servers of this engine.")
+@click.option("--hardware", metavar="NAME", default="", callback=_hardware, help="Take only this GPU.")
+@click.option("--engine", metavar="NAME", default="", help="Take only servers of this engine.")
 @json_option("Write JSON there, with every point, instead of a table.")
 def validate(hardware: str, engine: str, json_to: str | None) -> None:
-    """Errors of TPOT, mean TTFT and throughput, and how many points lie in their 90 % intervals, of servers
-    that the model has not seen: uncalibrated, calibrated on two of their points, and on all of their
-    shortest lengths. Of all servers together, exit code 1 where TPOT is more than 7 % off after that, or
-    fewer than 85 % lie inside."""
+    """Show how far predictions were off on public servers. Errors of TPOT, mean TTFT and throughput, and how
+    many points lie in their 90 % intervals, of servers that the model has not seen: uncalibrated, calibrated
+    on two of their points, and on all of their shortest lengths. Of all servers together, exit code 1 where
+    TPOT is more than 7 % off after that, or fewer than 85 % lie inside."""
     from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 

@@ -7,33 +7,37 @@ from typing import Any
 
 import click
 
-from harness.cli.options import json_option, target_device
+from harness.cli.options import Command, json_option, target_device
 
 
 def _document(replays: list[Any]) -> str:
     return "[" + ",\n".join(each.model_dump_json(indent=1) for each in replays) + "]\n"
 
 
-@click.command("replay")
+@click.command("replay", cls=Command)
 @click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
-              help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks; one is replayed.")
-@click.option("--batch", default="4", show_default=True, metavar="N[,N...]", help="Requests in the step.")
-@click.option("--ctx", type=click.IntRange(1), default=1024, show_default=True,
-              help="Tokens in each request's cache.")  # fmt: skip
+              help="Replay deepseek-r1, deepseek-v3 or that of a folder with a config.json.")  # fmt: skip
+@click.option("--tp", type=click.IntRange(1), metavar="N", default=1, show_default=True,
+              help="Replay one of N ranks.")  # fmt: skip
+@click.option("--batch", default="4", show_default=True, metavar="N[,N...]", help="Give the step N requests.")
+@click.option("--ctx", type=click.IntRange(1), metavar="N", default=1024, show_default=True,
+              help="Give each request N tokens in the cache.")  # fmt: skip
 @click.option("--case", metavar='"NAME=V ..."',
-              help="page (16 on CPUs, else 64), kv (bf16, fp8), routing (zipf:0.8 ...).")  # fmt: skip
-@click.option("--layers", metavar="DENSE,MOE", help="Replay so many (default: all, or what memory holds).")
-@click.option("--base", multiple=True, metavar="OP=IMPL[,...]", help="What the engine runs.")
+              help="Set page (16 on CPUs, else 64), kv (bf16, fp8), routing (zipf:0.8 ...).")  # fmt: skip
+@click.option("--layers", metavar="DENSE,MOE",
+              help="Replay so many layers.  [default: all, or what memory holds]")  # fmt: skip
+@click.option("--base", multiple=True, metavar="OP=IMPL[,...]", help="Let the engine run this.")
 @click.option("--swap", multiple=True, metavar="OP[:PLACE]=IMPL[,...]",
-              help="An arm: the base with this instead.")  # fmt: skip
+              help="Measure an arm that runs this instead.")  # fmt: skip
 @target_device
-@click.option("--budget", default="60s", show_default=True, help="Time for measuring, set-up apart.")
-@json_option("Write the replays there, with every round.")
+@click.option("--budget", default="60s", show_default=True, metavar="60s",
+              help="Measure for so long; set-up comes on top.")  # fmt: skip
+@json_option("Write the replays there as JSON, with every round.")
 def replay_command(device: str | None, json_to: str | None, **options: Any) -> None:
-    """One decode step of one rank, rebuilt from the suite's implementations in the engine's order with
-    weights for every layer, on a GPU as one graph; one op swapped at a time, all arms in interleaved rounds.
-    It shows what a kernel that is faster alone is worth in the step."""
+    """Replay a decode step with one op swapped. The step of one rank is rebuilt from the suite's
+    implementations in the engine's order with weights for every layer, on a GPU as one graph; one op is
+    swapped at a time, all arms in interleaved rounds. It shows what a kernel that is faster alone is worth in
+    the step."""
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import require_writable, write
     from harness.machine.device import choose_device

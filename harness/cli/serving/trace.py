@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import OneOf, json_option
 
 if TYPE_CHECKING:
     from harness.serving.trace.classify import Phase
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="FILE")
 @click.option(
     "--phase",
-    type=click.Choice(["prefill", "decode", "mixed", "training", "other"]),
-    help="Of these steps only.",
+    type=OneOf(["prefill", "decode", "mixed", "training", "other"]),
+    help="Count only these steps.",
 )
 @click.option(
-    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels to list."
+    "--top", type=click.IntRange(min=0), metavar="N", default=15, show_default=True, help="List N kernels."
 )
-@click.option("--partial", is_flag=True, help="Of a file that breaks off, take what there is, and flag it.")
+@click.option("--partial", is_flag=True, help="Take what there is of a file that breaks off, and flag it.")
 @json_option("Write everything there as JSON instead.")
 def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str | None) -> None:
-    """A trace of torch.profiler, rocprofv3 (JSON, or its kernel trace as CSV) or nsys stats (CSV of
-    cuda_gpu_trace), plain or gzip, by op class and kernel, prefill and decode steps apart, with what overlaps
-    and what is exposed. --json has each step. Exit code 1 where something in it is wrong or, with --partial,
-    it breaks off; 2 where it cannot be read."""
+    """Show where a step's time goes in a profiler's trace. FILE is a trace of torch.profiler, rocprofv3
+    (JSON, or its kernel trace as CSV) or nsys stats (CSV of cuda_gpu_trace), plain or gzip. It is shown by op
+    class and kernel, prefill and decode steps apart, with what overlaps and what is exposed. --json has each
+    step. Exit code 1 where something in it is wrong or, with --partial, it breaks off; 2 where it cannot be
+    read."""
     from harness.errors import FAILED, OK, UsageError
     from harness.files import write
     from harness.report.terminal import show

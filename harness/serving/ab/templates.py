@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.files import read_toml
 from harness.serving.published_documents import configurations, script
+from shapes.names import unknown
 
 MODEL = "/models/DeepSeek-R1-0528"
 
@@ -50,9 +50,7 @@ def template_text(name: str) -> str:
         if name in (one.name, *one.environments.values()):
             return script(one, gone())
     known = [row["template"] for row in listed()]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    there = f"{'near' if near else 'there are'}: {', '.join(near or known)}"
-    raise UsageError(f"unknown template {name!r}; {there}; --template lists all")
+    raise UsageError(unknown("template", name, known, "serving ab --template"))
 
 
 def _toml(engine: str, gpu: str) -> str:

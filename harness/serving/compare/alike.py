@@ -5,7 +5,6 @@ A quantity is a number of a run, chosen by name, and brought to one unit, kind o
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from harness.serving.compare.settings import beside, server_settings
 from harness.serving.integrity import examined
 from harness.serving.published_documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
+from shapes.names import near
 
 FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
@@ -333,8 +333,12 @@ def find(name: str) -> ServingRun:
         if Path(name).is_dir():
             raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
         if name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known, 6, 0.5) or sorted(known)[:6])
-            raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
+            file, colon, row = name.rpartition(":")
+            rows = [int(id[len(file) + 1 :]) for id in known if colon and id.startswith(file + colon)]
+            if rows:
+                raise UsageError(f"{file} has no row {row}; its rows are {min(rows)} to {max(rows)}")
+            alike = ", ".join(near(name, known) or sorted(known)[:3])
+            raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {alike})")
         return known[name]
     runs = load(path)
     by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)

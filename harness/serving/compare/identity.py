@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 from harness.serving.names import engine_name, hardware_name, known_engine, model_name
 from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, StrictRecord
+from shapes.names import unknown
 
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
@@ -362,7 +363,7 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
     """Raises UsageError for a name that is not among the known ones."""
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name!r} names nothing; there are: {', '.join(known)}")
+            raise UsageError(unknown("property", name, known, of=option))
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:

@@ -30,6 +30,7 @@ from harness.serving.link.structure import Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
+from shapes.names import unknown
 
 HARDWARE, ENGINE = "h200", "sglang"
 """By default."""
@@ -139,10 +140,10 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
     engine = engine_name(system.engine or (tables.engine if tables else ENGINE))
     if not (data_sheet(hardware) or tables or runs):
-        known = ", ".join(entry["name"] for entry in known_devices())
-        raise UsageError(f"unknown machine {system.hardware!r}; known: {known}; others need --times")
+        known = [entry["name"] for entry in known_devices()]
+        raise UsageError(f"{unknown('machine', system.hardware, known)}; others need --times")
     if not tables and engine.rpartition("-")[2] not in ENGINES:
-        named = f"unknown engine {system.engine!r}; engines: {', '.join(ENGINES)}"
+        named = unknown("engine", system.engine, ENGINES)
         raise UsageError(f"{named}; others need --times with AIConfigurator's tables of them")
     if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")

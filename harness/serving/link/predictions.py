@@ -20,6 +20,7 @@ from harness.serving.link.model import Link
 from harness.serving.names import OP_CLASSES
 from harness.serving.schema import OfferedLoad
 from kernels import OPS
+from shapes.names import unknown
 
 IN_SERVER = 0.1
 """Deviation of the time that a kernel saves in the server over what it saves alone: replays of a step came
@@ -48,9 +49,9 @@ def parse_change(text: str) -> KernelChange:
     UsageError."""
     match = _CHANGE.fullmatch(text.replace(" ", ""))
     if not match:
-        raise UsageError(f"cannot read change {text!r}; write {FORM}")
+        raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {FORM}")
     if match["op"] not in OP_CLASSES:
-        raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
+        raise UsageError(unknown("op", match["op"], OP_CLASSES))
     value = float(match["factor"] or match["saved_us"])
     if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
         raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")

@@ -22,7 +22,7 @@ from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor.base import Monitor
 from harness.paths import portable
 from harness.plan.budget import parse_seconds
-from harness.plan.select import launches
+from harness.plan.select import launches, unknown_implementation
 from harness.report.fitting_table import table_of
 from harness.report.notes import noted
 from harness.report.text import ranged
@@ -234,7 +234,7 @@ def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, 
         if key not in known:
             raise UsageError(f"this step calls no {key!r}; it calls: {', '.join(sorted(known))}")
         if name not in [row.name for row in kernels.implementations(op)]:
-            raise UsageError(f"unknown implementation {name!r} of {op}; see: list impls --op {op}")
+            raise unknown_implementation(op, name)
         choices[key] = name
     return choices
 

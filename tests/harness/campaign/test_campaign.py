@@ -304,7 +304,7 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
         ("step = 3", "step: "),
         ("[[step]]\ncommand = 'fly'", "step.0.command: "),
         ("[[step]]\ncommand = 'run'\nsuite = 'smoke'\nop = 'x'", "step.0.suite: no such key (and 1 more)"),
-        ("[[step]]\ncommand = 'run'\nops = ['mla']", "unknown op 'mla'; ops: "),
+        ("[[step]]\ncommand = 'run'\nops = ['mla']", "unknown op 'mla'; did you mean mla_decode"),
         ("[[step]]\ncommand = 'run'\nrepeats = 0", "step.0.repeats: "),
         ("[[step]]\ncommand = 'run'\nname = '../up'", "step.0.name: "),
         ("[[step]]\ncommand = 'run'\nshare = 0.1", "leave out share"),

@@ -1,4 +1,4 @@
-"""Mistakes that an environment makes. Those of a command's words: transcripts/."""
+"""Mistakes that an environment makes. Those of a command's words: transcripts/mistakes.txt."""
 
 import re
 
@@ -6,12 +6,20 @@ import pytest
 
 from tests.support.command_line import PLUGIN, error_line
 
+HALF = """
+from kernels.op import Implementation
+
+class Half(Implementation):
+    op, name, requires = "mla_decode", "half", ""
+"""
+
 
 @pytest.mark.parametrize(("text", "wanted"), [
     (None, "which is not a Python file"),
     ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: SyntaxError: invalid syntax"),
     ("raise ImportError('two\\nlines')", "PLUGINS: plugin.py:1 in <module>: ImportError: two lines"),
     (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "two implementations .* are called torch.sdpa"),
+    (HALF, r"plugin\.py: class Half defines no prepare$"),
 ])  # fmt: skip
 def test_a_plugin_that_cannot_be_used_is_one_line(cli, tmp_path, text, wanted):
     plugin = tmp_path / "plugin.py"

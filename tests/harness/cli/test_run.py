@@ -102,9 +102,9 @@ def measured_by_another():
 @pytest.mark.parametrize(("words", "said"), [
     ("run", "--op is missing"),
     ("run --op mla", "unknown op"),
-    ("run --op mla_decode --impl vllm.amxx", "no implementation of mla_decode matches"),
+    ("run --op mla_decode --impl vllm.amxx", "unknown implementation 'vllm.amxx'"),
     ("run --op mla_decode --suite r1tp8", "unknown suite"),
-    ("run --op mla_decode --case ctx=4,x=5", "mla_decode "),
+    ("run --op mla_decode --case ctx=4,x=5", "sizes are separated by spaces"),
     ("run --op mla_decode --budget 5min", "cannot read --budget '5min'"),
     ("run --op mla_decode --per-case x", "cannot read --per-case 'x'"),
     ("run --op mla_decode --baseline torch.sdp", "unknown baseline"),
@@ -164,7 +164,7 @@ def copied(finished, place, tmp_path):
 
 @pytest.mark.parametrize(("path", "value", "said"), [
     (["schema_version"], SCHEMA + 1, f"has schema {SCHEMA + 1}; this version of the suite reads up to "),
-    (["op"], "mla_encode", "unknown op 'mla_encode'; ops: "),
+    (["op"], "mla_encode", "unknown op 'mla_encode'; did you mean mla_decode"),
     (["provenance"], {}, "run.json: its provenance is not whole"),
     (["provenance"], {"machine": 3, "versions": 4}, "run.json: its provenance is not whole"),
     *(

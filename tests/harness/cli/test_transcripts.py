@@ -1,5 +1,6 @@
 """Commands and all that they print, as in `transcripts/`: a mistake is one line and leaves nothing behind."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ BEFORE = {
     '[[step]]\ncommand = "doctor"\nshare = 0.2\ndevices = ["MI300X"]\n'
     '[[step]]\ncommand = "toggle"\nops = ["mha_prefill"]\ndevices = ["MI300X"]\n'
     'options.flag = "ROCBLAS_USE_HIPBLASLT=0,1"\n',
+    "mistyped.toml": '[[step]]\ncomand = "doctor"\n',
 }
 
 
@@ -32,5 +34,7 @@ def test_a_command_prints_what_is_committed(snapshot, here, tmp_path, monkeypatc
     text = replayed(file.read_text(), tmp_path, here)
     snapshot(file, text)
     assert contents(tmp_path) == before
-    of_mistakes = [answer for answer in text.split("\n$ ") if "\n[2]\n" in answer]
+    failed = "\n[" if file.stem == "mistakes" else "\n[2]\n"
+    of_mistakes = [answer for answer in text.split("\n$ ") if failed in answer]
     assert all(answer.count("\n! error: ") == answer.count("\n! ") == 1 for answer in of_mistakes)
+    assert not re.search(r"^\[[01]\]$", text, re.MULTILINE) or file.stem != "mistakes"

@@ -88,7 +88,11 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
         "ceilings": {"rates": rates, "read": 4.31e12, "reach": 1 << 24, "copy": 950e9, "measured": "now"},
         "datasheet": [],
         "instruments": {"clock": clock, "read": pair, "product": pair | {"floor": None}},
-        "conditions": {"software power cap counter": "not readable", "clock": "1 MHz"},
+        "conditions": {
+            "software power cap counter": "not readable",
+            "others_percent": "12",
+            "clock_mhz": "none",
+        },
         "runs here": {f"op impl{i}": "timed" for i in range(12)},
         "devices": {f"cuda:{i}": "cuda sm_90 NVIDIA H200" for i in range(8)} | {"cpu": "cpu x86-amx a CPU"},
     }

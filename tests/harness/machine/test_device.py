@@ -41,6 +41,23 @@ def test_a_gpu_that_cannot_be_used_is_always_reported(monkeypatch, capsys, gpus,
     assert capsys.readouterr().err == f"note: {note}: {problem}\n"
 
 
+def test_a_gpu_is_named_by_its_kind(monkeypatch):
+    """The first of that kind. Another card of the chip is another kind; a part of a GPU is of its kind."""
+    gpus = [
+        Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 PCIe"),
+        Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200"),
+        Platform("cuda", "sm_90", "cuda:2", "NVIDIA H200"),
+        Platform("cuda", "sm_100", "cuda:3", "NVIDIA B200 MIG 1g.23gb"),
+    ]
+    for module in (platform, device):
+        monkeypatch.setattr(module, "devices", lambda: {gpu.device: gpu for gpu in gpus})
+    for name, wanted in {"H200": 1, "h200": 1, "cuda:2": 2, "sm_90": 0, "B200": 3, "sm_100": 3}.items():
+        assert choose_device(name).device == f"cuda:{wanted}"
+    for name in ("H100", "MI300X", "H20", "gfx942"):
+        with pytest.raises(UsageError, match=f"^no device '{name}'; devices here: cuda:0, "):
+            choose_device(name)
+
+
 def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypatch, tmp_path):
     """Nothing is recorded, whether or not the command names the device."""
     gpu = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200", memory=141 << 30)

@@ -75,7 +75,7 @@ def test_a_page_of_many_records_begins_with_a_table_of_them(tmp_path):
 @pytest.mark.parametrize(("file", "text", "said"), [
     ("run/run.json", "{}", "is not a run of this suite"),
     ("run/cells.jsonl", "{nonsense}\n{}\n", r"cells\.jsonl, line 1"),
-    ("README.md", "beside runs", "is no record"),
+    ("README.md", "beside runs", "nothing that report shows"),
     *(("x.json", text, r"x\.json") for text in ("", "[]", '{"a": 1}', '{"compiles": [null]}')),
     ("x.json", '{"workloads": [{"load": 1}]}', r"x\.json"),
 ])  # fmt: skip

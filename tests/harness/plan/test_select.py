@@ -116,7 +116,7 @@ def test_an_engine_as_the_baseline_stands_for_what_it_runs_in_each_case(monkeypa
     plan = SimpleNamespace(record=record, settings=[Setting()])
     measurer = CaseMeasurer(plan, OwnDevice(H200, Blind("")), None)
     assert [measurer._compared(case, [])[0][0] for case in cases] == ["flashinfer.sm90", "deepgemm@vllm"]
-    with pytest.raises(UsageError, match="unknown baseline 'vlm'; engines and implementations: sglang, vllm"):
+    with pytest.raises(UsageError, match="unknown baseline 'vlm' of block_scale_gemm; did you mean vllm"):
         choose_baseline(op, H200, "vlm", [], cases)
 
 

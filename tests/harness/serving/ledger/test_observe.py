@@ -95,7 +95,7 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
         ),  # it counts once
         ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [wrong], ["all"], "`serving load` finds numbers of 1 of these runs wrong"),
-        ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),
+        ("moe", [a], [b], ["weather"], f"property 'weather' of --assume; .*: all, {', '.join(FIELDS)}"),
         ("moe", [a], [b], [], r"no run of this row: the run does not say, .*, its hardware .*--assume"),
     ):
         with pytest.raises(UsageError, match=says):

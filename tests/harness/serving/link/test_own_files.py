@@ -46,7 +46,7 @@ def test_json_holds_every_number_with_its_interval():
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("predict", "--engine", "vlm"), r"unknown engine 'vlm'; engines: sglang, vllm, trtllm"),
+    (("predict", "--engine", "vlm"), r"unknown engine 'vlm'; did you mean vllm"),
     (("what-if", "--engine", "tgi"), r"unknown engine 'tgi'; engines: .*, atom; others need --times"),
     (("predict", "--parallel", "8"), r"cannot read --parallel '8'; write tp8, or tp8,ep8"),
     (("predict", "--parallel", "tp8,ep4"), r"ep4 is not modelled with tp8; give ep8, or none"),
@@ -55,7 +55,7 @@ def test_json_holds_every_number_with_its_interval():
     (("predict", "--concurrency", "4;8"), r"cannot read --concurrency '4;8'"),
     (("predict", "--concurrency", "0"), r"concurrency=0 must be at least 1"),
     (("predict", "--hardware", "mi300x", "--engine", "trtllm"), r"TensorRT-LLM does not run on mi300x"),
-    (("predict", "--hardware", "x1"), r"unknown machine 'x1'; known: .*H200.*; others need --times"),
+    (("predict", "--hardware", "x1"), r"unknown machine 'x1'; machines: .*H200.*; others need --times"),
     (("what-if", "mla_decode=2x", "mla_decode=3x"), r"two changes are of mla_decode in decode: give"),
     (("what-if", "fused_moe=2x", "fused_moe@decode=2x"), r"two changes are of fused_moe in decode: give"),
     (("predict", "--times", "nowhere"), r"no times at nowhere: .* SYSTEM/ENGINE/VERSION .* run\.json"),

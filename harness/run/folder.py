@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -117,8 +118,8 @@ def begin(
     else:
         budget_s = 60.0 if race is None else per_case_s * len(selection.cases)
     what = op if race is None else f"{op}-{selection.baseline}-race"
-    folder = Path(request.out) if request.out else RESULTS / "local" / _identity(what, suite, platform)
     facts, cases = facts_of(worker_threads(request.threads)), selection.cases
+    folder = Path(request.out) if request.out else _new_folder(what, suite, platform)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")
     elif suite in suites():
@@ -158,10 +159,13 @@ def worth_s(request: Request, suite: str) -> float:
     return suites()[suite].per_case_s if suite in suites() else CASE_S
 
 
-def _identity(what: str, suite: str, platform: Platform) -> str:
+def _new_folder(what: str, suite: str, platform: Platform) -> Path:
+    """A folder that is not there yet: another run may have begun in the same second."""
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
-    return f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
+    name = f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    return next(path for end in ends if not (path := RESULTS / "local" / (name + end)).exists())
 
 
 def _well_measured_first(

@@ -118,11 +118,12 @@ class SingleEntry:
     def save(self, folder: Path) -> list[Path]:
         """Writes the first wrong output, or the last one if all were right, with what it was judged by and
         the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
-        files, log = [], self.worker.log.read_text(errors="replace") if self.worker.log.exists() else ""
-        begins = re.search("Traceback \\(most recent|Fatal Python error", log)
+        files, log = [], self.worker.log
+        told = log.read_text("utf-8", errors="replace") if log.exists() else ""
+        begins = re.search("Traceback \\(most recent|Fatal Python error", told)
         if self.entry.status in ("error", "crashed") and begins:
             files.append(folder / "traceback.txt")
-            files[0].write_text(log[begins.start() :], encoding="utf-8")
+            files[0].write_text(told[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
             return files

@@ -81,7 +81,10 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
         assert len(of) == 7
         wrong, raising = (of[f"columns=128 fault={fault}"] for fault in ("wrong", "raise"))
         assert (wrong.status, wrong.eliminations.seconds) == ("wrong", []), "a wrong one gets no time"
-        assert (raising.status, raising.reason) == ("error", "RuntimeError: out of luck")
+        assert (raising.status, raising.reason) == (
+            "error",
+            "chunked_kernels.py:53 in call: RuntimeError: out of luck",
+        )
         assert {r.status for r in of.values() if r not in (wrong, raising)} == {"ok"}
 
 

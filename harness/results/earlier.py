@@ -14,7 +14,7 @@ from harness.results.read import RecordedRun, read
 
 MOST = 200
 """Runs in results/local that are looked at, the newest by name."""
-TRIES = 3
+TRIES = 8
 """Earlier runs that are compared until one has the same terms."""
 
 

@@ -98,7 +98,7 @@ def test_a_case_without_an_answer_is_not_called_indistinguishable():
     second.samples.block = [block + 6 for block in second.samples.block]
     assert said([slower, apart], CASES[:2])[0].startswith(
         "no row is clearly the fastest in 2 cases; the first is slower round by round in 1; "
-        "not compared in 1; weighted by the suite vllm.amx"
+        "not compared in 1; weighted by the suite vllm.amx, not clearly the fastest, "
     )
 
 

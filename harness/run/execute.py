@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -89,6 +89,9 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     with own_device(platform) as device:
         facts_of = functools.partial(device_facts, device)
         journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
+        finished = finished_cases(journal, plan.retry)
+        if resumed and request.budget:  # as much again
+            plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
         for line in device.busy:
             display.log(f"note: {line}")
         with resumable("run", journal):
@@ -98,7 +101,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
                 journal,
                 display.progress,
                 functools.partial(display.case, plan.record),
-                finished=finished_cases(journal, plan.retry),
+                finished=finished,
                 began=began,
             )
         return finish(request, plan.record, outcome, display)

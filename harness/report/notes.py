@@ -192,12 +192,10 @@ def _conclusions(case: CaseResult) -> Notes:
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why measuring stopped, on which device, and how long it took."""
-    after = ""
-    if done.eliminations:
-        after = f" after {done.eliminations} elimination round{'' if done.eliminations == 1 else 's'}"
+    after = f" after {counted(done.eliminations, 'elimination round')}" if done.eliminations else ""
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
-    rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{until}"
+    rounds = f"{counted(done.rounds, 'round')} in {counted(done.blocks, 'block')}{after}{until}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
     where = [("device", done.device)] if done.device else []
     spent = time_spent(done.measured_s, done.setup_s)

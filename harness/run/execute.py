@@ -118,9 +118,11 @@ def resumable(name: str, journal: Journal) -> Iterator[None]:
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
-    """Shows a finished run, writes `--json` and `--csv`, and returns the exit code."""
-    display.end(record, outcome)
-    write_outputs(request.json, request.csv, record, outcome.records)
+    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
+    try:
+        write_outputs(request.json, request.csv, record, outcome.records)
+    finally:
+        display.end(record, outcome)
     code = exit_code(outcome.records)
     return FAILED if code == OK and record.trees and regressions(outcome.records) else code
 

@@ -82,6 +82,11 @@ def counted(cases: int) -> str:
     return f"{cases} case" if cases == 1 else f"{cases} cases"
 
 
+def together(weights: Iterable[float]) -> str:
+    """How cases of these weights are summed."""
+    return "weighted by the suite" if len(set(weights)) > 1 else "all cases together"
+
+
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
     parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]

@@ -26,7 +26,7 @@ def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, C
     for _, earlier in sorted(_earlier(now, results), reverse=True)[:TRIES]:
         with contextlib.suppress(UsageError):  # a broken record of another run is no mistake of this one
             comparison = compared(then := read(str(earlier)), now)
-            if not comparison.incompatible and any(row.baseline for row in comparison.rows):
+            if not comparison.incompatible and (comparison.lost or any(r.baseline for r in comparison.rows)):
                 return then, comparison
     return None
 

@@ -21,7 +21,7 @@ def start() -> int:
     if sys.version_info < OLDEST:
         version = "{}.{}".format(*sys.version_info)
         return refuse(f"is Python {version}; 3.10 or later is needed", "harness.cli")
-    if sys.getfilesystemencoding().lower() != "utf-8" and not sys.flags.ignore_environment:
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         # Libraries in the workers read and print by the locale, too: torch.compile fails where that is ASCII.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

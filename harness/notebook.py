@@ -81,6 +81,8 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     words = ["--op", op, "--impl", f"{name},{beside}".rstrip(","), "--case", case]
     for option, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:
+            if one is None or one is False:  # the default
+                continue
             words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
     text, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # for the record

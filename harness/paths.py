@@ -45,7 +45,8 @@ def below_here(path: Path) -> Path:
 
 
 def this_python() -> str:
-    return str(below_here(Path(sys.executable)))
+    shown = str(below_here(Path(sys.executable)))
+    return shown if os.sep in shown else f"./{shown}"  # else a shell would look it up in PATH
 
 
 def command(*words: str | Path) -> str:

@@ -42,12 +42,13 @@ class Progress:
         """When the last line was printed, by time.monotonic."""
         self.over = Event()
         """Ends the thread of the present stage."""
+        self.beating: Thread | None = None
         self.ends = self.started
         """When the run is expected to end, by time.monotonic."""
 
     def case(self, case: Case, to_go: int, budget_s: float) -> None:
         """Begins a case. `to_go` counts it and the later cases that the budget suffices for."""
-        self.over.set()
+        self._end_beat()
         now = time.monotonic()
         per_case = (now - self.started) / self.done if self.done else budget_s + BESIDE_S
         self.done += 1
@@ -65,12 +66,13 @@ class Progress:
 
     def say(self, stage: str) -> None:
         """Begins a stage of the case."""
-        self.over.set()
+        self._end_beat()
         self.stage, self.made = stage, ""
         self._tell(self._stage(stage))
         if stage != MEASURING and not (self.quiet or self.live):
             self.over = Event()
-            Thread(target=self._beat, args=(self.over, stage), daemon=True).start()
+            self.beating = Thread(target=self._beat, args=(self.over, stage), daemon=True)
+            self.beating.start()
 
     def rounds(self, made: int, spent_s: float, budget_s: float, between_blocks: bool = True) -> None:
         """Shows the number of rounds in the line of a terminal between blocks, and elsewhere each minute. It
@@ -83,8 +85,14 @@ class Progress:
 
     def clear(self) -> None:
         """Clears the line before other output; the next call draws it again."""
-        self.over.set()
+        self._end_beat()
         self._erase()
+
+    def _end_beat(self) -> None:
+        self.over.set()
+        if self.beating:
+            self.beating.join()
+            self.beating = None
 
     def _beat(self, over: Event, stage: str) -> None:
         while not over.wait(BEAT_S):

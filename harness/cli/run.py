@@ -73,6 +73,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from harness.results.journal import Journal
     from harness.run import execute
     from harness.run.folder import select_all
+    from kernels.engines import engines
     from kernels.platform import detect
 
     with options.interruptible(options.RECORDED if request.cluster else ""), RunDisplay(request) as display:
@@ -81,8 +82,9 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
 
             if request.resume:
                 Journal(Path(request.resume)).run()
-            else:  # launch modes depend on its devices, which are known when it is joined
-                select_all(replace(request, launch=None), detect())
+            else:  # what depends on its devices is known when it is joined
+                named = request.baseline if request.baseline not in engines() else None
+                select_all(replace(request, launch=None, baseline=named), detect())
             sys.exit(run_on_cluster(request, request_of, display))
         platform = choose_device(request.device)
         sys.exit(execute.run(request_of(platform), platform, display))

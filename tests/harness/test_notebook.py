@@ -42,7 +42,8 @@ def mine(o, out):
         out[i] = attention(o.q[i], tokens, o.scale) @ tokens[:, :LATENT]
 
 kv = torch.zeros(3)  # a name that `mine` has for itself
-case, options = sys.argv[2], dict(budget="1s", device="cpu", per_case="1s", cache="warm")
+case = sys.argv[2]
+options = dict(budget="1s", device="cpu", per_case="1s", cache="warm", quiet=False, seed=None)
 table = harness.bench("mla_decode", mine, case=case, out="run", **options)
 table.page("page.html")
 frame = table.frame()

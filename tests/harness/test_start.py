@@ -81,4 +81,7 @@ def test_a_locale_of_ascii_changes_nothing():
     words = [sys.executable, "-m", "harness", "run", "--resume", "/nowhere/µ".encode()]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 2
+    # Where Python is told to read by the locale it does, and the command does not start anew for ever.
+    asked = [sys.executable, "-X", "utf8=0", "-m", "harness", "list", "ops"]
+    assert b"mla_decode" in subprocess.run(asked, cwd=ROOT, env=environment, stdout=-1, check=True).stdout
     assert done.stderr.decode() == "error: cannot read /nowhere/µ/run.json: No such file or directory\n"

@@ -86,6 +86,14 @@ def test_the_least_important_columns_go_first():
     assert plain(wide, 41).splitlines()[0].split() == ["name"]
 
 
+def test_no_column_is_shrunk_to_nothing():
+    columns = [Column("share"), Column("sizes"), Column("kernel"), Column("left out", spare=1)]
+    table = FittingTable(columns, [["69.4%", "m=128 n=2112 k=7168", "k" * 30, "l" * 20]])
+    two, three = (plain(table, width).splitlines()[2:] for width in (52, 30))
+    assert two[:2] == [f"69.4%  m=128 n=2112   {'k' * 30}", "       k=7168"], "cells break between words"
+    assert three[:3] == [f"69.4%  m=128   {'k' * 30}", "       n=2112", "       k=7168"], "or it is wider"
+
+
 def test_a_command_is_never_broken(in_terminal):
     line = f"  python -m harness report {'results/' * 30} --open"
     for text in (plain(f"as pictures:\n{line}", 40), plain(line), in_terminal(80, line)):

@@ -160,7 +160,7 @@ def compare(
     show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
         write(markdown, comparison_markdown(a, b, comparison) + "\n")
-    sys.exit(FAILED if comparison.regressions else OK)
+    sys.exit(FAILED if comparison.regressions or comparison.lost else OK)
 
 
 @click.command()

@@ -203,6 +203,20 @@ def test_what_a_library_computes_is_given_no_mistakes_name(op):
             assert diagnosis._mistakes(rows) == ([], "")
 
 
+def test_rows_of_nan_are_given_no_mistakes_name_and_work_ends(monkeypatch):
+    monkeypatch.setattr("harness.workers.child.judge.of_errors", diagnosis.of_errors)
+    case = SMALL["mla_decode"][0]
+    made, limits = problem("mla_decode", case, "core", False, "cpu"), kernels.OPS["mla_decode"].tolerance
+    answers = functools.partial(module("mla_decode").answers, made.operands)
+    layout = diagnosis.Layout(tuple(made.right.shape), answers=answers)
+    nan, noise = torch.full_like(made.right, math.nan), made.right + torch.randn_like(made.right)
+    report = compare_output(nan, made.reference, limits(sizes_of("mla_decode", case)), layout=layout)
+    assert "equals" not in report["diagnosis"]
+    monkeypatch.setattr("kernels.mistakes.MOST_OPERATIONS", 100)
+    report = compare_output(noise, made.reference, limits(sizes_of("mla_decode", case)), layout=layout)
+    assert "; compared with " in report["reason"] and " of 49 known mistakes" in report["reason"]
+
+
 UNNAMED = {
     *("log-sums of the previous row", "a partial sum one column late", "h in FP8 with one poor scale"),
     *("one token too many", "unused slots weigh 0 and hold NaN"),

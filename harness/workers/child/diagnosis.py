@@ -138,11 +138,12 @@ def selected(
     layout: Layout,
 ) -> Wrong:
     """At most MOST_ROWS of the wrong rows, in some columns, bool [columns]. The others: see `of_errors`."""
-    flat = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
     numbers, at = wrong.flatten().nonzero().flatten(), columns.nonzero().flatten()
     chosen = numbers[_spread(len(numbers), MOST_ROWS)]
-    values = [t[chosen][:, at].double() for t in flat]
-    return Wrong(*values, chosen, at, *flat, tuple(wrong.shape), tolerance, layout)
+    flat = outputs, values, sigmas = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
+    got, right, of_wrong = (t[chosen][:, at].double() for t in flat)
+    outer = tuple(wrong.shape)
+    return Wrong(got, right, of_wrong, chosen, at, outputs, values, sigmas, outer, tolerance, layout)
 
 
 def of_errors(

@@ -302,8 +302,8 @@ def _without_effect(request: EngineRequest, arch: str, shapes: Sequence[Shape]) 
         if name not in known:
             meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
             yield (
-                f"{as_given(name)}: what {request.engine} does with it on {arch} is not recorded, so it changed "
-                f"nothing here, and rows may be wrong{meant}"
+                f"{as_given(name)}: what {request.engine} does with it on {arch} is not recorded, so it "
+                f"changed nothing here, and rows may be wrong{meant}"
             )
         elif without.deployed(arch) == request.deployed(arch) and all(
             _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes

@@ -12,8 +12,8 @@ import pytest
 import pytest_benchmark
 
 from harness.cli.recorded import session
-from harness.report.comparison_table import since
-from harness.results.comparison import compared, means, spreads
+from harness.report.comparison_table import comparison_markdown, since
+from harness.results.comparison import compared, spreads, totals
 from harness.results.earlier import changed_since
 from harness.results.journal import Journal
 from harness.results.read import read
@@ -130,7 +130,7 @@ REPORTS: dict[str, tuple[dict, dict]] = {
 
 
 def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(tmp_path, monkeypatch):
-    """A later run, one of another machine, a broken one and one of other terms are not the last."""
+    """A later run, one of another machine, broken and odd ones and one of other terms are not the last."""
     monkeypatch.setattr("harness.paths.ROOT", tmp_path)
     days = iter(range(10, 30))
 
@@ -142,6 +142,11 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
     on_a_day("local/other", machine={"device": "another CPU"})
     on_a_day("local/cold", cache="cold")
     (on_a_day("local/broken") / "cells.jsonl").write_text("?\n")
+    for name in ("machine", "git", "versions"):
+        odd = {"machine": MACHINE, "git": {}, "versions": {}} | {name: None}
+        altered(on_a_day(f"local/no {name}"), provenance=odd)
+    lines = on_a_day("local/unequal") / "cells.jsonl"
+    lines.write_text(lines.read_text().replace('"block":[0,', '"block":['))
     (tmp_path / "results/local/empty").mkdir()
     (tmp_path / "results/local/empty/run.json").write_text("[]")
     now = on_a_day("local/now", **OURS)
@@ -158,6 +163,38 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
         ": nothing changed beyond the noise between sessions (3 %)"
     )
     assert changed_since(tmp_path / "results/local/oldest", tmp_path / "results") is None
+
+
+def test_what_has_no_time_now_and_a_slower_machine_are_no_silence(tmp_path):
+    """A row that is wrong now is not `nothing changed`, nor is a baseline that takes twice as long."""
+    then, now = (
+        read(str(record(tmp_path / name, **given))) for name, given in (("a", {}), ("b", {"drift": 2}))
+    )
+    lost = now.cells[CASES[0], "triton.x"]
+    now.cells[CASES[0], "triton.x"] = lost.model_copy(update={"status": "wrong", "time_us": None})
+    found = compared(then, now)
+    assert found.lost == {(CASES[0], "triton.x"): "wrong"}
+    assert since(then, found).partition("a): ")[2] == (
+        "triton.x: no time now (wrong) in 1 case; the baseline itself took 2x as long (other clocks or load)"
+        "; no other row changed beyond the noise between sessions (3 %)"
+    )
+    conclusion = comparison_markdown(then, now, found).splitlines()[-1]
+    assert conclusion == (
+        f"1 regressed: triton.x at {CASES[0]} (wrong); "
+        "the baseline itself took 2x as long (other clocks or load)"
+    )
+
+
+def test_the_rows_of_all_cases_are_summed_by_their_times(tmp_path):
+    """A case of 10 ms that takes 10 % longer outweighs one of 10 us that takes half."""
+    (row, *_) = both(tmp_path, {}, OURS).rows[1:]
+    light, long = (
+        replace(row, weight=w, a_us=us, comparison=replace(row.comparison, ratio=ratio))
+        for w, us, ratio in ((0.9, 10.0, 2.0), (0.1, 10000.0, 1 / 1.1))
+    )
+    assert totals([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
+    unweighed = [replace(of, weight=0.0) for of in (light, long)]
+    assert totals(unweighed) == {row.name: pytest.approx(10010 / 11005)}
 
 
 def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
@@ -182,7 +219,7 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     """The reports above are for people; --json and pages read these."""
     found = both(tmp_path, ONE, OURS)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
-    assert means(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
+    assert totals(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
     assert found.noise == pytest.approx(0.03), "unchanged rows moved by less than the least noise"
     assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
     (spread,) = spreads(calibrations(TWO))

@@ -157,7 +157,8 @@ def compare(
     if not comparison.rows:
         missing = "; ".join(comparison.missing[:3]) or "both are empty"
         raise NothingRan(f"no cell has a time in both runs: {missing}")
-    show(comparison_table(a, b, comparison), sys.stdout)
+    if markdown != "-":
+        show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
         write(markdown, comparison_markdown(a, b, comparison) + "\n")
     sys.exit(FAILED if comparison.regressions or comparison.lost else OK)

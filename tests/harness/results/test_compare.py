@@ -206,7 +206,9 @@ def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
         done = here("compare", "a", "b", "--markdown", tmp_path / "report.md")
         assert done.stderr == ""
         texts.append(f"=== {name}\n{done.stdout}[{done.returncode}]\n")
-    texts.append(f"=== the last one as Markdown\n{(tmp_path / 'report.md').read_text()}")
+    markdown = (tmp_path / "report.md").read_text()
+    assert here("compare", "a", "b", "--markdown", "-").stdout == markdown, "and no table beside it"
+    texts.append(f"=== the last one as Markdown\n{markdown}")
     snapshot(Path(__file__).parent / "snapshots" / "compared.txt", "\n".join(texts))
 
 

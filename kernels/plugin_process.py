@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import ANSWERS, REQUIREMENTS, Implementation, Prepared, Unsupported
+from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
-from kernels.support import as_support
+from kernels.support import Mistaken, as_support
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +42,10 @@ def told(error: BaseException) -> str:
 
     suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
     others = (*suite, sysconfig.get_path("stdlib"), "<")
-    frames = reversed(traceback.extract_tb(error.__traceback__)[1:])  # the first frame is where it was caught
-    own = [f for f in frames if not f.filename.startswith(others) and "-packages" not in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is where it was caught
+    if type(error).__name__ == "InterpreterError" and error.__cause__:  # of Triton
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    own = [f for f in reversed(frames) if not f.filename.startswith(others) and "-packages" not in f.filename]
     text = " ".join(str(error).split())
     if "0 active drivers" in text:  # of Triton, where there is no GPU
         text = NOT_INTERPRETED
@@ -98,8 +100,7 @@ class PluginImplementation(Implementation):
         for fact in FACTS:
             setattr(self, fact, facts[fact])
         for method in (*REQUIREMENTS, *ANSWERS):
-            if method != "supports":  # it asks the others
-                setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
+            setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
@@ -119,15 +120,21 @@ def main() -> None:
         error = ""
         try:
             if method == "list":
-                known = {(i.op, i.name): i for i in kernels.implementations_of(path)}
-                value = [{fact: getattr(i, fact) for fact in FACTS} for i in known.values()]
+                found = kernels.implementations_of(path)
+                known = {(i.op, i.name): i for i in found}
+                value = [{fact: getattr(i, fact) for fact in FACTS} for i in found]
             else:
                 implementation = known[op, name]
                 value = getattr(implementation, method)(*arguments)
                 if method in REQUIREMENTS:
-                    value = as_support(value, f"{type(implementation).__name__}.{method}()")
+                    value = as_support(value, named(getattr(implementation, method)))
+                if method == "supports" and value.ok:  # where the memory plan would fail, this row alone does
+                    for answer in ("layout", "workspace", "scratch"):
+                        getattr(implementation, answer)(OPS[op].sizes(arguments[0].sizes))
         except Exception as caught:
-            error = str(caught) if isinstance(caught, PluginError) else told(caught)
+            error = str(caught) if isinstance(caught, kernels.PluginError) else told(caught)
+            if method in REQUIREMENTS:
+                value, error = Mistaken(False, error), ""
         connection.send((value, error))
 
 

@@ -20,8 +20,10 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,8 +59,9 @@ def implementations(op: str) -> list[Implementation]:
     for implementation in found:
         if implementation.op != op:
             continue
-        if implementation.name in by_name:
-            raise PluginError(f"two implementations of {op} are called {implementation.name}")
+        if other := by_name.get(implementation.name):
+            files = sorted({each.plugin or inspect.getfile(type(each)) for each in (other, implementation)})
+            raise PluginError(f"{other.name} of {op} is declared twice, in {' and '.join(files)}")
         by_name[implementation.name] = implementation
     return [by_name[name] for name in sorted(by_name)]
 
@@ -100,15 +103,20 @@ def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]
 
 def implementations_of(path: Path) -> list[Implementation]:
     """The implementations of a plug-in's file, which is imported here. They share no worker with others.
-    Raises PluginError where one names no op or has no prepare."""
+    Raises PluginError where there is none, or one that cannot be right."""
     found = list(_defined(_plugin(path)))
+    if not found:
+        raise PluginError(f"{path} declares no implementation: see @implementation in kernels/op.py")
     for implementation in found:
         if implementation.op not in OPS:
             ops = ", ".join(OPS)
             raise PluginError(f"{path}: {implementation.name} has op {implementation.op!r}; ops are {ops}")
         if type(implementation).prepare is Implementation.prepare:
             raise PluginError(f"{path}: class {type(implementation).__name__} defines no prepare")
+        if not re.fullmatch(r"[\w.@+-]+", implementation.name):
+            raise PluginError(f"{path}: the name {implementation.name!r} is not of letters, digits and ._-+@")
         implementation.plugin = str(path)
+        implementation.requires = implementation.requires or path.name  # type: ignore[misc]
         implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.lazy import torch
-from kernels.op import Implementation, Op, Prepared, as_prepared, sequence
+from kernels.op import Implementation, Op, Prepared, as_prepared, named, sequence
 from kernels.operands import Operands
 
 
@@ -25,7 +25,7 @@ def bind(
             given = implementation.prepare(operands, out)
         else:
             given = implementation.prepare_turn(first, operands, out)
-        return as_prepared(given, f"{type(implementation).__name__}.prepare()", operands, out)
+        return as_prepared(given, named(type(implementation).prepare), operands, out)
     # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
     narrowed = operands.narrowed()
     # An implementation may read activations when it prepares, so they must have values.

@@ -14,6 +14,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.formats import native, native_scales
@@ -153,6 +154,13 @@ class RowGroups:
     """int64 [rows, groups of a row], -1 where a row has fewer."""
 
 
+def named(function: Any) -> str:
+    """A function, or what wraps one, with its place: `mine() of mine.py:4`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+    return f"{getattr(function, '__qualname__', type(function).__name__)}(){place}"
+
+
 Call = Callable[[], object]
 """Timed: computes the op once, from whatever the operands hold now."""
 
@@ -195,6 +203,8 @@ class Prepared:
         """
         if call is None and type(self).call is Prepared.call:
             raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
+        if inspect.isfunction(call):
+            _check_parameters(call, (), named(call), wrapped=False)
         self.operands = operands
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
@@ -218,7 +228,9 @@ class Prepared:
             if isinstance(returned, torch.Tensor) and returned.shape == self.out.shape:
                 is_other = returned.data_ptr() != self.out.data_ptr()
                 if is_other and self.out.isnan().all():
-                    raise TypeError("the call returned its output and did not write `out`: see `allocates`")
+                    raise TypeError(
+                        f"{named(self._call)} did not write `out`, but returned one: see `allocates`"
+                    )
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""
@@ -245,7 +257,9 @@ class Prepared:
         elif result is None:
             result = self._returned if self.out is None else self.out
         if result is None:
-            raise TypeError("there is no output: the row gets none to write, and its call returned none")
+            raise TypeError(
+                f"{named(self._call or self.call)} gets no `out` to write, and returned no output"
+            )
         return result
 
     def picked(self) -> str:
@@ -272,8 +286,8 @@ class Implementation:
 
     # `provider.variant`
     name: ClassVar[str]
-    # What it needs, for people.
-    requires: ClassVar[str]
+    # What it needs, for people. Empty in a plug-in: the name of its file.
+    requires: ClassVar[str] = ""
     # Filled in by the op that finds it.
     op: str = ""
     # The file that brought it, if it is not the suite's own.
@@ -348,12 +362,12 @@ class Implementation:
         size, unit = (1, "s") if interpreted_s < 120 else (60, "min") if interpreted_s < 7200 else (3600, "h")
         takes = f"about {interpreted_s / size:.0f} {unit}"
         return Support.all_of(
-            self.available(platform),
+            as_support(self.available(platform), named(self.available)),
             need(
                 self.native(case.boundary),
                 f"its call covers {' and '.join(self.boundaries)}, which is more than {case.boundary}",
             ),
-            self.fits(sizes),
+            as_support(self.fits(sizes), named(self.fits)),
             need(
                 interpreted_s <= INTERPRETED_S,
                 f"interpreting one call would take {takes}: suite `smoke` checks it",
@@ -423,12 +437,9 @@ def implementation(
     _check_declaration(name, base, overrides)
 
     def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
-        source = f"{name}: {function.__name__}()"
+        source = f"{name}: {named(function)}"
         taken = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
-        try:
-            inspect.signature(function).bind(*taken)
-        except TypeError:
-            raise TypeError(f"{source} has to take ({', '.join(taken)})") from None
+        _check_parameters(function, taken, source)
 
         def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
             given = function(operands, out) if stationary is None else function(operands, out, made)
@@ -466,6 +477,7 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
             raise TypeError(f"{kernel.name} is declared for {kernel.op}, not for {op}")
         return kernel
 
+    @functools.wraps(kernel, assigned=("__name__", "__qualname__"), updated=())
     def prepare(operands: Operands, out: Any) -> Call | Prepared:
         first = kernel(operands, out)
         if callable(first) or isinstance(first, Prepared):
@@ -479,6 +491,17 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 
     name = f"yours.{getattr(kernel, '__name__', 'kernel')}"
     return implementation(name, requires="torch", op=op, boundaries=(boundary,))(prepare)
+
+
+def _check_parameters(function: Any, given: tuple[str, ...], source: str, wrapped: bool = True) -> None:
+    """Raises TypeError where a function, or what it wraps, does not take these."""
+    try:
+        inspect.signature(function, follow_wrapped=wrapped).bind(*given)
+    except TypeError:
+        mistake = f"{source} has to take ({', '.join(given) or 'no arguments'})"
+        if isinstance(function, type):
+            mistake += "; a class with `prepare` is a subclass of Implementation and takes no decorator"
+        raise TypeError(mistake) from None
 
 
 def _check_declaration(name: object, base: object, overrides: Mapping[str, Any]) -> None:
@@ -496,8 +519,6 @@ def _check_declaration(name: object, base: object, overrides: Mapping[str, Any])
             raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
         if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
             raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
-    if not hasattr(base, "requires") and "requires" not in overrides:
-        raise TypeError(f'{mistake} does not say what it requires: requires="torch", for example')
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
@@ -509,7 +530,7 @@ def _member(base: type[Implementation], member: str, value: Any) -> Any:
         answer = value(*given)
         if member not in REQUIREMENTS:
             return answer
-        answer = as_support(answer, f"{member} of {self.name}")
+        answer = as_support(answer, f"{member} of {self.name}, {named(value)},")
         return Support.all_of(getattr(base, member)(self, *given), answer)
 
     return method

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import ANSWERS, REQUIREMENTS, Implementation, Prepared, Unsupported
+from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
-from kernels.support import as_support
+from kernels.support import Mistaken, as_support
 from shapes.names import text_of
 
 if TYPE_CHECKING:
@@ -45,14 +45,18 @@ def told(error: BaseException, skipped: int = 1) -> str:
 
     suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
     others = (*suite, sysconfig.get_path("stdlib"), "<")
-    frames = reversed(traceback.extract_tb(error.__traceback__)[skipped:])
-    own = [f for f in frames if not f.filename.startswith(others) and "-packages" not in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)[skipped:]
+    cause = error.__cause__
+    if type(error).__name__ == "InterpreterError" and cause:  # of Triton
+        frames += traceback.extract_tb(cause.__traceback__)
+        cause = None
+    own = [f for f in reversed(frames) if not f.filename.startswith(others) and "-packages" not in f.filename]
     text = text_of(error)
     if "0 active drivers" in text:  # of Triton, where there is no GPU
         text = NOT_INTERPRETED
     places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
     line = ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
-    return f"{line}, from {told(error.__cause__, 0)}"[:600] if error.__cause__ else line
+    return f"{line}, from {told(cause, 0)}"[:600] if cause else line
 
 
 class PluginProcess:
@@ -102,8 +106,7 @@ class PluginImplementation(Implementation):
         for fact in FACTS:
             setattr(self, fact, facts[fact])
         for method in (*REQUIREMENTS, *ANSWERS):
-            if method != "supports":  # it asks the others
-                setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
+            setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
@@ -123,15 +126,21 @@ def main() -> None:
         error = ""
         try:
             if method == "list":
-                known = {(i.op, i.name): i for i in kernels.implementations_of(path)}
-                value = [{fact: getattr(i, fact) for fact in FACTS} for i in known.values()]
+                found = kernels.implementations_of(path)
+                known = {(i.op, i.name): i for i in found}
+                value = [{fact: getattr(i, fact) for fact in FACTS} for i in found]
             else:
                 implementation = known[op, name]
                 value = getattr(implementation, method)(*arguments)
                 if method in REQUIREMENTS:
-                    value = as_support(value, f"{type(implementation).__name__}.{method}()")
+                    value = as_support(value, named(getattr(implementation, method)))
+                if method == "supports" and value.ok:  # where the memory plan would fail, this row alone does
+                    for answer in ("layout", "workspace", "scratch"):
+                        getattr(implementation, answer)(OPS[op].sizes(arguments[0].sizes))
         except Exception as caught:
-            error = text_of(caught) if isinstance(caught, PluginError) else told(caught)
+            error = text_of(caught) if isinstance(caught, kernels.PluginError) else told(caught)
+            if method in REQUIREMENTS:
+                value, error = Mistaken(False, error), ""
         connection.send((value, error))
 
 

@@ -27,8 +27,10 @@ def need(condition: object, reason: str) -> Support:
 
 
 def as_support(answer: object, source: str) -> Support:
-    """What a function answered that should return a Support; source: its name, for the reason of a failure
-    where it returned something else."""
+    """What a function answered that should return a Support or a bool; source: its name, for the reason where
+    it returned False or something else."""
     if isinstance(answer, Support):
         return answer
-    return Mistaken(False, f"{source} returned {answer!r}, where a kernels.support.Support is needed")
+    if isinstance(answer, bool):
+        return need(answer, f"{source} returned False")
+    return Mistaken(False, f"{source} returned {answer!r}, where kernels.support.need(...) or a bool is due")

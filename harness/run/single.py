@@ -38,6 +38,8 @@ from kernels.platform import Platform
 from kernels.tuning import Tunable
 from shapes.case import Case, parse
 
+SAVED = ("output.pt", "reference.pt", "sigma.pt", "check.json")  # what `check --save` writes of an output
+
 
 class SingleEntry:
     """One entry at one case, with the worker that calls it."""
@@ -135,7 +137,7 @@ class SingleEntry:
             **kept,
         }
         (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        return files + [folder / name for name in ("output.pt", "reference.pt", "sigma.pt", "check.json")]
+        return files + [folder / name for name in SAVED]
 
     def close(self) -> None:
         self.checks.close()
@@ -172,8 +174,8 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
-        _folder(save) as folder,
         own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
+        _folder(save) as folder,
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
@@ -196,11 +198,13 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
 
 @contextlib.contextmanager
 def _folder(name: str | None) -> Iterator[Path | None]:
-    """A folder to write to, which is removed if nothing was written. Raises UsageError."""
+    """A folder without files of an earlier check; it is removed if nothing is written. Raises UsageError."""
     folder = None if name is None else Path(name)
     try:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
+            for file in (*SAVED, "traceback.txt"):
+                (folder / file).unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}") from None
     try:

@@ -85,14 +85,15 @@ class WorkerProcess:
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
+        doing = "prepare or its first call" if request == "prepare" else request
         # What it printed during an earlier request is no explanation for a crash in this one.
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:
             self.connection.send((request, arguments))
         except OSError:
-            raise self._crashed(request) from None
-        return self._answer(deadline, request)
+            raise self._crashed(doing) from None
+        return self._answer(deadline, doing)
 
     def pause(self) -> None:
         """Suspends the process, with all its threads, until it is asked again, so that it takes no time from

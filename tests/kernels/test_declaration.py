@@ -1,5 +1,6 @@
 """An implementation that is declared by the function which prepares its call."""
 
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -67,7 +68,10 @@ def test_where_the_library_allocates_the_result_is_what_the_call_returns():
     assert plain.result() is operands.x
     nothing = Prepared(operands, None, lambda: None)
     nothing.call()
-    with pytest.raises(TypeError, match="its call returned none"):
+    with pytest.raises(
+        TypeError,
+        match=r"<lambda>\(\) of test_declaration.py:\d+ gets no `out` to write, and returned no output",
+    ):
         nothing.result()
 
 
@@ -125,7 +129,7 @@ def test_a_call_that_returns_its_output_and_leaves_out_alone_is_told():
     def returns(operands, out):
         return lambda: operands.x * 2
 
-    with pytest.raises(TypeError, match="returned its output and did not write `out`: see `allocates`"):
+    with pytest.raises(TypeError, match="did not write `out`, but returned one: see `allocates`"):
         returns().prepare(numbers(), torch.full((3,), torch.nan)).call()
     returns().prepare(numbers(), torch.zeros(3)).call()  # which something wrote
 
@@ -139,8 +143,7 @@ def nothing(operands, out):
     ({"prepare": nothing}, "Base has no 'prepare'"),
     ({"fits": True}, "fits is True, where a function is needed"),
     ({"base": Numbers}, "is no subclass of Implementation"),
-    ({"base": Implementation}, 'does not say what it requires: requires="torch", for example'),
-    ({"stationary": lambda operands: 1}, "nothing() has to take (operands, out, stationary)"),
+    ({"stationary": lambda operands: 1}, " has to take (operands, out, stationary)"),
 ])  # fmt: skip
 def test_a_declaration_that_cannot_be_right_is_one_line(said, reason):
     with pytest.raises(TypeError) as error:
@@ -156,15 +159,24 @@ def test_the_decorator_needs_a_name():
 
 def test_a_function_that_returns_no_call_is_told():
     row = implementation("test.none", Base)(nothing)()
-    with pytest.raises(TypeError, match=r"^test.none: nothing\(\) returned NoneType: it must return"):
+    with pytest.raises(
+        TypeError, match=r"^test.none: nothing\(\) of test_declaration.py:\d+ returned NoneType: it must"
+    ):
         row.prepare(numbers(), torch.empty(3))
 
 
 def test_an_answer_that_is_no_support_is_told():
-    row = implementation("test.bool", Base, fits=lambda sizes: True)(nothing)()
-    support = row.fits(SimpleNamespace(rows=1))
-    reason = "fits of test.bool returned True, where a kernels.support.Support is needed"
-    assert support == Mistaken(False, reason)
+    row = implementation("test.fits", Base, fits=lambda sizes: sizes.answer)(nothing)()
+    yes, no, none = (row.fits(SimpleNamespace(rows=1, answer=answer)) for answer in (True, False, None))
+    assert (yes.ok, type(no), type(none)) == (True, Support, Mistaken)
+    place = r"fits of test.fits, .*<lambda>\(\) of test_declaration.py:\d+, returned "
+    assert re.fullmatch(place + "False", no.reason)
+    assert re.fullmatch(place + r"None, where kernels.support.need\(...\) or a bool is due", none.reason)
+
+
+def test_a_call_that_takes_something_is_told():
+    with pytest.raises(TypeError, match=r"of test_declaration.py:\d+ has to take \(no arguments\)"):
+        Prepared(numbers(), torch.ones(3), lambda x: None)  # type: ignore[arg-type, misc]
 
 
 def test_a_prepared_without_a_call_is_told():
@@ -184,34 +196,55 @@ def test_a_class_may_return_the_call_alone():
     prepared = bind(op, OfItsOwn(), numbers(), torch.ones(3))
     prepared.call()
     assert prepared.result().tolist() == [0, 0, 0]
-    with pytest.raises(TypeError, match=r"OfItsOwn.prepare\(\) returned NoneType"):
+    with pytest.raises(TypeError, match=r"OfItsOwn.prepare\(\) of test_declaration.py:\d+ returned NoneType"):
         bind(op, OfItsOwn(), numbers(), None)
 
 
 PLUGIN = """
 from kernels.op import implementation
 
-@implementation("mine.zero", op="{op}", requires="torch", available=lambda platform: {available})
+@implementation("{name}", op="{op}", available=lambda platform: {available})
 def zero(operands, out):
     return out.zero_
 """
 
 
 def test_a_plug_in_declares_one(tmp_path, monkeypatch):
-    (path := tmp_path / "mine.py").write_text(PLUGIN.format(op="mla_decode", available="True"))
+    (path := tmp_path / "mine.py").write_text(
+        PLUGIN.format(name="mine.zero", op="mla_decode", available="1 / 0")
+    )
     (row,) = kernels.implementations_of(path)
     assert (row.name, row.runtime, row.plugin) == ("mine.zero", "mine.torch", str(path))
+    assert row.requires == "mine.py"
+    monkeypatch.setattr(kernels, "_importing", False)  # another test may have made this process a worker
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(path))
     kernels.implementations.cache_clear()
     try:
         (asked,) = (i for i in kernels.implementations("mla_decode") if i.name == "mine.zero")
-        support = asked.available(CPU)
+        supports = [
+            asked.available(CPU),
+            asked.supports(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 1}), CPU),
+        ]
     finally:
         kernels.implementations.cache_clear()
-    assert not support.ok and support.reason.startswith("available of mine.zero returned True, where")
+    reason = "mine.py:4 in <lambda>: ZeroDivisionError: division by zero"
+    assert supports == [Mistaken(False, reason)] * 2
 
 
-def test_a_plug_in_of_no_op_is_told(tmp_path):
-    (path := tmp_path / "hyphen.py").write_text(PLUGIN.format(op="mla-decode", available="True"))
-    with pytest.raises(kernels.PluginError, match=r"mine.zero has op 'mla-decode'; ops are block_scale_gemm"):
-        kernels.implementations_of(path)
+TWICE = PLUGIN + PLUGIN.replace("def zero", "def nought")
+
+
+@pytest.mark.parametrize(("text", "name", "op", "said"), [
+    (PLUGIN, "mine.zero", "mla-decode", "own.py: mine.zero has op 'mla-decode'; ops are block_scale_gemm"),
+    (PLUGIN, "my zero", "mla_decode", "own.py: the name 'my zero' is not of letters, digits"),
+    (PLUGIN, "torch.sdpa", "mla_decode", "torch.sdpa .* declared twice, in (?=.*torch_eager.py).*own.py"),
+    (TWICE, "mine.zero", "mla_decode", "mine.zero of mla_decode is declared twice, in [^ ]*own.py$"),
+    ("", "", "", "own.py declares no implementation: see @implementation"),
+])  # fmt: skip
+def test_a_plug_in_that_cannot_be_taken_is_told(text, name, op, said, tmp_path, monkeypatch):
+    (path := tmp_path / "own.py").write_text(text.format(name=name, op=op, available="True"))
+    monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(path))
+    kernels.implementations.cache_clear()
+    with pytest.raises(kernels.PluginError, match=said):
+        kernels.implementations("mla_decode")
+    kernels.implementations.cache_clear()

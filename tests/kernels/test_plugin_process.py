@@ -1,11 +1,14 @@
 """What a plug-in's rows say of themselves reaches the process that measures."""
 
+import re
+
 import pytest
 
 import kernels
 from kernels.op import Implementation
 from kernels.platform import Platform
 from kernels.plugin_process import PluginImplementation, PluginProcess
+from kernels.support import Mistaken
 
 PLUGIN = """
 from kernels.op import Implementation
@@ -67,3 +70,25 @@ def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypat
             assert getattr(there, name)(asked) == getattr(here, name)(asked)
     with pytest.raises(kernels.PluginError, match=r"^mine.py:3\d in layout: NotImplementedError$"):
         silent.layout(asked)
+    support = silent.supports(kernels.OPS["fused_moe"].case({"tokens": 1}, boundary="with_quant"), places[0])
+    assert type(support) is Mistaken and support.reason.endswith("in layout: NotImplementedError")
+
+
+class InterpreterError(Exception):
+    """As Triton's interpreter raises it."""
+
+
+def test_an_error_in_an_interpreted_kernel_is_told_with_the_kernels_line():
+    def kernel():
+        raise ValueError("tile")
+
+    def launch():
+        try:
+            kernel()
+        except ValueError as error:
+            raise InterpreterError(repr(error)) from error
+
+    try:
+        launch()
+    except InterpreterError as error:
+        assert re.match(r"test_plugin_process.py:\d+ in kernel, .* in launch: Interp", kernels.told(error))

@@ -19,7 +19,7 @@ from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, Owne
 from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
 from kernels.compose import bind
-from kernels.op import Implementation, Op, Prepared, Unsupported
+from kernels.op import Implementation, Op, Prepared, Unsupported, named
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
@@ -325,7 +325,11 @@ class Bench(devices.OnDevice):
         ready.call_once(which)
         seconds = time.perf_counter() - started
         left = bits(out.tensor).clone() if out is not None else torch.empty(0)
-        answer = packed(ready.result(which))
+        result = ready.result(which)
+        wanted = self.op.empty_output(self.sizes, "meta").dtype
+        if (ready.plugin or self.unlisted) and result.dtype != wanted:
+            raise TypeError(f"{named(ready.implementation)} gave {result.dtype}, and has to give {wanted}")
+        answer = packed(result)
         ready.timer.synchronize()
         return answer | {
             "digest": self.sets[which].digest(),

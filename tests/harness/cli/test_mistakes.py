@@ -18,7 +18,7 @@ class Half(Implementation):
     (None, "which is not a Python file"),
     ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: SyntaxError: invalid syntax"),
     ("raise ImportError('two\\nlines')", "PLUGINS: plugin.py:1 in <module>: ImportError: two lines"),
-    (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "two implementations .* are called torch.sdpa"),
+    (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "torch.sdpa .* declared twice, in .*plugin.py"),
     (HALF, r"plugin\.py: class Half defines no prepare$"),
 ])  # fmt: skip
 def test_a_plugin_that_cannot_be_used_is_one_line(cli, tmp_path, text, wanted):

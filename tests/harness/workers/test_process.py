@@ -53,6 +53,8 @@ class Served:
     def leave(self):
         os._exit(3)
 
+    prepare = leave
+
     def hang(self):
         forever()
 
@@ -99,6 +101,7 @@ ILLEGAL = "served.py:32 in refuse, served.py:37 in fail: RuntimeError: an illega
 
 @pytest.mark.parametrize(("request_", "given", "status", "reason"), [
     ("crash", {}, "crashed", f"the worker died of SIGSEGV while in crash; its last words: {WORDS}"),
+    ("prepare", {}, "crashed", "the worker ended with exit code 3 while in prepare or its first call"),
     ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
     ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
     ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and the worker with it

@@ -136,6 +136,15 @@ def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
     assert [subject.unread("it") for _ in range(2)] == [["kv"], ["kv"]]
 
 
+def test_an_output_of_another_dtype_is_none():
+    class Wide(Row):
+        def prepare(self, operands, out):
+            return Prepared(operands, out, self.inner.prepare(operands, out).call, result=out.float())
+
+    with pytest.raises(TypeError, match=r"Wide\(\) gave torch.float32, and has to give torch.bfloat16"):
+        opened(Wide()).output("it")
+
+
 def test_who_is_prepared_after_operands_were_loaded_finds_them():
     """As where a worker was replaced because another entry crashed on these."""
     found = []

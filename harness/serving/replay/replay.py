@@ -249,6 +249,10 @@ def fitted(
         if not re.fullmatch(r"\d+,\d+", layers):
             raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
         dense, moe = map(int, layers.split(","))
+        if dense > whole.dense or moe > whole.moe:
+            raise UsageError(
+                f"--layers {layers}: the model has {whole.dense} dense and {whole.moe} MoE layers"
+            )
         try:
             step = replace(step, dense=dense, moe=moe)
         except ValueError as error:

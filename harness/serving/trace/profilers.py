@@ -139,7 +139,7 @@ def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     finally:
         text.close()
     for what, (count, example) in into.lost.items():
-        into.note("unreadable", f"{count} times: {what}; e.g. {example}")
+        into.note("unreadable", f"{'once' if count == 1 else f'{count} times'}: {what}; e.g. {example}")
     if not (len(into.work) or len(into.ops)):
         raise UnreadableError(f"cannot read {path}: {_what_else(start, into) if first else 'it is empty'}")
     return into

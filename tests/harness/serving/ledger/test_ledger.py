@@ -73,7 +73,7 @@ def test_two_processes_can_add_lines_at_once(path):
 def test_a_row_is_opened_once_and_of_several_lines_none_is_written_then(path):
     written = append(path, CHANGE, PREDICTED)
     assert read(path) == written and all(entry.at for entry in written)
-    with pytest.raises(UsageError, match="has a row 'a' already; choose another name"):
+    with pytest.raises(UsageError, match="has a row 'a' already; use another --ledger FILE"):
         append(path, ExplanationEntry(row="b", text=""), CHANGE)
     assert read(path) == written
 

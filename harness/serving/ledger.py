@@ -218,8 +218,8 @@ def read(path: Path) -> list[Entry]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if not OPENING.startswith(data[: len(OPENING)]):
-        what = f"each line of a ledger begins with {OPENING.decode()}; `serving load` reads clients' files"
-        raise UsageError(f"{path} is no ledger: {what}")
+        what = f"no ledger, whose lines begin with {OPENING.decode()} (`serving load` reads clients' files)"
+        raise UsageError(f"{path} is {what}")
     entries = list(JsonLines(path, ENTRY.validate_json, lambda _: data).records())
     try:
         ENTRY.validate_json(data[whole_lines(data) :])

@@ -283,6 +283,8 @@ def _answer(metric: Metric, ratio: float) -> str:
     """Which is better, and by how much. ratio: A over B"""
     better, most = "AB"[(ratio < 1) == ("throughput" in metric.name)], max(ratio, 1 / ratio)
     other, one_each = "AB".replace(better, ""), "one run each: no interval"
+    if f"{most:.3g}" == "1":
+        return f"A and B are equal ({one_each})"
     if "throughput" in metric.name:
         return f"{better} is {most:.3g}x as fast as {other} ({one_each})"
     if metric.unit in ("ms", "s", "us"):

@@ -58,7 +58,7 @@ def test_json_holds_every_number_with_its_interval():
     (("predict", "--hardware", "x1"), r"unknown machine 'x1'; machines: .*H200.*; others need --times"),
     (("what-if", "mla_decode=2x", "mla_decode=3x"), r"two changes are of mla_decode in decode: give"),
     (("what-if", "fused_moe=2x", "fused_moe@decode=2x"), r"two changes are of fused_moe in decode: give"),
-    (("predict", "--times", "nowhere"), r"no folder nowhere on disk: .* SYSTEM/ENGINE/VERSION .* run\.json"),
+    (("predict", "--times", "nowhere"), r"no folder nowhere on disk: .* SYSTEM/ENGINE/VERSION, .* run\.json"),
     (("predict", "--times", "results/published"), r"it has sets of tables: give .* kernel-tables/h200"),
     (("predict", "--hardware", "h20", "--times", "results/published/kernel-tables/h200-sglang-0.5.9"),
      r"are of NVIDIA H200, not h20: kernels of one machine"),

@@ -257,20 +257,15 @@ def summary(record: Record) -> JsonObject:
     for line in verdicts:  # JSON has no infinity
         line.update({} if line["interval"] else {"low": None, "high": None})
     return {
-        "folder": str(record.folder),
-        "created": record.about["created"],
-        "plan": plan.model_dump(),
+        "folder": str(record.folder), "created": record.about["created"], "plan": plan.model_dump(),
         "engine": next((e for e in reversed(record.of("ready"))), {}),
-        "pairs": sum(1 for pair in record.pairs() if pair),
-        "finished": finished(record),
+        "pairs": sum(1 for pair in record.pairs() if pair), "finished": finished(record),
         "verdicts": verdicts,
         "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
         "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
-        "differences": {arm: differences(record, arm) for arm in plan.others},
-        "names": record.names,
-        "findings": list(_findings(record)),
-        "seconds": sum(e["seconds"] for e in record.of("stopped")),
-    }
+        "differences": {arm: differences(record, arm) for arm in plan.others}, "names": record.names,
+        "findings": list(_findings(record)), "seconds": sum(e["seconds"] for e in record.of("stopped")),
+    }  # fmt: skip
 
 
 def finished(record: Record) -> str:
@@ -443,15 +438,12 @@ def row(line: JsonObject, base: str) -> dict[str, str]:
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
     ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
     return {
-        "arm": line["a"],
-        "metric": NAMES[line["metric"]],
+        "arm": line["a"], "metric": NAMES[line["metric"]],
         "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
-        "change": f"{line['percent']:+.2f} %",
-        f"{100 * line['confidence']:.3g} % interval": ends,
-        base: f"{line['base']:.4g} {unit}",
-        "arm's": f"{line['arm']:.4g} {unit}",
+        "change": f"{line['percent']:+.2f} %", f"{100 * line['confidence']:.3g} % interval": ends,
+        base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}",
         "between launches": "" if apart is None else f"{apart:.2f} %",
-    }
+    }  # fmt: skip
 
 
 def closing(found: JsonObject) -> Iterator[str]:

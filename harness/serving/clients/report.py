@@ -74,20 +74,14 @@ def _row(run: ServingRun) -> dict[str, str]:
     severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
     latencies = {header: _latency(run, *which) for header, which in LATENCIES.items()}
     cells = {
-        "run": run.id,
-        "output tok/s": _output(run),
-        "TTFT ms": "",
-        "TPOT ms": "",
-        "load": _load(run),
-        "in/out": _lengths(run),
-        "found": _counts(severities),
-        **latencies,
+        "run": run.id, "output tok/s": _output(run), "TTFT ms": "", "TPOT ms": "", "load": _load(run),
+        "in/out": _lengths(run), "found": _counts(severities), **latencies,
         "else": "" if _output(run) or any(latencies.values()) else _other(run),
         "speculation": "" if run.speculation == "none" else run.speculation,
         "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         "engine": f"{run.engine} {run.version.partition('+')[0]}",
         "mode": "" if run.mode == "unknown" else run.mode,
-    }
+    }  # fmt: skip
     return {header: " ".join(cell.split()) for header, cell in cells.items()}
 
 

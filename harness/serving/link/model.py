@@ -276,10 +276,9 @@ def _point(run: ServingRun) -> Point:
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
         "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
-        "concurrency": asked.concurrency,
-        "mean TPOT": run.value("tpot", "mean"),
+        "concurrency": asked.concurrency, "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
-    }
+    }  # fmt: skip
     if lacks := [name for name, value in wanted.items() if not value]:
         why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")

@@ -72,18 +72,12 @@ def as_json(
 ) -> str:
     """changes: as the user wrote them"""
     document = {
-        "hardware": link.system.hardware,
-        "engine": link.system.engine,
-        "parallel": link.structure.parallel.text,
-        "gpus": link.gpus,
-        "tables": link.structure.where,
+        "hardware": link.system.hardware, "engine": link.system.engine,
+        "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
         "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
-        "calibration": list(link.system.calibrate),
-        "notes": list(link.notes),
-        "what_if": list(changes),
-        "target_tpot_ms": target_ms,
-        "workloads": [_workload(look) for look in looks],
-    }
+        "calibration": list(link.system.calibrate), "notes": list(link.notes), "what_if": list(changes),
+        "target_tpot_ms": target_ms, "workloads": [_workload(look) for look in looks],
+    }  # fmt: skip
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -92,13 +86,12 @@ def _workload(look: Outlook) -> dict[str, object]:
     return {
         "load": asdict(look.load),
         **{name: asdict(getattr(served, name)) for name in ("tpot", "ttft", "ttft_mean", "output")},
-        "batch": served.features.batch,
-        "capacity": None if math.isinf(look.capacity) else look.capacity,
+        "batch": served.features.batch, "capacity": None if math.isinf(look.capacity) else look.capacity,
         **{name: getattr(served, name) for name in ("decode_ms", "stall_ms", "prefill_ms")},
         "shares": [asdict(share) for share in look.shares],
         "changes": [prediction.model_dump() for prediction in look.changes],
         "needs": [asdict(need) for need in look.needs],
-    }
+    }  # fmt: skip
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -134,15 +127,11 @@ def _outlooks(link: Link, looks: Sequence[Outlook]) -> FittingTable:
     for look in looks:
         served, batch = look.served, look.served.features.batch
         rows.append({
-            "concurrency": look.load.concurrency,
-            "TPOT ms": _value(served.tpot, ".2f"),
-            "output tok/s": _value(served.output),
-            "mean TTFT ms": _value(served.ttft_mean),
-            "median TTFT ms": _value(served.ttft),
-            "output a GPU": f"{served.output.value / link.gpus:.1f}",
+            "concurrency": look.load.concurrency, "TPOT ms": _value(served.tpot, ".2f"),
+            "output tok/s": _value(served.output), "mean TTFT ms": _value(served.ttft_mean),
+            "median TTFT ms": _value(served.ttft), "output a GPU": f"{served.output.value / link.gpus:.1f}",
             "batch": f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else ""),
-            "decode step ms": f"{served.decode_ms:.2f}",
-            "stall ms": f"{served.stall_ms:.2f}",
+            "decode step ms": f"{served.decode_ms:.2f}", "stall ms": f"{served.stall_ms:.2f}",
             "prefill ms": f"{served.prefill_ms:.0f}",
         })  # fmt: skip
     return table_of(rows)

@@ -314,8 +314,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=tuple(map(portable, sys.argv[1:])),
-        step=asdict(plan.step) | {"model": plan.step.model.name},
+        command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
         launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, TWIN, BASE),
         rounds=len(rounds.rounds), disturbed=len(rounds.left_out), stopped=rounds.stopped,
         left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),

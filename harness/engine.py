@@ -218,7 +218,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     libraries = {
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
-    notes = [*_without_effect(request, arch, ops, shapes), *_unread(request, arch, libraries)]
+    notes = [*_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
@@ -291,11 +291,9 @@ def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: L
     return tuple(f"{defect.issue}: {defect.symptom}" for defect in known)
 
 
-def _without_effect(
-    request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequence[Shape]
-) -> Iterator[str]:
+def _without_effect(request: EngineRequest, arch: str, shapes: Sequence[Shape]) -> Iterator[str]:
     """A line for each setting without which the engine runs the same."""
-    known = known_settings(request.engine, ops, arch)
+    known = known_settings(request.engine, list(kernels.OPS), arch)
     for name in request.given:
         if name in TABLES[request.engine]:
             continue
@@ -303,7 +301,10 @@ def _without_effect(
         without = replace(request, given=rest)
         if name not in known:
             meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
-            yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
+            yield (
+                f"{as_given(name)}: what {request.engine} does with it on {arch} is not recorded, so it "
+                f"changed nothing here, and rows may be wrong{meant}"
+            )
         elif without.deployed(arch) == request.deployed(arch) and all(
             _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
         ):

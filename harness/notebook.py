@@ -14,6 +14,7 @@ import inspect
 import io
 import os
 import pickle
+import shlex
 import sys
 import textwrap
 import time
@@ -27,7 +28,7 @@ import kernels
 from harness.cli.run import run
 from harness.errors import STOPPED, UsageError
 from harness.files import explained, replace
-from harness.paths import RESULTS, cache
+from harness.paths import RESULTS, ROOT, cache
 from harness.plan.select import choose_op
 from harness.results.read import load
 
@@ -86,7 +87,9 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
             words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
     text, argv, plugins = io.StringIO(), sys.argv, os.environ.get(kernels.PLUGINS, "")
     sys.argv = ["harness", "run", *words]  # for the record
-    kernels.name_plugins(os.pathsep.join(filter(None, [str(plugin), plugins])))
+    end = len("01234567.py")  # without it the files of earlier calls are alike
+    others = [path for path in plugins.split(os.pathsep) if path and path[:-end] != str(plugin)[:-end]]
+    kernels.name_plugins(os.pathsep.join([str(plugin), *others]))
     try:
         with contextlib.redirect_stdout(text):
             run.main([*words, "--out", str(folder)], "run", standalone_mode=False)
@@ -96,7 +99,8 @@ def bench(op: str, kernel: Any, *, case: str, beside: str = "", **options: Any) 
     finally:
         sys.argv = argv
         kernels.name_plugins(plugins)
-    found = f"for commands on {name}: export {kernels.PLUGINS}={plugin}"
+    path = "" if Path.cwd() == ROOT else f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH "
+    found = f"before these commands: export {path}{kernels.PLUGINS}={shlex.quote(str(plugin))}"
     return BenchTable(Path(folder), text.getvalue().lstrip() + found)
 
 
@@ -109,22 +113,26 @@ def _plugin(kernel: Any, op: str, boundary: str) -> tuple[Path, str]:
     name = getattr(kernel, "__name__", "")
     if not (isinstance(kernel, type | FunctionType) and name.isidentifier()):
         raise UsageError(f"{kernel!r} is no kernel: give a function of (operands, out) that `def` made")
-    parts: dict[str, str] = {}
+    parts = {"from __future__": ""}  # it stands before all others
     _define(name, kernel, parts)
     path = [str(Path(folder).absolute()) for folder in sys.path]
     lines = [
         f"# Written by harness.bench for {op}, {boundary}.",
-        "import pickle as _pickle, sys as _sys",
-        "from kernels.op import declared as _declared",
-        f"_sys.path += [folder for folder in {path} if folder not in _sys.path]",
+        parts.pop("from __future__"),
+        "import pickle as _bench_pickle_, sys as _bench_sys_",  # names that no notebook has
+        "from kernels.op import declared as _bench_declared_",
+        f"_bench_sys_.path += [folder for folder in {path} if folder not in _bench_sys_.path]",
         *parts.values(),
-        f"{name} = _declared({name}, {op!r}, {boundary!r})",
+        f"{name} = _bench_declared_({name}, {op!r}, {boundary!r})",
         f"{name}.__module__, {name}.op = __name__, {op!r}\n",
     ]
     text = "\n".join(lines)
     file = cache() / "bench" / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
     with explained(f"cannot write {file}"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.chmod(0o700)  # values of the notebook may be secret
         replace(file, text)
+        file.chmod(0o600)
     return file, getattr(kernel, "name", f"yours.{name}")
 
 
@@ -133,33 +141,46 @@ def _define(name: str, value: Any, parts: dict[str, str]) -> None:
     if name in parts:
         return
     parts[name] = ""  # for what uses itself
-    module, own = getattr(value, "__module__", None) or "", getattr(value, "__name__", "")
+    made = _made(value)
+    module, own = getattr(made, "__module__", None) or "", getattr(made, "__name__", "")
     if isinstance(value, ModuleType):
-        text = f"import {own} as {name}"
+        text = f"import {value.__name__} as {name}"
     elif own and module != "__main__" and getattr(sys.modules.get(module), own, None) is value:
         text = f"from {module} import {own} as {name}"
-    elif own and (module == "__main__" or isinstance(value, FunctionType)):
+    elif own and (module == "__main__" or isinstance(made, FunctionType)):
         text = _source(name, value, parts)
     else:
-        text = f"{name} = _pickle.loads({_pickled(name, value)!r})"
+        text = f"{name} = _bench_pickle_.loads({_pickled(name, value)!r})"
     parts[name] = parts.pop(name) + text  # last
+
+
+def _made(value: Any) -> Any:
+    """The function or class that was made before decorators took it; else the value."""
+    kept = getattr(value, "__dict__", {})
+    inner = kept.get("__wrapped__", None if isinstance(value, type) else kept.get("fn"))  # `fn`: of Triton
+    return value if inner is None else _made(inner)
 
 
 def _source(name: str, value: Any, parts: dict[str, str]) -> str:
     """The source of a function or class, once `parts` has what that uses."""
-    made = vars(value).get("__wrapped__") or getattr(value, "fn", value)  # before a decorator took it
+    made = _made(value)
+    known = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
+    future = annotations.compiler_flag if known.get("annotations") is annotations else 0
+    called = made.__code__.co_name if isinstance(made, FunctionType) else made.__name__
     try:
         text = textwrap.dedent(inspect.getsource(made))
-        code = compile(text, name, "exec")
+        alone = called == name and (made is value or text.startswith("@"))
+        code = compile(text, name, "exec", future, dont_inherit=True) if alone else None
     except (OSError, TypeError, SyntaxError):
         raise UsageError(f"the source of {name} is not known: put it into a file") from None
-    if made.__name__ != name or (made is not value and not text.startswith("@")):
-        raise UsageError(f"{name} was not made by `def` alone: make it inside the function that uses it")
-    known = getattr(made, "__globals__", None) or vars(sys.modules[made.__module__])
+    if code is None:
+        raise UsageError(f"{name} was not made by `def {name}` alone: write that, or make it in what uses it")
+    if future:
+        parts["from __future__"] = "from __future__ import annotations"
     if isinstance(made, FunctionType):
         known = {**known, **inspect.getclosurevars(made).nonlocals}
     for used in _loaded(code):
-        if used in known:
+        if used in known and used not in ("__name__", "__annotations__"):  # each module has its own
             _define(used, known[used], parts)
     return text
 
@@ -173,11 +194,18 @@ def _loaded(code: CodeType) -> Iterator[str]:
             yield from _loaded(step.argval)
 
 
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> None:
+        if hasattr(type(value), "data_ptr"):
+            raise pickle.PicklingError("a tensor")
+
+
 def _pickled(name: str, value: Any) -> bytes:
     """A small value. Raises UsageError for what this process alone has, such as a tensor or an open file."""
     with contextlib.suppress(Exception):  # classes pickle as they like
-        data = pickle.dumps(value)
-        if len(data) <= 4096 and b"__main__" not in data and not hasattr(value, "data_ptr"):
-            return data
+        data = io.BytesIO()
+        _Pickler(data).dump(value)
+        if data.tell() <= 16384 and b"__main__" not in data.getvalue():
+            return data.getvalue()
     what = f"{name} ({type(value).__name__})"
     raise UsageError(f"{what} is of this process, and the kernel runs in another: make it in the kernel")

@@ -176,7 +176,8 @@ def detect(device: str | None = None) -> Platform:
     wanted = "cuda:0" if device == "cuda" else device
     if wanted not in known:
         why = f"; {unseen()}" if unseen() else ""
-        raise LookupError(f"no device {device!r}; devices here: {', '.join(known)}{why}")
+        here = (f"{p.device} ({p.name})" if p.name and p.kind != "cpu" else p.device for p in known.values())
+        raise LookupError(f"no device {device!r}; devices here: {', '.join(here)}{why}")
     return known[wanted]
 
 

@@ -188,7 +188,9 @@ MEASURING = [
     cache_option,
     click.option("--launch", type=OneOf(["graph", "eager", "both"]),
                  help="Launch calls on GPUs from a graph (default), one by one (eager), or both ways."),
-    click.option("--budget", metavar="60s", help="Measure for so long; set-up comes on top.  [default: 60s]"),
+    click.option("--budget", metavar="60s",
+                 help="Measure for so long, with --resume for so long again; set-up comes on top.  "
+                      "[default: 60s]"),
     click.option("--per-case", metavar="20s",
                  help="Give each case that is begun at least this of the budget.  [default: 20s; smoke 3s]"),
     set_option,

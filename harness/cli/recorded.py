@@ -89,12 +89,16 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     from harness.run.plan import Request, case_of
 
     journals = [Journal(folder) for folder in dict.fromkeys(f for run in runs for f in run_folders(run))]
-    found = [(journal.folder, journal.run(), journal.finished()) for journal in journals]
+    found = []
+    for journal in journals:
+        run, finished = journal.run(), journal.finished().items()
+        known = {case.key for case in run.cases}
+        found.append((journal.folder, run, {key: of for key, of in finished if key in known and len(of) > 1}))
     if not any(cases for *_, cases in found):
         raise NothingRan(f"no case was finished in {', '.join(str(folder) for folder, *_ in found)}")
     for folder, run, cases in found:
         records = [record for of_case in cases.values() for record in of_case]
-        answer = [] if run.race or not cases else answers(run, records)
+        answer = answers(run, records) if cases else []
         machine = run.provenance.get("machine", {}).get("device", "an unknown device")
         when = run.created.replace("T", " ")[:16]
         title = f"{run.op} on {machine}, {when} ({folder})"

@@ -42,12 +42,17 @@ def choose_device(name: str | None = None) -> Platform:
 
 
 def _first_of_kind(name: str) -> str:
-    """torch's name of the first GPU here of a kind, in any capitals; any other name as it is."""
+    """torch's name of the device, or of the first GPU of the kind, that a name in any capitals means; any
+    other name as it is. The name of a part of a GPU has the part, and whole GPUs go first."""
+    asked = name.lower()
+    found: list[tuple[bool, bool, int, str]] = []
     for gpu in devices().values():
-        kind = known_type(gpu.name).removesuffix(part_of(gpu.name)).strip()
-        if gpu.kind != "cpu" and name.lower() in (gpu.arch, kind.lower()):
-            return gpu.device
-    return name
+        kind, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
+        word = re.search(rf"(?<![a-z0-9]){re.escape(asked)}(?![a-z0-9])", gpu.name.lower())
+        meant = asked in (kind, gpu.arch) or (word and asked.endswith(part))
+        if asked == gpu.device or (meant and gpu.kind != "cpu"):
+            found.append((asked != kind, part != "", len(found), gpu.device))
+    return min(found)[-1] if found else name
 
 
 def torch_advice(here: Platform) -> str:

@@ -280,7 +280,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     notes = [("not shown", f"{left} cases of less weight have no charts of their own")] if left else []
     headlines = []
     runs = list(grouped(ranked, lambda case: case.folder).values())
-    alone = [case for of_run in runs if len(of_run) == 1 for case in of_run]
+    alone = [case for case, *more in runs if not (more or summary([case], case.run))]
     for key, same in grouped(alone, lambda case: case.planned.key).items():
         headlines.append(f"{key}: {_headline(same)}.")
     for of_run in runs:

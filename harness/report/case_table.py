@@ -86,7 +86,7 @@ def headline(case: CaseResult) -> Text:
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
-        return Text(f"nothing has a time: {', '.join(worst_first)}")
+        return Text(f"nothing has a time: {', '.join(worst_first)}".rstrip(": "))
     first, *others = case.timed
     name = Text(_marked(first, case))
     name.stylize("bold green", 0, len(first.name))
@@ -118,7 +118,7 @@ def _marked(cell: Cell, case: CaseResult) -> str:
 
 
 def _ranking(case: CaseResult) -> FittingTable:
-    rows = [row for row in case.rows if row.cell.time_us is not None]
+    rows = [row for row in case.rows if row.cell.time_us]
     limits = [row.cell.percent_of_ceiling for row in rows]
     return as_table(
         {Column("implementation", wraps=True): [_marked(row.cell, case) for row in rows]}
@@ -217,7 +217,7 @@ def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
 def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTable:
     """A line for each setting with a time, below the first setting of its implementation."""
     every = [row for comparison in comparisons for row in (comparison.baseline, *comparison.others)]
-    rows = [row for row in every if row.cell.time_us is not None]
+    rows = [row for row in every if row.cell.time_us]
     return as_table(
         {Column("implementation, setting", wraps=True): [_name(row) for row in rows]}
         | columns_of(rows, first_setting(run), host=False)

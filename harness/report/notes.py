@@ -77,6 +77,7 @@ def case_notes(case: CaseResult, run: Run | None) -> Notes:
     the run is known."""
     return [
         *untimed(case.cells),
+        *(_selected(run) if run else ()),
         *_absent_defaults(case),
         *(reproductions(case.cells, run) if run else ()),
         *_remarks(case.timed),
@@ -103,9 +104,22 @@ def untimed(cells: Iterable[Cell]) -> Notes:
 
 def _absent_defaults(case: CaseResult) -> Notes:
     """What engines run by default in this case, where that has no time."""
-    timed = {cell.impl for cell in case.timed}
-    missed = [f"{SPELLED[engine]} runs {row}" for engine, row in case.defaults.items() if row not in timed]
-    return [("default", f"{', '.join(missed)} (no time here)")] if missed else []
+    timed, rows = {cell.impl for cell in case.timed}, {cell.impl for cell in case.cells}
+    said = []
+    for engine, row in case.defaults.items():
+        if row not in timed:
+            why = "has no time" if row in rows else "was not asked for"
+            said.append(f"{SPELLED[engine]} runs {row}, which {why}")
+    return [("default", "; ".join(said))] if said else []
+
+
+def _selected(run: Run) -> Notes:
+    """The patterns by which rows were chosen, where not all were measured."""
+    words = run.command
+    for option, value in zip(words, [*words[1:], ""], strict=True):
+        if option.startswith("--impl"):
+            return [("rows", f"those of --impl {option.partition('=')[2] or value} alone")]
+    return []
 
 
 def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
@@ -192,12 +206,10 @@ def _conclusions(case: CaseResult) -> Notes:
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why measuring stopped, on which device, and how long it took."""
-    after = ""
-    if done.eliminations:
-        after = f" after {done.eliminations} elimination round{'' if done.eliminations == 1 else 's'}"
+    after = f" after {counted(done.eliminations, 'elimination round')}" if done.eliminations else ""
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     until = f", until {why}" if why else ""
-    rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{until}"
+    rounds = f"{counted(done.rounds, 'round')} in {counted(done.blocks, 'block')}{after}{until}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
     where = [("device", done.device)] if done.device else []
     spent = time_spent(done.measured_s, done.setup_s)

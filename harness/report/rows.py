@@ -68,7 +68,7 @@ class CaseResult:
     @cached_property
     def timed(self) -> list[Cell]:
         """Cells with a time, the fastest first."""
-        return [row.cell for row in self.rows if row.cell.time_us is not None]
+        return [row.cell for row in self.rows if row.cell.time_us]
 
     @property
     def baselines(self) -> list[str]:
@@ -103,15 +103,15 @@ class CaseResult:
         engines = [engine for engine, row in self.defaults.items() if row == cell.impl]
         return "both" if len(engines) == 2 else "".join(engines)
 
-    @property
-    def again(self) -> tuple[Times, Cell] | None:
-        """The times of the baseline's rerun, and the baseline, of the first A/A pair; None where there are
-        none."""
-        pair = next((v for v in self.verdicts if v.about == "A/A"), None)
-        cell = next((cell for cell in self.cells if pair and cell.name == pair.b), None)
-        if not (pair and cell and pair.samples.by_round.keys() & cell.samples.by_round.keys()):
-            return None
-        return pair.samples.by_round, cell
+    def again(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
+        """The times of the baseline's rerun, and the baseline, of the A/A pair in the group of entries that a
+        and b were measured in; None where there are none."""
+        shared = a.samples.by_round.keys() & b.samples.by_round.keys()
+        for pair in (v for v in self.verdicts if v.about == "A/A"):
+            baseline = next((cell for cell in self.timed if cell.name == pair.b), None)
+            if baseline and shared & pair.samples.by_round.keys() & baseline.samples.by_round.keys():
+                return pair.samples.by_round, baseline
+        return None
 
     @property
     def noise(self) -> float:

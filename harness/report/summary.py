@@ -16,7 +16,7 @@ from harness.statistics.totals import total_ratio
 from kernels.engines import SPELLED
 
 NEAR = 0.02
-"""Rows that take at most this share longer than the best one over all cases are as good for most purposes."""
+"""Rows that surely take at most this share longer than the best over all cases are as good for most uses."""
 
 Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
 """Cases with their rows that have a time, by name, the fastest first."""
@@ -25,24 +25,26 @@ Pair = tuple[CaseResult, Cell, Cell]
 
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
-    """A sentence for each boundary and launch mode; for one case it is its headline. Empty where that is all.
+    """A sentence for each boundary and launch mode; for one case it is its headline. Empty where the run has
+    one case, and for a race, which has other configurations in each case.
 
     cases: those of the run that are finished
     """
-    if len(cases) < 2:
+    if run.race or not cases or max(len(cases), len(run.cases)) < 2:
         return []
+    planned = Counter(case.boundary for case in run.cases)
     by_boundary = grouped(cases, lambda case: case.cells[0].boundary)
+    by_boundary |= {boundary: [] for boundary in planned if boundary not in by_boundary}
     sentences = []
     for boundary, of in by_boundary.items():
-        missing = sum(case.boundary == boundary for case in run.cases) - len(of)
-        for launch in run.launches if len(run.launches) > 1 else [""]:
+        missing = planned[boundary] - len(of)
+        for launch in run.launches if len(of) > 1 and len(run.launches) > 1 else [""]:
             timed = [{c.name: c for c in case.timed if launch in ("", c.launch)} for case in of]
-            parts = (
-                [str(headline(of[0]))]
-                if len(of) == 1
-                else list(_said(list(zip(of, timed, strict=True)), run))
-            )
-            parts += [f"{missing} more not measured"] if missing > 0 else []
+            if len(of) > 1:
+                parts = list(_said(list(zip(of, timed, strict=True)), run))
+            else:
+                parts = [str(headline(case)) for case in of]
+            parts += [f"{missing}{' more' if of else ''} not measured"] if missing > 0 else []
             about = " ".join(filter(None, [boundary if len(by_boundary) > 1 else "", launch]))
             sentences.append(": ".join(filter(None, [about, "; ".join(parts)])))
     return sentences
@@ -50,13 +52,16 @@ def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
 
 def _said(rows: Rows, run: Run) -> Iterator[str]:
     wins, others = Counter[str](), Counter[str]()
+    words = {"same": "two are the same", "slower": "the first is slower round by round"}
     for case, of in rows:
         first, second, *_ = [*of.values(), None, None]
         found = case.compared(first, second) if first and second else None
         if first and found and found.verdict == "faster":
             wins[first.name] += 1
-        elif first and second:
-            others["two are the same" if found and found.verdict == "same" else "indistinguishable"] += 1
+        elif found:
+            others[words.get(found.verdict, "indistinguishable")] += 1
+        elif second:
+            others["not compared"] += 1
         else:
             others["one row alone" if first else "no row has a time"] += 1
     whole, (winner, count), *rest = counted(len(rows)), *(wins.most_common() or [("", 0)])
@@ -66,15 +71,19 @@ def _said(rows: Rows, run: Run) -> Iterator[str]:
     yield from (f"in {count}: {name}" for name, count in rest)
     yield from (f"{what} in {count}" for what, count in others.items())
     if any(of for _, of in rows):
-        yield from _over_all(rows, run, winner)
+        yield from _over_all(rows, run, wins)
 
 
-def _over_all(rows: Rows, run: Run, winner: str) -> Iterator[str]:
+def _over_all(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
     """The row with the least time for all cases together, compared with what engines run by default, or where
-    none of that has a time with the baseline; and the rows that are as good."""
+    none of that has a time with the baseline, or else with the second; and the rows that are as good."""
     best = _best(rows)
     own = [(case, of) for case, of in rows if best in of]
-    against: list[str] = []
+    others = [name for name in own[0][1] if name != best and all(name in of for _, of in own)]
+    paired = {name: _pairs(own, best, [of[name] for _, of in own]) for name in others}
+    over = {n: _ratio(pairs, run, len(others)) for n, pairs in paired.items() if len(pairs) == len(own)}
+    clear = len(over) == len(others) and all(ratio.verdict == "faster" for ratio, _ in over.values())
+    against: list[tuple[str, str]] = []  # verdicts, and what they say
     own_defaults: list[str] = []
     for engine, spelled in [*SPELLED.items(), ("", "")]:
         wanted = [case.defaults.get(engine, "") if engine else case.baseline for case, _ in own]
@@ -89,20 +98,28 @@ def _over_all(rows: Rows, run: Run, winner: str) -> Iterator[str]:
         elif names and (engine or not (against or own_defaults)):
             ratio, noise = _ratio(pairs, run, len(SPELLED))
             other = f"{spelled}'s default {names}" if engine else names
-            against.append(versus(ratio, other, noise > MAX_NOISE) + part)
-    head = "weighted by the suite" if own[0][1][best].place != "ad hoc" else "all cases together"
-    head += f" ({len(own)} of {counted(len(rows))})" if len(own) < len(rows) else ""
-    head += f" {best} takes the least time," if best != winner else ""
-    if against or best != winner:
-        yield f"{head} {' and '.join(against)}".rstrip(" ,")
+            against.append((ratio.verdict, versus(ratio, other, noise > MAX_NOISE) + part))
+    if over and not against:
+        second = min(over, key=lambda name: over[name][0].ratio)
+        ratio, noise = over[second]
+        against.append((ratio.verdict, versus(ratio, second, noise > MAX_NOISE)))
+    weights = [case.cells[0].weight for case, _ in rows]
+    head, share = "all cases together", ""
+    if len({*weights}) > 1:
+        head = "weighted by the suite"
+        share = f", {100 * sum(case.cells[0].weight for case, _ in own) / sum(weights):.0f} % of their weight"
+    head += f" ({len(own)} of {counted(len(rows))}{share})" if len(own) < len(rows) else ""
+    if not clear and all(word == "faster" for word, _ in against):
+        head += f" {best}, not clearly the fastest,"
+    elif clear and [*wins] != [best]:
+        head += f" {best} takes the least time,"
+    elif wins[best] < len(rows):  # where it is fastest in all it need not be named again
+        head += f" {best}"
+    if against or (others and [*wins] != [best]):
+        yield f"{head} {' and '.join(said for _, said in against)}".rstrip(" ,")
     yield from own_defaults
-    others = [name for name in own[0][1] if name != best and all(name in of for _, of in own)]
-    near: dict[str, list[str]] = {"within": [], "perhaps within": []}
-    for name in others:
-        pairs = _pairs(own, best, [of[name] for _, of in own])
-        if len(pairs) == len(own) and (ratio := _ratio(pairs, run, len(others))[0]).low < 1 + NEAR:
-            near["within" if ratio.high <= 1 + NEAR else "perhaps within"].append(name)
-    yield from (f"{what} {100 * NEAR:g} %: {', '.join(names)}" for what, names in near.items() if names)
+    near = [name for name, (ratio, noise) in over.items() if ratio.high * (1 + noise) <= 1 + NEAR]
+    yield from [f"within {100 * NEAR:g} %: {', '.join(near)}"] if near else []
 
 
 def _best(rows: Rows) -> str:
@@ -129,14 +146,14 @@ def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
 def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Comparison, float]:
     """The total time of the second rows over that of the first, at an equal share of the error of so many
     comparisons; and the noise: that of all A/A pairs, with the shares that the first rows have, or the
-    largest of a case where records are too old to have the times of these pairs."""
+    largest of a case where one has no times of such a pair, for example because it is too old."""
     again = [
         (_total(a) / (baseline.time_us or math.inf), times, baseline.samples.by_round)
-        for case, a, _ in pairs
-        for times, baseline in filter(None, [case.again])
+        for case, a, b in pairs
+        for times, baseline in filter(None, [case.again(a, b)])
     ]
     largest = max(case.noise for case, *_ in pairs)
-    noise = noise_of(total_ratio(again, confidence=run.confidence)) if again else largest
+    noise = noise_of(total_ratio(again, confidence=run.confidence)) if len(again) == len(pairs) else largest
     times = [(a.weight or 1.0, a.samples.by_round, b.samples.by_round) for _, a, b in pairs]
     confidence = 1 - (1 - run.confidence) / comparisons
     return total_ratio(times, noise=noise, margin=run.margin, confidence=confidence), noise

@@ -77,9 +77,9 @@ def versus(of: Verdict | Comparison, other: str, too_noisy: bool) -> str:
     return f"{word[of.verdict]} {other} {ends}".rstrip() + noisy
 
 
-def counted(cases: int) -> str:
+def counted(count: int, what: str = "case") -> str:
     """`1 case`, `2 cases`"""
-    return f"{cases} case" if cases == 1 else f"{cases} cases"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import RESULTS
 from harness.results.comparison import MACHINE, Compared, compared
@@ -15,7 +14,7 @@ from harness.results.read import RecordedRun, read
 
 MOST = 200
 """Runs in results/local that are looked at, the newest by name."""
-TRIES = 3
+TRIES = 8
 """Earlier runs that are compared until one has the same terms."""
 
 
@@ -24,7 +23,7 @@ def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, C
     there is no such run. Of other runs only run.json is read."""
     now = read(str(folder))
     for _, earlier in sorted(_earlier(now, results), reverse=True)[:TRIES]:
-        with contextlib.suppress(UsageError):  # a broken record of another run is no mistake of this one
+        with contextlib.suppress(Exception):  # whatever is odd in another run's record, this one is right
             comparison = compared(then := read(str(earlier)), now)
             if not comparison.incompatible and any(row.baseline for row in comparison.rows):
                 return then, comparison
@@ -36,7 +35,7 @@ def _earlier(now: RecordedRun, results: Path) -> Iterator[tuple[str, Path]]:
     local = sorted((results / "local").glob("*/run.json"), reverse=True)[:MOST]
     committed = (file for file in results.glob("*/*/run.json") if file.parent.parent.name != "local")
     for file in (*local, *committed):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(Exception):
             told: JsonObject = json.loads(file.read_bytes())
             same = told["op"] == now.run.op and _machine(told["provenance"]) == _machine(now.run.provenance)
             if same and told["created"] < now.run.created and not told.get("race"):

@@ -216,7 +216,7 @@ def _note(entry: Entry, group: Group) -> str:
     if calls is not None and calls < LEAST_CALLS:  # too few to show a race
         notes.append(f"only {calls} calls compared")
     if entry.check.get("far") is False:
-        notes.append("wrong on caches of more than 2^32 values, its time kept")
+        notes.append("timed, though wrong on caches of more than 2^32 values")
     if entry.synchronises:
         notes.append("waits for the device: its time holds the host's")
     return "; ".join(filter(None, notes))

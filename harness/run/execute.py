@@ -20,15 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import kernels
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull, require_writable
 from harness.machine.device import surroundings
 from harness.paths import command
 from harness.plan import budget
+from harness.plan.select import choose_implementations
 from harness.progress import Progress
 from harness.results.effects import regressions
 from harness.results.journal import Journal
@@ -89,6 +91,9 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     with own_device(platform) as device:
         facts_of = functools.partial(device_facts, device)
         journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
+        finished = finished_cases(journal, plan.retry)
+        if resumed and request.budget:  # as much again
+            plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
         for line in device.busy:
             display.log(f"note: {line}")
         with resumable("run", journal):
@@ -98,7 +103,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
                 journal,
                 display.progress,
                 functools.partial(display.case, plan.record),
-                finished=finished_cases(journal, plan.retry),
+                finished=finished,
                 began=began,
             )
         return finish(request, plan.record, outcome, display)
@@ -115,10 +120,15 @@ def resumable(name: str, journal: Journal) -> Iterator[None]:
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
-    """Shows a finished run, writes `--json` and `--csv`, and returns the exit code."""
-    display.end(record, outcome)
-    write_outputs(request.json, request.csv, record, outcome.records)
+    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
+    try:
+        write_outputs(request.json, request.csv, record, outcome.records)
+    finally:
+        display.end(record, outcome)
     code = exit_code(outcome.records)
+    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
+        asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
+        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
     return FAILED if code == OK and record.trees and regressions(outcome.records) else code
 
 

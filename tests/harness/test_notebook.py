@@ -17,6 +17,7 @@ import torch
 
 import harness
 import kernels
+from harness.cli.run import run
 from harness.errors import UsageError, one_line
 from harness.notebook import _plugin
 from tests.support.paths import ROOT
@@ -32,8 +33,13 @@ import torch
 
 LATENT, WIDE = 512, torch.float32
 
+class Softmax:
+    over: int = -1
+    def __call__(self, x):
+        return torch.softmax(x, self.over) if __name__ else x
+
 def attention(q, kv, scale):
-    return torch.softmax(q.to(WIDE) @ kv.T * scale, -1)
+    return Softmax()(q.to(WIDE) @ kv.T * scale)
 
 def mine(o, out):
     kv = o.kv.flatten(0, 1)
@@ -61,7 +67,7 @@ def test_a_script_gets_the_table_of_its_function_and_the_baseline(cli, tmp_path)
     text, html, folder, statuses = json.loads(done.stdout)
     assert statuses == {"yours.mine": "ok", "torch.sdpa": "ok"}
     assert text.startswith("mla_decode batch=2 ctx=5..20") and "recorded in run" in text
-    (plugin,) = re.findall(r"export KERNEL_BENCH_PLUGINS=(\S+)$", text)
+    (plugin,) = re.findall(r" KERNEL_BENCH_PLUGINS=(\S+)$", text)
     assert "def attention" in Path(plugin).read_text()
     assert html.startswith("<pre>mla_decode batch=2 ctx=5..20") and "yours.mine" in html
     assert "yours.mine" in (tmp_path / "page.html").read_text()
@@ -90,6 +96,7 @@ from torch import mul as product
 from kernels.op import implementation, Prepared
 from kernels.support import need as needed
 LIMIT, KIND = 7, t.float32
+_sys, _pickle, _declared, annotations = 3, 1, 2, 0  # the file has none of these names for itself
 
 def twice(x):
     return product(x, 2 * int(raised(0))) if LIMIT else again(x)
@@ -105,7 +112,7 @@ def through(function):
 
 @through
 def thrice(x):
-    return x * 3 - 1
+    return x * _sys - _pickle
 """,
     """
 def fills(o, out):
@@ -116,7 +123,7 @@ def returns(o, out):
     return twice(x[0])
 
 def prepares(o, out):
-    return lambda: out.copy_(thrice(o.x) - o.x)
+    return lambda: out.copy_(thrice(o.x) - o.x * (_declared - 1) + annotations)
 
 def made(factor):
     def closed(o, out):
@@ -164,28 +171,89 @@ def test_a_function_of_a_module_is_imported(notebook):
     assert called == "yours._plugin"
 
 
+TUNED = """
+import triton
+
+CONFIGS = [triton.Config({"B": size}) for size in range(100)]
+
+@triton.heuristics({"EVEN": lambda given: True})
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.jit
+def scaled(x, n, B, EVEN):
+    pass
+
+def tuned(o, out):
+    scaled[(1,)](out, 2)
+"""
+
+
+def test_a_tuned_triton_kernel_goes_along(notebook):
+    pytest.importorskip("triton")
+    notebook.cell(TUNED)
+    path, _ = _plugin(notebook["tuned"], "mla_decode", "core")
+    kernels.implementations_of(path)
+    scaled = sys.modules[f"kernel_bench_plugin_{path.stem}"].scaled
+    assert [type(each).__name__ for each in (scaled, scaled.fn)] == ["Heuristics", "Autotuner"]
+    assert len(scaled.fn.configs) == 100
+
+
+@pytest.mark.parametrize("source", [
+    "from kernels.op import Work\ndef annotated(o: Work, out) -> Work: ...",
+    "from __future__ import annotations\ndef annotated(o: Unknown, out): ...",
+])  # fmt: skip
+def test_annotations_are_read_as_the_notebook_does(source):
+    notebook = Notebook()
+    notebook.cell(source)
+    path, _ = _plugin(notebook["annotated"], "mla_decode", "core")
+    assert kernels.implementations_of(path)
+
+
+def test_what_was_exported_for_an_earlier_call_gives_way(notebook, monkeypatch, tmp_path):
+    """And the last line says what commands need. Only the user can read the file, as it holds values."""
+    earlier, _ = _plugin(notebook["fills"], "mla_decode", "core")
+    other, _ = _plugin(notebook["returns"], "mla_decode", "core")
+    monkeypatch.setenv(kernels.PLUGINS, f"{earlier}:{other}")
+    seen = []
+    monkeypatch.setattr(run, "main", lambda *_, **__: seen.append(kernels.plugin_files()))
+    monkeypatch.chdir(tmp_path)
+    edited = Notebook()
+    edited.cell("def fills(o, out):\n    return o.x")
+    table = harness.bench("mla_decode", edited["fills"], case=CASE)
+    ((fresh, *others),) = seen
+    assert others == [other] and fresh != earlier
+    line = f"before these commands: export PYTHONPATH={ROOT}:$PYTHONPATH KERNEL_BENCH_PLUGINS={fresh}"
+    assert table.text == line
+    assert [path.stat().st_mode & 0o777 for path in (fresh, fresh.parent)] == [0o600, 0o700]
+
+
 REFUSED = """
 def tensor(o, out): return LARGE
+def nested(o, out): return HELD
 def file(o, out): return OPEN
 def helper(o, out): return lambda: unnamed(o)
 def wrapped(o, out): return compiled(o)
 def instance(o, out): return OWN
+def before(o, out): return o
 """
 
 
 @pytest.mark.parametrize(("name", "said"), [
     ("tensor", "LARGE (Tensor) is of this process, and the kernel runs in another: make it in the kernel"),
+    ("nested", "HELD (dict) is of this process"),
     ("file", "OPEN (BytesIO) is of this process"),
     ("instance", "OWN (Own) is of this process"),
-    ("helper", "unnamed was not made by `def` alone: make it inside the function that uses it"),
-    ("wrapped", "compiled was not made by `def` alone"),
+    ("helper", "unnamed was not made by `def unnamed` alone: write that, or make it in what uses"),
+    ("wrapped", "compiled was not made by `def compiled` alone"),
+    ("before", "renamed was not made by `def renamed` alone"),
     ("unnamed", "is no kernel: give a function of (operands, out) that `def` made"),
     ("sourceless", "the source of sourceless is not known: put it into a file"),
     ("LARGE", "is no kernel"),
 ])  # fmt: skip
 def test_what_cannot_reach_the_process_is_one_line(notebook, name, said):
-    notebook.cell("class Own: pass\nOWN = Own()\nunnamed = lambda o: o\n" + REFUSED)
-    notebook |= {"LARGE": torch.zeros(2), "OPEN": io.BytesIO(b"0" * 9999)}
+    notebook.cell("class Own: pass\nOWN = Own()\nunnamed = [\n  lambda o: o,\n][0]\n" + REFUSED)
+    notebook |= {"LARGE": torch.zeros(2), "OPEN": io.BytesIO(b"0" * 99999)}
+    notebook["HELD"] = {"w": [notebook["LARGE"]]}
+    notebook["before"].__name__ = "renamed"
     notebook["compiled"] = functools.wraps(notebook["twice"])(lambda x: x)
     exec("def sourceless(o, out): pass", notebook)
     with pytest.raises(UsageError) as error:

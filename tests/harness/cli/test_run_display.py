@@ -114,8 +114,7 @@ def test_the_last_lines_are_the_answer(capsys, resumed):
         display.end(RECORDED.run(), ended)
     before, answer = capsys.readouterr().out.split("\n\n")
     assert " ".join(answer.split()) == (
-        "fastest in 8 of 8 cases: vllm.amx; "
-        "weighted by the suite 1.97x vLLM's default vllm.vec (1.87 to 2.08)"
+        "fastest in 8 of 8 cases: vllm.amx; all cases together 1.97x vLLM's default vllm.vec (1.87 to 2.08)"
     )
     left = "nothing was left to measure; its tables:\n  python -m harness show results/local/it"
     assert before.endswith(left) == bool(resumed)
@@ -153,6 +152,21 @@ def test_show_refuses_what_it_cannot_show(here, tmp_path):
     assert "no run at 'nowhere'" in error_line(here("show", "nowhere"))
     written_runs.write(tmp_path / "run", [], [written_runs.case()])
     assert "no case was finished in " in error_line(here("show", tmp_path / "run"), code=3)
+
+
+def test_show_takes_unusual_records(here, tmp_path):
+    """A case that was not planned or has no row is left out; a time of 0 is none; 1 is no plural."""
+    of, empty, other = (written_runs.case(batch) for batch in (1, 2, 3))
+    known = written_runs.ranked(of, {"torch.sdpa": 400.0, "x.a": 100.0}, rounds=1, blocks=1)
+    known.insert(0, written_runs.cell(of, "x.zero", 100.0).model_copy(update={"time_us": 0.0}))
+    unplanned = written_runs.ranked(other, {"torch.sdpa": 400.0, "x.a": 100.0})
+    records = [*known, written_runs.finished(empty), *unplanned]
+    run = written_runs.write(tmp_path / "run", records, [of, empty])
+    shown = here("show", run).stdout
+    assert "fastest: x.a 100.0 us" in shown and "x.zero" not in shown and "batch=3" not in shown
+    assert "measured  1 round in 1 block, until" in shown
+    assert " ".join(shown.splitlines()[-2:]).endswith("; 1 more not measured")
+    assert "batch=3" not in here("show", "--markdown", run).stdout
 
 
 def test_tables_go_beside_json_on_stdout_and_quiet_prints_nothing(first_case, capsys):

@@ -42,20 +42,40 @@ def test_a_gpu_that_cannot_be_used_is_always_reported(monkeypatch, capsys, gpus,
 
 
 def test_a_gpu_is_named_by_its_kind(monkeypatch):
-    """The first of that kind. Another card of the chip is another kind; a part of a GPU is of its kind."""
+    """The first of that kind; another card of the chip after it, a part of a GPU only by the part's name."""
     gpus = [
         Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 PCIe"),
-        Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200"),
+        Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200 MIG 1g.18gb"),
         Platform("cuda", "sm_90", "cuda:2", "NVIDIA H200"),
         Platform("cuda", "sm_100", "cuda:3", "NVIDIA B200 MIG 1g.23gb"),
+        Platform("cuda", "sm_90", "cuda:4", "NVIDIA H200 NVL"),
+        Platform("cuda", "sm_90", "cuda:5", "NVIDIA H100 NVL"),
+        Platform("cuda", "sm_80", "cuda:6", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"),
+        Platform("cpu", "x86", "cpu", "EPYC"),
     ]
+    numbers = {
+        "H200": 2,
+        "h200": 2,
+        "CUDA:2": 2,
+        "cuda": 0,
+        "sm_90": 0,
+        "sm_100": 3,
+        "H100": 0,
+        "H200 NVL": 4,
+    }
+    numbers |= {"h200 mig 1g.18gb": 1, "NVIDIA H200 MIG 1g.18gb": 1, "H100 NVL": 5, "H100 PCIe": 0, "NVL": 4}
     for module in (platform, device):
         monkeypatch.setattr(module, "devices", lambda: {gpu.device: gpu for gpu in gpus})
-    for name, wanted in {"H200": 1, "h200": 1, "cuda:2": 2, "sm_90": 0, "B200": 3, "sm_100": 3}.items():
-        assert choose_device(name).device == f"cuda:{wanted}"
-    for name in ("H100", "MI300X", "H20", "gfx942"):
-        with pytest.raises(UsageError, match=f"^no device '{name}'; devices here: cuda:0, "):
+    for name, wanted in numbers.items():
+        assert choose_device(name).device == f"cuda:{wanted}", name
+    assert choose_device("CPU") == choose_device("cpu")
+    for name in ("B200", "MI300X", "H20", "gfx942", "MIG", "EPYC"):
+        with pytest.raises(UsageError) as error:
             choose_device(name)
+        assert str(error.value).startswith(f"no device '{name}'; devices here: cuda:0 (NVIDIA H100 PCIe), ")
+        assert str(error.value).endswith("(NVIDIA A100-SXM4-80GB MIG 1g.10gb), cpu")
+    gpus[0] = replace(gpus[0], name="NVIDIA H200 MIG 2g.35gb")
+    assert choose_device("sm_90").device == "cuda:2", "a whole GPU goes first"
 
 
 def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypatch, tmp_path):

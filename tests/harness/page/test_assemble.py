@@ -53,6 +53,22 @@ def test_of_many_rows_the_best_of_each_provider_and_the_defaults_stand_first(tmp
     assert (facts["device_memory"], facts["last_level_cache"]) == ("192 GiB", "256 MiB")
 
 
+@pytest.mark.parametrize(("race", "expected"), [
+    (None, "fastest: vllm.amx 100.0 us, 2.000x torch.sdpa (1.980 to 2.020), 10 % of this machine's limit; "
+           "1 more not measured."),
+    ({"keep": 8, "folder": "."},
+     "mla_decode batch=4 ctx=100 core: fastest: vllm.amx 100.0 us, 2.000x torch.sdpa (1.980 to 2.020), "
+     "10 % of this machine's limit."),
+])  # fmt: skip
+def test_a_case_alone_is_said_once_and_a_race_is_not_summarised(tmp_path, race, expected):
+    cases = [case(4), case(8)]
+    one = page_of(write(tmp_path / "one", ranked(cases[0], TWO), cases, race=race)).sections[0]
+    assert one.headline == expected
+    records = [record for of in cases for record in ranked(of, TWO)]
+    both = page_of(write(tmp_path / "both", records, cases, race=race)).sections[0]
+    assert both.headline.startswith("" if race else "fastest in 2 of 2") and bool(race) == (not both.headline)
+
+
 def test_a_page_of_many_records_begins_with_a_table_of_them(tmp_path):
     of = case()
     for number in range(MOST_INPUTS + 1):

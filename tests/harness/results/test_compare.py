@@ -130,7 +130,7 @@ REPORTS: dict[str, tuple[dict, dict]] = {
 
 
 def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(tmp_path, monkeypatch):
-    """A later run, one of another machine, a broken one and one of other terms are not the last."""
+    """A later run, one of another machine, broken and odd ones and one of other terms are not the last."""
     monkeypatch.setattr("harness.paths.ROOT", tmp_path)
     days = iter(range(10, 30))
 
@@ -142,6 +142,11 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
     on_a_day("local/other", machine={"device": "another CPU"})
     on_a_day("local/cold", cache="cold")
     (on_a_day("local/broken") / "cells.jsonl").write_text("?\n")
+    for name in ("machine", "git", "versions"):
+        odd = {"machine": MACHINE, "git": {}, "versions": {}} | {name: None}
+        altered(on_a_day(f"local/no {name}"), provenance=odd)
+    lines = on_a_day("local/unequal") / "cells.jsonl"
+    lines.write_text(lines.read_text().replace('"block":[0,', '"block":['))
     (tmp_path / "results/local/empty").mkdir()
     (tmp_path / "results/local/empty/run.json").write_text("[]")
     now = on_a_day("local/now", **OURS)

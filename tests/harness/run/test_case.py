@@ -1,6 +1,7 @@
 """How a case is driven, where no worker is needed to tell."""
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
-from harness.run.execute import code_of, exit_code, measure
+from harness.run.execute import Outcome, code_of, exit_code, finish, measure
 from harness.run.folder import begin, finished_cases, planned_case, select_all
 from harness.run.plan import Request, RunPlan
 from harness.timing.rounds import Policy, Round, Rounds, Sampler
@@ -125,6 +126,20 @@ def test_the_exit_code_is_of_all_that_could_run():
         assert exit_code([a_cell(status=status)]) == code_of({status}) == code
         assert exit_code([a_cell(status="ok"), a_cell(status=status)]) == (FAILED if code == FAILED else OK)
     assert exit_code([]) == NOTHING_RAN
+
+
+def test_what_was_asked_for_is_written_before_the_end_is_shown(tmp_path):
+    def end(*_: object) -> None:
+        assert (
+            json.loads((tmp_path / "cells.json").read_text())["cells"]
+            and (tmp_path / "cells.csv").read_text()
+        )
+        raise KeyError("a defect of the display")
+
+    request = Request(json=str(tmp_path / "cells.json"), csv=str(tmp_path / "cells.csv"))
+    ended = Outcome([a_cell()], 1, [], 0.0, 60.0, tmp_path)
+    with pytest.raises(KeyError, match="a defect"):
+        finish(request, a_run(), ended, SimpleNamespace(end=end))
 
 
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():

@@ -167,7 +167,7 @@ def test_a_run_killed_after_a_case_keeps_it_and_measures_the_rest(cli, start, tm
     run.communicate()
     assert comes(lambda: not workers())
     kept = Journal(out).finished()
-    rest = cli("run", "--resume", out)
+    rest = cli("run", "--resume", out, "--budget", "0.1s")  # for so long again
     assert rest.returncode == 0, rest.stderr
     completed = Journal(out).finished()
     assert len(completed) == 2 and {key: completed[key] for key in kept} == kept

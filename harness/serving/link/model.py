@@ -145,8 +145,9 @@ def _unvalidated(system: System) -> list[str]:
         return []
     off = [f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})"
            for server in servers if (errors := server.errors(UNCALIBRATED, "TPOT"))]  # fmt: skip
-    near = f"no public server of {system.engine} on {system.hardware} was as near as the intervals say"
-    return [f"{near}: {', '.join(off) or 'there is none to compare with'}"]
+    kind = f"public server of {system.engine} on {system.hardware}"
+    near = f"no {kind} was as near as the intervals say: {', '.join(off)}"
+    return [near if off else f"there is no {kind} to compare this with"]
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:

@@ -88,7 +88,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out_and_written_over(path):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ('{"runs": []}\n', "is no ledger: each line of a ledger begins with"),
+    ('{"runs": []}\n', "is no ledger, whose lines begin with"),
     ('{"row": "a"}\n', "line 1: "),
     ('{"row":"a","kind":"weather"}\n', "line 1: "),
     ('{"row":"a","kind":"explanation","text":"x"}', "line 1: its newline is missing"),

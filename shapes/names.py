@@ -9,12 +9,16 @@ from collections.abc import Iterable
 SHORT = 130
 """The most characters of names that one line lists."""
 
+ALSO = {"bs": "batch", "b": "batch", "seqlen": "ctx", "seq": "ctx", "tokens": "m"}
+"""What others call a size -> its name here."""
+
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """At most three known names that are like a name or have it as one of their words, the nearest first. One
     that differs only in capitals or in the signs between its words is the only one."""
     spelled = {_plain(each): each for each in known}
     wanted = _plain(name)
+    wanted = ALSO[wanted] if ALSO.get(wanted) in spelled else wanted
     if not wanted or wanted in spelled:
         return [spelled[wanted]] if wanted else []
     like = difflib.get_close_matches(wanted, spelled, 3, cutoff)

@@ -4,6 +4,8 @@ here, so that `--help` and `list` start at once."""
 from __future__ import annotations
 
 import errno
+import re
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +84,17 @@ def cli() -> None:
     """
 
 
+def _mistake(error: click.ClickException) -> str:
+    """One line on what the command line has wrong."""
+    if unquoted := re.search(r"--case\n(\w+=\S+(\n\w+=\S+)+)", "\n".join(sys.argv)):
+        return f'quote the sizes: --case "{" ".join(unquoted[1].split())}"'
+    if isinstance(error, click.NoSuchOption) and error.ctx:
+        for name in (name for option in error.ctx.command.params for name in option.opts):
+            if name[:2] == "--" and error.option_name.startswith(name):
+                return f"no such option {error.option_name!r}; did you mean {name}?"
+    return " ".join(error.format_message().split())  # Click lists choices over lines
+
+
 def main() -> int:
     """Runs the command and returns the exit code. A user's mistake is one line on stderr."""
     code = USAGE
@@ -95,7 +108,7 @@ def main() -> int:
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.ClickException as error:
-        text = " ".join(error.format_message().split())  # Click lists choices over lines
+        text = _mistake(error)
     except HarnessError as error:
         text, code = str(error), error.exit_code
     except (PluginError, StoredError) as error:

@@ -63,6 +63,8 @@ def campaign(request: CampaignRequest) -> None:
     cluster, device = request.cluster, request.device
     if request.plan and cluster and not request.devices:
         raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
+    if request.devices and not request.plan:
+        raise UsageError("--devices is for --plan; a campaign measures this machine, or what --cluster has")
     if request.resume and (request.out or request.file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
     if request.resume and request.plan:

@@ -147,7 +147,9 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
 def _count(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([\w.-]+)=([1-9]\d{0,4})", text)
     if not match:
-        raise UsageError(f"cannot read --devices {text!r}; write for example H200=8")
+        swapped = re.fullmatch(r"(\d+)[x*:](.+)", text)
+        example = f"{swapped[2]}={swapped[1]}" if swapped else "H200=8"
+        raise UsageError(f"cannot read --devices {text!r}; write for example {example}")
     sheet = named_sheet(match[1])
     return sheet["name"] if sheet else match[1], int(match[2])
 
@@ -176,6 +178,7 @@ def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str |
         "image": IMAGES[platform.kind],
         "count": str(count),
         "nodes": str(nodes),
+        "s": "s" if nodes > 1 else "",
         "per_node": str(-(-count // nodes)),
         "minutes": str(minutes),
         "limit": str(minutes + 15),

@@ -182,6 +182,8 @@ def engine(
         from harness.page.html import write_page
 
         write_page(engine_page(view), page, f"files of {', '.join(view.libraries) or 'the engine'}")
+        if page != "-":
+            click.echo(f"written: {page}", err=True)
     if folder:
         _write_untuned(view, folder)
     if "-" not in (json_to, csv_to, page):

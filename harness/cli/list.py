@@ -46,6 +46,8 @@ def list_command(
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     if case and (what != "impls" or op is None):
         raise UsageError("--case is for `list impls --op OP`")
+    if suite and what != "cases":
+        raise UsageError("--suite is for `list cases`")
     arch = named_architecture(arch) if arch else ""
     of_arch = kind(arch)
     if platform and of_arch and of_arch != platform:

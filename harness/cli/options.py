@@ -59,7 +59,7 @@ class OneOf(click.Choice[str]):
         super().__init__(choices, case_sensitive=False)
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        meant = near(str(value), self.choices)
+        meant = near(str(value), self.choices, cutoff=0.61)
         hint = f"; did you mean {meant[0]}?" if meant else ""
         return f"{value!r} is none of {', '.join(self.choices)}{hint}"
 

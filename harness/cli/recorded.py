@@ -142,7 +142,7 @@ def compare(
         measure(request, lambda _: request)
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
-    from harness.errors import FAILED, OK, NothingRan, UsageError
+    from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
     from harness.files import write
     from harness.report.comparison_table import comparison_markdown, comparison_table
     from harness.report.terminal import show
@@ -157,10 +157,13 @@ def compare(
     if not comparison.rows:
         missing = "; ".join(comparison.missing[:3]) or "both are empty"
         raise NothingRan(f"no cell has a time in both runs: {missing}")
-    show(comparison_table(a, b, comparison), sys.stdout)
+    if markdown != "-":
+        show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
         write(markdown, comparison_markdown(a, b, comparison) + "\n")
-    sys.exit(FAILED if comparison.regressions else OK)
+    if comparison.regressions or comparison.lost:
+        sys.exit(FAILED)
+    sys.exit(OK if any(row.baseline for row in comparison.rows) else NOTHING_RAN)
 
 
 @click.command()

@@ -150,4 +150,4 @@ def end_text(outcome: Outcome) -> str:
 
 def print_note(line: str) -> None:
     """Prints a note about the request on stderr."""
-    print(f"note: {line}", file=sys.stderr)
+    show(f"note: {line}", sys.stderr)

@@ -332,7 +332,7 @@ def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSectio
     notes = [("place", planned.place + share)]
     for case in same:
         for label, text in case_notes(case, case.run):
-            notes.append((f"{label} · {case.label}" if case.label else label, text))
+            notes.append((case.named(label), text))
     return PageSection(
         anchor("case", first.run.contrast, first.planned.key),
         first.planned.key,

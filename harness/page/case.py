@@ -49,8 +49,9 @@ class MeasuredCase(CaseResult):
         sizes = self.planned.sizes.values()
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
-    def row_name(self, cell: Cell) -> str:
-        return f"{cell.name} · {self.label}" if self.label else cell.name
+    def named(self, text: str) -> str:
+        """The text and the label."""
+        return f"{text} · {self.label}" if self.label else text
 
     def row_anchor(self, cell: Cell) -> str:
         return anchor(self.label, cell.case, cell.name)

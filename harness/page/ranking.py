@@ -59,7 +59,7 @@ SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     """The ranking of one case, in one run or in several; a note has the rows that cannot run."""
     rows = [(case, row) for case in cases for row in case.rows if row.cell.status != "unsupported"]
-    rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
+    rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].named(of[1].cell.name)))
     shown, fastest = shown_rows(cases), rows[0][1].cell.time_us or math.nan if rows else math.nan
     values = [_values(case, row, shown, fastest) for case, row in rows]
     _, times = in_unit(values)
@@ -92,7 +92,7 @@ def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float)
     fastest: the least time of all, in microseconds"""
     cell = row.cell
     engine = case.default_of(cell)
-    name, time = case.row_name(cell), microseconds(cell.time_us)
+    name, time = case.named(cell.name), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
         "label": name + f" ({engine})" * bool(engine),
@@ -120,7 +120,8 @@ def _ranking_picture(
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
         marks.append({**value, "low": low / fastest, "high": high / fastest})
-    y = alt.Y("label:N", sort=[value["label"] for value in (*timed, *failed)], title=None)
+    order = [value["label"] for value in (*timed, *failed)]
+    y = names(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = provider_colour((mark["provider"] for mark in marks), legend=None)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
@@ -139,10 +140,13 @@ def _ranking_picture(
     layers.append(base.mark_text(align="left", dx=9, fontSize=11, aria=False).encode(x=x, text="text:N"))
     if limits:
         lines = [
-            {"limit": ratio, "what": f"limit of {label or 'this machine'}"} for label, ratio in limits.items()
+            {"limit": ratio, "what": f"limit of {label or 'this machine'}", "above": above}
+            for above, (label, ratio) in enumerate(sorted(limits.items(), key=lambda of: of[1]))
         ]
         line = alt.Chart({"values": lines}).encode(x="limit:Q")
-        text = line.mark_text(align="left", dx=-4, baseline="bottom", fontSize=10)
+        side, apart = alt.expr("datum.above ? 'right' : 'left'"), alt.expr("datum.above ? 4 : -4")
+        raised = alt.expr("-12 * datum.above")
+        text = line.mark_text(align=side, dx=apart, dy=raised, baseline="bottom", fontSize=10)
         layers.append(line.mark_rule(strokeDash=[5, 4], color="#888"))
         layers.append(text.encode(y=alt.value(-3), text="what:N"))
     if failed:
@@ -152,7 +156,7 @@ def _ranking_picture(
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
         text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
         layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
-    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(name_step(order, 24)))
     return picture.add_params(choice) if choice else picture
 
 
@@ -193,9 +197,8 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     }  # fmt: skip
     key = case.planned.key
     place, picture = anchor("rounds", case.label, key), _rounds_picture(drawn, name, choices, best)
-    return Chart(
-        place, "Rounds", reading, picture, table(points, columns), len(drawn), f"{key}, {device(case.run)}"
-    )
+    title, about = case.named("Rounds"), f"{key}, {device(case.run)}"
+    return Chart(place, title, reading, picture, table(points, columns), len(drawn), about)
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,8 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
             name="implementation · setting", text="speedup", verdict="", took="time", ran="what ran",
             changed="change",
         ),
-        shape=alt.Shape("ran:N", scale=coded(RAN), title="what ran"),
+        shape=alt.Shape("ran:N", scale=coded(RAN), legend=alt.Legend(
+            title="what ran", titleOrient="left", orient="top")),
     )  # fmt: skip
     columns: Columns = {
         "implementation": "implementation", "setting": "setting", "status": "status",
@@ -63,7 +64,7 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     }  # fmt: skip
     chart = Chart(
         anchor("arms", case.label, case.planned.key),
-        "What the settings do",
+        case.named("What the settings do"),
         f"Right of 1 is faster than {first}, the bar is the interval. "
         "A diamond: other kernels ran; a circle: the same did.",
         picture if points else None,
@@ -92,14 +93,13 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     ]
     if len(cases) < 2 or not values:
         return None
-    label = f": {cases[0].label}" if cases[0].label else ""
     columns: Columns = {
         "case": "case", "implementation · setting": "name", "speedup": ("ratio", "whole"),
         "verdict": "verdict",
     }  # fmt: skip
     return Chart(
         anchor("settings-over-cases", cases[0].run.id),
-        f"What the settings do in each case{label}",
+        cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
         f"{first_setting(cases[0].run)} it is. Colours are verdicts.",
         grid(
@@ -135,7 +135,7 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
     if values:
         yield Chart(
             anchor("effects", case.label, case.planned.key),
-            "Effects of the flags, and of two together",
+            case.named("Effects of the flags, and of two together"),
             "A main effect is what a flag brings over all settings of the others; an interaction is the "
             "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
             grid(

@@ -38,6 +38,9 @@ LINE = 16
 
 VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
 
+BREAKS = ", | · | @ "
+"""Where the name of a row breaks into lines on an axis."""
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -94,19 +97,20 @@ CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider ===
 """Keeps the rows that a reader chose, see `chosen_rows`."""
 
 
-def names(order: Sequence[str]) -> alt.Y:
-    """An axis of rows in this order; a setting has a line for each of its variables."""
-    return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, ', ')"))
+def names(order: Sequence[str], field: str = "name") -> alt.Y:
+    """An axis of rows in this order; the run has a line of its own, and so has each variable of a setting."""
+    lines = alt.Axis(labelExpr=f"split(datum.label, regexp('{BREAKS}'))")
+    return alt.Y(f"{field}:N", sort=order, title=None, axis=lines)
 
 
 def name_step(order: Iterable[str], least: int) -> int:
     """The height of a row in pixels, in which the name with the most lines has room; at least `least`."""
-    return max([least, *(LINE * len(name.split(", ")) + 4 for name in order)])
+    return max([least, *(LINE * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
 def verdict_colour(opacity: float = 1.0) -> alt.Color:
     """The colours of verdicts, with a legend of the same opacity as the marks."""
-    legend = alt.Legend(symbolOpacity=opacity)
+    legend = alt.Legend(symbolOpacity=opacity, orient="top")
     return alt.Color("verdict:N", scale=coded(VERDICTS), title=None, legend=legend)
 
 

@@ -11,9 +11,9 @@ from harness.files import JsonObject
 from harness.paths import command, portable
 from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.terminal import COMMAND, whole_line
-from harness.report.text import counted, grouped, microseconds, ranged, ratio_text
+from harness.report.text import counted, extent, grouped, microseconds, ranged, ratio_text, together
 from harness.results.claims import Ratio, Test, matches
-from harness.results.comparison import Compared, Row, means
+from harness.results.comparison import MIN_FLOOR, Compared, Row, totals
 from harness.results.read import RecordedRun
 
 COLUMNS = [Column("implementation"), Column("A", right=True), Column("B", right=True), Column("B vs A"),
@@ -43,8 +43,8 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
         yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))
-    if speedups := means(comparison.rows):
-        yield from ("", "over all cases, weighted by their share of the serving step:")
+    if speedups := totals(comparison.rows):
+        yield from ("", f"{together({row.case: row.weight for row in comparison.rows}.values())}:")
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
     yield from ("", _conclusion(comparison))
 
@@ -57,14 +57,27 @@ def since(a: RecordedRun, comparison: Compared) -> str:
     for name, rows in grouped(judged, lambda row: row.name).items():
         for word, sign in (("slower", -1), ("faster", 1)):
             if moved := [row for row in rows if row.comparison.verdict == word]:
-                ratio = means(moved)[name] ** sign
+                ratio = totals(moved)[name] ** sign
                 said.append(f"{name} {ratio:.2f}x {word} in {len(moved)} of {counted(len(rows))}")
-    what = "no other row changed" if said else "nothing changed"
+    lost = Counter((name, word) for (_, name), word in comparison.lost.items())
+    said += [f"{name}: no time now ({word}) in {counted(cases)}" for (name, word), cases in lost.items()]
+    drift = _drift(comparison)
+    what = (
+        "no other row changed" if said else "relative to it nothing changed" if drift else "nothing changed"
+    )
     what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
     unclear = f"{words['unclear']} of {len(judged)} rows are unclear" if words["unclear"] else ""
-    told = [*said, what if words["unclear"] < len(judged) else "", unclear]
+    told = [*said, *drift, what if words["unclear"] < len(judged) else "", unclear]
     when = a.run.created.replace("T", " ")[:16]
     return f"since {when} ({portable(str(a.folder))}): {'; '.join(filter(None, told))}"
+
+
+def _drift(comparison: Compared) -> list[str]:
+    """What is to be said where baselines, which are not known to have changed, took another time in B."""
+    rows = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
+    took = [1 / row.comparison.ratio for row in rows if not row.comparison.low <= 1 <= row.comparison.high]
+    far = [ratio for ratio in took if abs(ratio - 1) > MIN_FLOOR]
+    return [f"the baseline itself took {extent(far, 2)}x as long (other clocks or load)"] if far else []
 
 
 def _cells(row: Row) -> list[str]:
@@ -83,16 +96,23 @@ def _cells(row: Row) -> list[str]:
 
 
 def _conclusion(comparison: Compared) -> str:
-    if comparison.regressions:
-        names = ", ".join(f"{row.name} at {row.case}" for row in comparison.regressions)
-        return f"{len(comparison.regressions)} regressed: {names}"
+    return "; ".join([_regressed(comparison), *_drift(comparison)])
+
+
+def _regressed(comparison: Compared) -> str:
+    names = [f"{row.name} at {row.case}" for row in comparison.regressions]
+    names += [f"{name} at {case} ({word})" for (case, name), word in comparison.lost.items()]
+    if names:
+        return f"{len(names)} regressed: {', '.join(names)}"
     judged = [row for row in comparison.rows if row.baseline]
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
     if unclear == len(judged):
         return f"not known whether anything regressed: all {unclear} are unclear"
-    return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
+    absent = sum(text.endswith("not in B") for text in comparison.missing)
+    left = [f"{unclear} of {len(judged)} unclear" if unclear else "", f"{absent} not in B" if absent else ""]
+    return "; ".join(filter(None, ["nothing regressed", *left]))
 
 
 def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:

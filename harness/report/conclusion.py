@@ -10,19 +10,15 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 
 from harness.plan.toggle import MARGIN
-from harness.report.rows import SettingComparison, setting_comparisons
-from harness.report.text import grouped, holds_everything, ratio_text, uncertain_ratio
+from harness.report.rows import Row, SettingComparison, setting_comparisons
+from harness.report.text import counted, grouped, ratio_text, together, uncertain_ratio
 from harness.results.effects import regressions
-from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
-from harness.statistics.intervals import MIN_BLOCKS, weighted_mean
-from harness.statistics.paired import Comparison
+from harness.results.schema import CaseDone, Record, Run, Samples
+from harness.statistics.paired import Comparison, noise_of
+from harness.statistics.totals import Times, total_ratio
 
-BUDGETS = {"1m": 60, "2m": 120, "5m": 300, "10m": 600, "20m": 1200, "30m": 1800, "1h": 3600, "2h": 7200}
-"""The budgets that are advised, with their seconds."""
-
-
-Pairs = Sequence[tuple[Cell, Verdict]]
-"""Of each case a cell, which has its weight, and the verdict of a setting against the first one."""
+Pairs = Sequence[tuple[SettingComparison, Row]]
+"""Of each case the settings of an implementation, and the row of one of them."""
 
 
 def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
@@ -38,104 +34,112 @@ def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str
     comparisons = [comparison for of_case in by_case for comparison in setting_comparisons(of_case, run)]
     timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
     done = [record for record in records if isinstance(record, CaseDone)]
+    left = len(run.cases) - len({case.case for case in done})
+    unmeasured = f"; {counted(left)} not measured" if left > 0 else ""
     if run.trees:
         if not timed:
             return "nothing was measured, so nothing is known", []
-        slower = [f"{v.a} at {v.case}: {ratio_text(v)}" for v in regressions(records)]
-        return (f"{len(slower)} regressed:", slower) if slower else (_no_regression(timed, done), [])
+        lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for v in regressions(records)]
+        lost = [row.cell for of in timed for row in of.others if row.cell.time_us is None]
+        lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in lost]
+        said = f"{len(lines)} regressed" if lines else _no_regression(timed, done)
+        return said + unmeasured + (":" if lines else ""), lines
     by_name = grouped(timed, lambda comparison: comparison.name)
-    lines = [f"{name}: {_advice(of, run.margin, done)}" for name, of in by_name.items()]
-    return ("recommendation:" if lines else "", lines)
+    lines = [f"{name}: {_advice(of, run, done)}" for name, of in by_name.items()]
+    return (f"recommendation{unmeasured}:" if lines else "", lines)
 
 
 def _no_regression(comparisons: Sequence[SettingComparison], done: Sequence[CaseDone]) -> str:
     """What is known where no verdict is `slower`."""
-    pairs = [(c.baseline.cell, row.verdict) for c in comparisons for row in c.others if row.verdict]
-    if not pairs:
+    rows = [(of, row) for of in comparisons for row in of.others if _has_ratio(row)]
+    found = [(_overall([pair], MARGIN), pair[1].cell) for pair in rows]
+    if not found:
         return "not known whether anything regressed: no row has a time in both revisions"
-    overall, verdict = min(((_overall([pair]), pair[1]) for pair in pairs), key=lambda of: of[0].low)
-    if (loss := 1 - overall.low) <= MARGIN:
-        return "nothing regressed" + (f": no row lost more than {loss:.1%}" if loss > 0 else "")
-    worst = f"the least certain is {verdict.a} at {verdict.case}: {ratio_text(verdict)}"
-    return f"not known whether anything regressed: {worst}; {_more([overall], 1 - MARGIN, done)}"
+    unknown = [(of, cell) for of, cell in found if of.verdict != "same" and of.low < 1 - MARGIN]
+    least, cell = min(unknown or found, key=lambda of: of[0].low)
+    if not unknown:
+        loss = 1 - least.low
+        return "nothing regressed" + (f": no row lost more than {_percent(loss)}" if loss > 0 else "")
+    worst = f"the least certain is {cell.name} at {cell.case}: {ratio_text(least)}"
+    return f"not known whether anything regressed: {worst}; {_more(done)}"
 
 
-def _advice(comparisons: Sequence[SettingComparison], margin: float, done: Sequence[CaseDone]) -> str:
-    """The setting that brings most over all cases, by their weights, if that is known; or that none brings
-    anything; or that this is not known, and what would tell."""
-    by_setting: dict[str, list[tuple[Cell, Verdict]]] = {}
-    for comparison in comparisons:
-        for row in comparison.others:
-            if row.verdict and row.verdict.ratio is not None:
-                by_setting.setdefault(row.cell.setting, []).append((comparison.baseline.cell, row.verdict))
-    over = {setting: _overall(pairs) for setting, pairs in by_setting.items()}
-    faster = {setting: _cases(pairs, "faster") for setting, pairs in by_setting.items()}
-    if better := [name for name, of in over.items() if of.low > 1 and of.ratio > 1 + margin]:
+def _advice(comparisons: Sequence[SettingComparison], run: Run, done: Sequence[CaseDone]) -> str:
+    """The setting that brings most for all cases together, if that is known; or that none brings anything;
+    or that this is not known. A setting that fails in a case is not recommended."""
+    pairs = [(of, row) for of in comparisons for row in of.others]
+    by_setting = grouped(pairs, lambda pair: pair[1].cell.setting)
+    whole, several = counted(len(comparisons)), len(comparisons) > 1
+    how = f" {together(of.baseline.cell.weight for of in comparisons)}" if several else ""
+    over, failed = {}, []
+    for name, of_setting in by_setting.items():
+        if lacking := [row.cell for _, row in of_setting if not _has_ratio(row)]:
+            words = sorted({"not compared" if cell.time_us else cell.status for cell in lacking})
+            part = f" in {len(lacking)} of {whole}" if several else ""
+            failed.append(f"{name}: {' or '.join(words)}{part}")
+        else:
+            over[name] = _overall(of_setting, run.margin)
+    enough = 1 + run.margin
+    if better := [name for name, of in over.items() if of.verdict == "faster" and of.ratio > enough]:
         best = max(better, key=lambda name: over[name].ratio)
-        advice = f"{best}: {ratio_text(over[best])}"
-        if len(by_setting[best]) > 1:
-            advice += f" over {len(by_setting[best])} cases, faster in {len(faster[best])} of them"
-        slower = _cases(by_setting[best], "slower")
-        return advice + (f"; but slower for {', '.join(slower)}" if slower else "")
-    notes = [f"{name} is slower, {ratio_text(of)}" for name, of in over.items() if of.high < 1]
-    undecided = [of for of in over.values() if of.high > 1 + margin]
+        faster, slower = (_cases(by_setting[best], word) for word in ("faster", "slower"))
+        told = [f"{best}: {ratio_text(over[best])}{how}"]
+        told[0] += f", faster in {len(faster)} of {whole}" if several else ""
+        return "; ".join([*told, *(f"but slower for {', '.join(slower)}" for _ in slower[:1]), *failed])
+    judged = {name: of for name, of in over.items() if of.verdict in ("faster", "slower")}
+    notes = [f"{name} is {of.verdict}, {ratio_text(of)}{how}" for name, of in judged.items()]
+    helped = {name: ", ".join(_cases(by_setting[name], "faster")) for name in over if several}
+    notes += [*(f"{name} is faster for {cases}" for name, cases in helped.items() if cases), *failed]
+    unknown = [of for of in over.values() if of.verdict == "unclear" and of.high > enough]
+    reach = max((max(of.high - 1, 1 - of.low) for of in over.values()), default=0.0)
     if not over:
-        answer = "not known: no other setting has a time"
-    elif undecided:
-        notes += [f"{name} is faster for {', '.join(cases)}" for name, cases in faster.items() if cases]
-        widest = max(undecided, key=_width)
+        answer = f"leave it: no other setting has a time{' in every case' if several else ''}"
+    elif unknown:
+        widest = max(unknown, key=lambda of: of.high / of.low if of.low else math.inf)
         ends = uncertain_ratio(widest.ratio, widest.low, widest.high)[1].strip("()")
         why = f"the widest interval is {ends}" if ends else "too few rounds for an interval"
-        answer = f"not known: {why}; {_more(undecided, 1 + margin, done)}"
-    elif all(of.low >= 1 - margin for of in over.values()):
-        answer = f"leave it: all within {100 * margin:.2g} %"
+        answer = f"not known: {why}; {_more(done)}"
+    elif not judged and (reach <= run.margin or all(of.verdict == "same" for of in over.values())):
+        answer = f"leave it: {', '.join(over) if failed else 'all'} within {_percent(max(reach, run.margin))}"
     else:
-        answer = f"leave it: no other setting brings {100 * margin:.2g} %"
+        clearly = "clearly " if any(of.high > enough for of in over.values()) else ""
+        answer = f"leave it: no other setting {clearly}brings {_percent(run.margin)}"
     return "; ".join([answer, *notes])
 
 
-def _overall(pairs: Pairs) -> Comparison:
-    """How many times as fast as the first setting another one is, over all cases by their weights. The
-    interval has the noise in it, and holds whatever the errors of the cases have in common."""
-    weights, verdicts = [cell.weight or 1.0 for cell, _ in pairs], [verdict for _, verdict in pairs]
-
-    def mean(values: Iterable[float]) -> float:
-        return math.exp(weighted_mean([math.log(value) for value in values], weights))
-
-    ratio = mean(v.ratio or math.nan for v in verdicts)
-    known = [(v.low, v.high, 1 + v.noise) for v in verdicts if v.low and v.high and v.noise is not None]
-    if len(known) < len(pairs):
-        return Comparison(ratio, 0.0, math.inf, "unclear")
-    low, high = mean(low / noise for low, _, noise in known), mean(high * noise for _, high, noise in known)
-    return Comparison(ratio, low, high, "unclear")
+def _overall(pairs: Pairs, margin: float) -> Comparison:
+    """How many times as fast as the first setting another one is for all cases together. The interval has
+    the noise in it. `same` is said only where the noise is within the margin."""
+    verdicts = [row.verdict for _, row in pairs if row.verdict]
+    again = [(of, of.noise.samples) for of, _ in pairs if of.noise and of.noise.samples.seconds]
+    noise = max(math.inf if v.noise is None else v.noise for v in verdicts)
+    if len(again) == len(pairs) > 1:
+        noise = noise_of(total_ratio(_times(again)))
+    times = _times((of, row.cell.samples) for of, row in pairs)
+    of_all = total_ratio(times, noise=noise, margin=margin, confidence=max(v.confidence for v in verdicts))
+    word = "unclear" if of_all.verdict == "same" and noise > margin else of_all.verdict
+    return Comparison(of_all.ratio, of_all.low / (1 + noise), of_all.high * (1 + noise), word)
 
 
-def _width(of: Comparison) -> float:
-    return of.high / of.low if of.low else math.inf
+def _times(pairs: Iterable[tuple[SettingComparison, Samples]]) -> list[tuple[float, Times, Times]]:
+    cells = ((of.baseline.cell, samples) for of, samples in pairs)
+    return [(cell.weight, samples.by_round, cell.samples.by_round) for cell, samples in cells]
 
 
-def _more(several: Sequence[Comparison], edge: float, done: Sequence[CaseDone]) -> str:
-    """The budget that would tell on which side of an edge each ratio lies, from the rounds that were made: an
-    interval shrinks with the square root of their number, once there are MIN_BLOCKS blocks."""
-    spent_s = sum(case.measured_s for case in done)
-    blocks = min((case.blocks for case in done), default=0)
-    if blocks and blocks < MIN_BLOCKS:
-        needed_s, more = spent_s * MIN_BLOCKS / blocks, " or more"
-    elif blocks and not any(holds_everything(of.low, of.high) for of in several):
-        shrink = max(math.log(_width(of)) / 2 / max(_aim(of.ratio, edge), 1e-9) for of in several)
-        needed_s, more = spent_s * max(shrink, 1.5) ** 2, ""
-    else:
-        return "give a longer --budget"
-    enough = next((text for text, seconds in BUDGETS.items() if seconds >= needed_s), "")
-    return f"give --budget {enough}{more}" if enough else "no budget of hours would tell"
+def _more(done: Sequence[CaseDone]) -> str:
+    """Whether more time may tell what is not known."""
+    ended = any("budget" in case.stopped for case in done)
+    return "give a longer --budget" if ended else "a quieter machine may tell, a longer --budget would not"
 
 
-def _aim(ratio: float, edge: float) -> float:
-    """The half width, in logarithms, with which an interval around the ratio tells it from 1 if the ratio is
-    past the edge, else from the edge."""
-    past = math.log(ratio) / math.log(edge) > 1
-    return abs(math.log(ratio)) if past else abs(math.log(edge / ratio))
+def _percent(share: float) -> str:
+    """Rounded up to a tenth."""
+    return f"{math.ceil(round(1000 * share, 6)) / 10:g} %"
+
+
+def _has_ratio(row: Row) -> bool:
+    return row.verdict is not None and row.verdict.ratio is not None
 
 
 def _cases(pairs: Pairs, word: str) -> list[str]:
-    return [cell.case for cell, verdict in pairs if verdict.verdict == word]
+    return [row.cell.case for _, row in pairs if row.word == word]

@@ -117,8 +117,9 @@ def summary(view: EngineView) -> list[str]:
 def _layers(view: EngineView) -> FittingTable:
     """A row for each layer that one implementation serves; the largest shares of the time come first."""
     columns = (
-        Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"),
-        Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"), Column("not at"),
+        Column("share", right=True), Column("op", spare=3), Column("layer"), Column("sizes"),
+        Column("tokens", spare=1), Column("runs"), Column("decided in", spare=2), Column("tuned"),
+        Column("not at"),
     )  # fmt: skip
     groups = _grouped(((s.call.op, s.call.place, layer_text(s), s.row, s.decided_in), s) for s in view.shapes)
     rows = []

@@ -1,5 +1,5 @@
-"""A table that fits a terminal: the least important columns are left out where there is no room. In a file no
-column is left out, and the table may be wider than the text around it."""
+"""A table that fits a terminal: where there is no room, the least important columns are left out, then cells
+are broken between words; else the table is wider. In a file it may be wider, and has all columns."""
 
 from __future__ import annotations
 
@@ -70,12 +70,15 @@ class FittingTable:
         filled = [i for i in range(len(self.columns)) if any(len(row[i]) for row in self.rows)]
         widths = {i: self._least_width(i) for i in filled}
         shown, width = list(filled), options.max_width
-        if options.is_terminal:
-            spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: self.columns[i].spare)
-            while spare and _total(widths, shown) > width:
-                shown.remove(spare.pop())
-        else:
+        if not options.is_terminal:
             width = max(width, _total(widths, filled))
+        spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: self.columns[i].spare)
+        while spare and _total(widths, shown) > width:
+            shown.remove(spare.pop())
+        tight, words = _total(widths, shown) > width, {i: self._longest_word(i) for i in shown}
+        while _total(widths, shown) > width and (wide := [i for i in shown if widths[i] > words[i]]):
+            widths[max(wide, key=lambda i: widths[i])] -= 1
+        width = max(width, _total(widths, shown))
         grid = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold",
                       border_style="dim")  # fmt: skip
         for i in shown:
@@ -83,9 +86,10 @@ class FittingTable:
             grid.add_column(
                 column.header,
                 justify="right" if column.right else "left",
-                no_wrap=not column.wraps,
+                no_wrap=not (column.wraps or tight),
                 overflow="fold",
                 min_width=widths[i],
+                width=widths[i] if tight else None,
             )
         for row in self.rows:
             grid.add_row(*(row[i] for i in shown))
@@ -111,8 +115,11 @@ class FittingTable:
         longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
         if not column.wraps:
             return longest
-        longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
-        return max(longest_word, min(longest, LEAST))
+        return max(self._longest_word(i), min(longest, LEAST))
+
+    def _longest_word(self, i: int) -> int:
+        cells = [self.columns[i].header, *(str(row[i]) for row in self.rows)]
+        return max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
 
 
 def _total(widths: Mapping[int, int], shown: Sequence[int]) -> int:

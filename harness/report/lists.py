@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -19,9 +20,11 @@ from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
 from harness.catalogue.recipes import Recipe, recipes, setters
 from harness.errors import UsageError
+from harness.paths import command
 from harness.plan.select import choose_cases
 from harness.report.fitting_table import table_of
-from harness.report.terminal import WIDTH
+from harness.report.terminal import line_width
+from harness.report.text import grouped
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
 from shapes.case import text_of
@@ -32,10 +35,7 @@ from shapes.names import unknown
 from shapes.suites import suite, suites
 
 ALL = "all"
-FLAG_COLUMNS = {"flag": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
-"""Column of the list of flags -> its width."""
 INDENT = "    "
-FIRST = 10  # how many flags of an op the list of flags begins with
 
 Row = Mapping[str, object]
 
@@ -60,11 +60,10 @@ def listing(
         rows = _cases(ops, platform, suite_name or "smoke")
         return rows, lambda: _by_suite(rows)
     if what == "flags":
-        flags = _flags(ops, platform)
+        flags = _flags(ops, *(("", "") if platform.here else (platform.kind, platform.arch)))
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
-        return rows, lambda: "\n".join(
-            [*_first_flags(ops, platform), *([flags_text(flags)] if every else [])]
-        )
+        last = _all_flags(flags) if every else _more_of_flags(ops, platform)
+        return rows, lambda: "\n".join([*_first_flags(ops, platform), *last])
     if what == "recipes":
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
@@ -239,81 +238,69 @@ def _by_source(rows: Sequence[Row]) -> RenderableType:
 
 
 def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
-    """For each kind of platform the flags that recipes and guides set and that can act on one of the ops, and
-    who sets them: up to FIRST for each op, those that most of them set first."""
+    """For each kind of platform the flags that can act on one of the ops: those by which an engine chooses
+    between implementations, then those that recipes and guides set, and who sets them."""
     for kind in sorted(KINDS, key=lambda kind: kind != platform.kind) if platform.here else [platform.kind]:
         arch = platform.arch if kind == platform.kind else ""
-        set_by: dict[str, dict[str, list[str]]] = {}
-        for setter in setters():
-            for variable in setter.variables if setter.platform == kind else ():
-                flag = catalogue()[variable.name]
-                if not flag.without and (not arch or arch in (flag.archs or [arch])):
-                    values = set_by.setdefault(flag.name, {})
-                    values.setdefault(variable.value or variable.note, []).append(setter.name)
-        ordered = sorted(set_by, key=lambda name: -sum(map(len, set_by[name].values())))
-        acting = ([name for name in ordered if op in catalogue()[name].ops] for op in ops)
-        first = {name for of_op in acting for name in of_op[:FIRST]}
-        yield f"{kind} {arch}".strip() + ": what recipes and guides to tuning set, and can act"
-        for name in filter(first.__contains__, ordered):
-            by = "; ".join(f"{name}={value} by {', '.join(names)}" for value, names in set_by[name].items())
-            acts = _acts(name)
-            yield from textwrap.wrap(by, WIDTH, subsequent_indent=INDENT)
-            yield from _wrapped([f"{catalogue()[name].effect} {acts[0].upper()}{acts[1:]}."])
-        guides = [s for s in setters() if s.platform == kind and s.name not in recipes()]
-        for guide in guides:
-            yield from textwrap.wrap(f"{guide.name}: {guide.document}, {guide.where}", WIDTH)
-        yield ""
-    yield "`list recipes` has their documents, `list flags --all` every flag that can act, and what values"
-    yield "mean; `toggle --flag NAME=A,B` measures one"
+        of_kind = [setter for setter in setters() if setter.platform == kind]
+        set_by = grouped(((v, s.name) for s in of_kind for v in s.variables), lambda pair: pair[0].name)
+        can_act = [flag for flag in _flags(ops, kind, arch) if not flag.without]
+        listed = [f for f in can_act if f.name in set_by or (f.chooses and not f.versions)]
+        listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(set_by.get(f.name, ()))))
+        yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
+        for flag in listed:
+            who = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
+            values = grouped(set_by.get(flag.name, ()), lambda pair: pair[0].value or pair[0].note)
+            who += [f"{flag.name}={v} by {', '.join(name for _, name in of)}" for v, of in values.items()]
+            yield from [*_wrapped(["; ".join(who)], ""), *_wrapped(_about(flag))]
+        guides = [setter for setter in of_kind if setter.name not in recipes()]
+        yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
 
 
-def _flags(ops: Sequence[str], platform: Platform) -> list[Flag]:
-    """If `ops` are not all ops, only their flags are listed."""
-    listed = []
-    for flag in catalogue().values():
-        acts = platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
-        wanted = set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops)
-        if wanted and (platform.here or acts):
-            listed.append(flag)
-    return listed
+def _more_of_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
+    where = [] if platform.here else ["--arch", platform.arch]
+    where += ["--op", *ops] if len(ops) == 1 else []
+    yield "every flag that can act, and what its values mean:"
+    yield f"  {command('list', 'flags', '--all', *where)}"
+    yield "`list recipes` has the documents; `toggle --flag NAME=A,B` measures a flag"
 
 
-def flags_text(flags: Sequence[Flag]) -> str:
-    """The flags of each library: a line of facts for each, then its effect and what its values mean."""
-    lines = [_flag_line(FLAG_COLUMNS)]
+def _flags(ops: Sequence[str], kind: str, arch: str) -> list[Flag]:
+    """Those that can act there, or anywhere where kind or arch are empty. If `ops` are not all ops, only
+    their flags are listed."""
+    return [
+        flag
+        for flag in catalogue().values()
+        if (not kind or kind in flag.platforms) and (not arch or arch in (flag.archs or [arch]))
+        if set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops)
+    ]
+
+
+def _all_flags(flags: Sequence[Flag]) -> Iterator[str]:
+    """The flags of each library: its effect, when it is read and what its values mean."""
     for library, group in groupby(flags, lambda flag: flag.library):
-        lines += ["", library]
+        yield library
         for flag in group:
-            # What is too long for its column is a paragraph below the line.
-            facts = {"default": flag.default, "ops": _ops(flag)}
-            long = {name: text for name, text in facts.items() if len(text) >= FLAG_COLUMNS[name]}
-            default, ops = ("..." if name in long else text for name, text in facts.items())
-            lines.append(_flag_line((flag.name, default, flag.read, " ".join(flag.platforms), ops)))
-            lines += _wrapped(_flag_paragraphs(flag, long))
-    read = [f"read {when}: {text}" for when, text in READ.items() if any(f.read == when for f in flags)]
-    return "\n".join([*lines, "", *read, "--json has what each entry was read in"])
+            yield from [flag.name, *_wrapped([*_about(flag), *_details(flag)])]
+        yield ""
+    yield "--json has what each entry was read in"
 
 
-def _flag_line(cells: Iterable[str]) -> str:
-    widths = FLAG_COLUMNS.values()
-    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+def _about(flag: Flag) -> Iterator[str]:
+    """The effect of a flag, what it acts on, and the versions that read it."""
+    acts = _acts(flag.name)
+    yield f"{flag.effect} {acts[0].upper()}{acts[1:]}."
+    if flag.versions:
+        yield f"versions: {flag.versions}"
 
 
-def _flag_paragraphs(flag: Flag, long: Mapping[str, str]) -> Iterator[str]:
-    only = list(flag.archs)
-    if flag.launch:
-        only.append(f"{flag.launch} launches")
-    yield f"{flag.effect} ({', '.join(only)} only)" if only else flag.effect
-    yield from (f"{column}: {text}" for column, text in long.items())
+def _details(flag: Flag) -> Iterator[str]:
+    yield f"default: {flag.default}; read {READ[flag.read]}; platforms: {', '.join(flag.platforms)}"
     values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
     yield "; or ".join(filter(None, [values, flag.takes]))
-    if flag.without:
-        yield f"no effect on a kernel on one device: {flag.without}"
     for value, by_op in flag.chooses.items():
         rows = ", ".join(f"{op} by {' or '.join(names) or 'no row here'}" for op, names in by_op.items())
         yield f"{value} stands for {rows}"
-    if flag.versions:
-        yield f"versions: {flag.versions}"
     if flag.unconfirmed:
         yield f"not confirmed: {flag.unconfirmed}"
 
@@ -326,12 +313,12 @@ def _recipe_lines(recipe: Recipe) -> Iterator[str]:
         setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
         about = "; ".join(filter(None, [_acts(variable.name), variable.note]))
         yield from textwrap.wrap(
-            f"{setting}  # {about}", WIDTH, initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
+            f"{setting}  # {about}", line_width(), initial_indent=INDENT, subsequent_indent=f"{INDENT * 2}# "
         )
 
 
 def _acts(name: str) -> str:
-    """What a variable of a recipe acts on, or why no measurement here shows it."""
+    """What a flag acts on, or why no measurement here shows it."""
     flag = catalogue()[name]
     if flag.without:
         return f"cannot act: {flag.without}"
@@ -339,17 +326,16 @@ def _acts(name: str) -> str:
     if flag.chooses:
         return f"an engine chooses between implementations by it{where}: toggle it alone"
     launch = f", in {flag.launch} launches" if flag.launch else ""
-    ops = _ops(flag)
-    return f"acts on {'every op' if ops == 'all' else ops}{where}{launch}"
+    rows = dict.fromkeys(row for of_op in flag.touches.values() for row in of_op)
+    widest = [row for row in rows if not any(row != other and fnmatchcase(row, other) for other in rows)]
+    of_rows = "" if "*" in rows else f", on rows {', '.join(widest)}"
+    every = set(flag.ops) == set(kernels.OPS)
+    return f"acts on {'every op' if every else ', '.join(flag.ops) or 'no op'}{where}{launch}{of_rows}"
 
 
-def _ops(flag: Flag) -> str:
-    return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
-
-
-def _wrapped(paragraphs: Iterable[str]) -> Iterator[str]:
-    """The lines of each paragraph, indented; none for an empty one."""
+def _wrapped(paragraphs: Iterable[str], indent: str = INDENT) -> Iterator[str]:
+    """The lines of each paragraph; none for an empty one. indent: of the first line of each"""
     for paragraph in paragraphs:
         yield from textwrap.wrap(
-            paragraph, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+            paragraph, line_width(), initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False
         )

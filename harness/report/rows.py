@@ -161,12 +161,12 @@ def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComp
     records = list(records)
     verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
     noises = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}
-    cells = [cell for cell in records if isinstance(cell, Cell) and cell.status != "unsupported"]
+    cells = [cell for cell in records if isinstance(cell, Cell)]
     first = next(iter(run.settings))
     comparisons = []
     for group in grouped(cells, lambda cell: (cell.impl, cell.launch)).values():
         baseline = next((cell for cell in group if cell.setting == first), None)
-        if baseline is None:
+        if baseline is None or baseline.status == "unsupported":
             continue
         others = []
         for cell in group:

@@ -7,16 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from harness.plan.toggle import MARGIN
 from harness.report.case_table import headline
 from harness.report.rows import CaseResult
 from harness.report.text import counted, grouped, versus
 from harness.results.schema import Cell, Run
 from harness.statistics.paired import MAX_NOISE, Comparison, noise_of
-from harness.statistics.totals import total_ratio
+from harness.statistics.totals import TINY, total_ratio
 from kernels.engines import SPELLED
-
-NEAR = 0.02
-"""Rows that surely take at most this share longer than the best over all cases are as good for most uses."""
 
 Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
 """Cases with their rows that have a time, by name, the fastest first."""
@@ -118,8 +116,8 @@ def _over_all(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
     if against or (others and [*wins] != [best]):
         yield f"{head} {' and '.join(said for _, said in against)}".rstrip(" ,")
     yield from own_defaults
-    near = [name for name, (ratio, noise) in over.items() if ratio.high * (1 + noise) <= 1 + NEAR]
-    yield from [f"within {100 * NEAR:g} %: {', '.join(near)}"] if near else []
+    near = [name for name, (ratio, noise) in over.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
+    yield from [f"within {100 * MARGIN:g} %: {', '.join(near)}"] if near else []
 
 
 def _best(rows: Rows) -> str:
@@ -135,7 +133,7 @@ def _best(rows: Rows) -> str:
 
 
 def _total(cell: Cell) -> float:
-    return (cell.weight or 1.0) * (cell.time_us or 0.0)
+    return (cell.weight or TINY) * (cell.time_us or 0.0)
 
 
 def _pairs(rows: Rows, best: str, others: Iterable[Cell | None]) -> list[Pair]:
@@ -154,6 +152,6 @@ def _ratio(pairs: Sequence[Pair], run: Run, comparisons: int) -> tuple[Compariso
     ]
     largest = max(case.noise for case, *_ in pairs)
     noise = noise_of(total_ratio(again, confidence=run.confidence)) if len(again) == len(pairs) else largest
-    times = [(a.weight or 1.0, a.samples.by_round, b.samples.by_round) for _, a, b in pairs]
+    times = [(a.weight, a.samples.by_round, b.samples.by_round) for _, a, b in pairs]
     confidence = 1 - (1 - run.confidence) / comparisons
     return total_ratio(times, noise=noise, margin=run.margin, confidence=confidence), noise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ def show(what: RenderableType, file: TextIO) -> None:
         encoding = file.encoding or "utf-8"
         print(plain(what).encode(encoding, "replace").decode(encoding), file=file)
     file.flush()
+
+
+def line_width() -> int:
+    """Characters of a line of stdout."""
+    return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDTH
 
 
 def plain(what: RenderableType, columns: int | None = None) -> str:

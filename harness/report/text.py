@@ -82,6 +82,11 @@ def counted(count: int, what: str = "case") -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def together(weights: Iterable[float]) -> str:
+    """How cases of these weights are summed."""
+    return "weighted by the suite" if len(set(weights)) > 1 else "all cases together"
+
+
 def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
     parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]

@@ -23,7 +23,7 @@ from harness.machine.device import differing
 from harness.plan.settings import PLAIN
 from harness.results.read import RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
-from harness.statistics.intervals import CONFIDENCE, students_t, weighted_mean
+from harness.statistics.intervals import CONFIDENCE, students_t
 from harness.statistics.paired import (
     Comparison,
     compare,
@@ -33,6 +33,7 @@ from harness.statistics.paired import (
     verdict,
     widened,
 )
+from harness.statistics.totals import TINY
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
 TERMS = ("op", "cache", "seed")
@@ -104,6 +105,8 @@ class Compared:
     """Differences that do not forbid it, but may be why a row moved."""
     missing: list[str] = field(default_factory=list)
     """Cells with a time in one of the runs only, and why."""
+    lost: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Cells, by case and name, with a time in A and none in B although B tried: their status in B."""
 
     @property
     def regressions(self) -> list[Row]:
@@ -138,11 +141,16 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
         for key in dict.fromkeys([*a.cells, *b.cells])
         if key in timed[0] ^ timed[1]
     ]
+    lost: dict[tuple[str, str], str] = {
+        key: b.cells[key].status
+        for key in a.cells
+        if key in timed[0] - timed[1] and key in b.cells and b.cells[key].status not in ("ok", "checked")
+    }
     incompatible, notes = _differences(a, b, moved)
     for (added, how), count in Counter(apart.values()).items():
         cases = f"{count} case" if count == 1 else f"{count} cases"
         notes.append(f"the noise of {cases} has {added:.1%} more: {how}")
-    return Compared(rows, noise, source, incompatible, notes, missing)
+    return Compared(rows, noise, source, incompatible, notes, missing, lost)
 
 
 def _differences(
@@ -258,18 +266,17 @@ def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
     return noise, f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
 
 
-def means(compared: Iterable[Row]) -> dict[str, float]:
-    """For each implementation the geometric mean of its ratios, weighted by the cases' weights."""
+def totals(compared: Iterable[Row]) -> dict[str, float]:
+    """For each implementation the time of its cases together in A over that in B, as far as the baseline
+    tells it; each case counts with its weight."""
     by_name: dict[str, list[Row]] = {}
     for row in compared:
         if row.baseline:
             by_name.setdefault(row.name, []).append(row)
-    return {
-        name: math.exp(
-            weighted_mean([math.log(r.comparison.ratio) for r in rows], [r.weight or 1e-9 for r in rows])
-        )
-        for name, rows in by_name.items()
+    times = {
+        name: [((r.weight or TINY) * r.a_us, r.comparison.ratio) for r in of] for name, of in by_name.items()
     }
+    return {name: sum(t for t, _ in of) / sum(t / ratio for t, ratio in of) for name, of in times.items()}
 
 
 # Devices of one run

@@ -25,7 +25,7 @@ def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, C
     for _, earlier in sorted(_earlier(now, results), reverse=True)[:TRIES]:
         with contextlib.suppress(Exception):  # whatever is odd in another run's record, this one is right
             comparison = compared(then := read(str(earlier)), now)
-            if not comparison.incompatible and any(row.baseline for row in comparison.rows):
+            if not comparison.incompatible and (comparison.lost or any(r.baseline for r in comparison.rows)):
                 return then, comparison
     return None
 

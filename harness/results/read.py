@@ -16,6 +16,7 @@ from harness.files import write
 from harness.results.journal import Journal
 from harness.results.schema import KEYS, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 from harness.statistics.paired import noise_of
+from shapes.names import near
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,9 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
         elif folder == match:  # a file that belongs to no run does not stand for its folder
             folders |= dict.fromkeys(file.parent for file in archive.below(folder, "run.json"))
     if not folders:
-        raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
+        meant = near(path.name, [] if path.exists() else [each.name for each in path.parent.glob("*/")])
+        hint = f"did you mean {path.parent / meant[0]}? " if meant else ""
+        raise UsageError(f"no run at {text!r}; {hint}a run is a folder with run.json and cells.jsonl")
     return list(folders)
 
 

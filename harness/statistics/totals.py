@@ -10,6 +10,8 @@ from harness.statistics.paired import MARGIN, Comparison, verdict
 
 Times = Mapping[tuple[int, int], float]
 """Seconds per call by block and round."""
+TINY = 1e-9
+"""What a weight of 0 counts as, so that cases that all have it count alike."""
 
 
 def total_ratio(
@@ -33,7 +35,7 @@ def total_ratio(
     """
     times = []
     for weight, a, b in cases:
-        of_a = weight * math.exp(_log_ratio(b=a, q=1.0, a=a, p=0.0).mean)
+        of_a = (weight or TINY) * math.exp(_log_ratio(b=a, q=1.0, a=a, p=0.0).mean)
         times.append((of_a, of_a * math.exp(_log_ratio(b, 1.0, a, 1.0).mean)))
     total_a, total_b = map(sum, zip(*times, strict=True))
     parts = [

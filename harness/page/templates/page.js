@@ -25,8 +25,10 @@
     const figure = picture.closest("figure");
     try {
       const chart = JSON.parse(picture.nextElementSibling.textContent);
-      // The whole width, but no less than what can be read: a picture that is wider scrolls.
-      const width = Math.max(picture.clientWidth, Math.min(chart.width, 340));
+      // The whole width, but no less than what can be read beside the longest name: a wider picture scrolls.
+      const lines = Object.values(chart.datasets).flat().flatMap((row) => (row.label ?? row.name ?? "").split(/, | · | @ /));
+      const least = 210 + 7 * Math.max(...lines.map((line) => line.length));
+      const width = Math.max(picture.clientWidth, least);
       const fit = { width, autosize: { type: "fit-x", contains: "padding", resize: true } };
       await window.vegaEmbed(picture, chart, {
         renderer: "svg",

@@ -83,9 +83,9 @@ def test_a_page_of_many_records_begins_with_a_table_of_them(tmp_path):
     assert all(
         section.folded and section.title == "mla_decode · A machine · 2026-11-24" for section in sections
     )
-    assert not any(chart.title == "Rounds" for chart in page.charts())
+    assert not any(chart.title.startswith("Rounds") for chart in page.charts())
     few = page_of(*(tmp_path / f"{i}/run" for i in range(MOST_INPUTS)))
-    assert any(chart.title == "Rounds" for chart in few.charts())
+    assert any(chart.title.startswith("Rounds") for chart in few.charts())
 
 
 @pytest.mark.parametrize(("file", "text", "said"), [

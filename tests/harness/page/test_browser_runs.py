@@ -89,3 +89,25 @@ def test_a_reader_chooses_rows_and_points_at_one(opened, tmp_path):
         figure.get_by_role("combobox", name="Axis").select_option(label="time, us")
         figure.locator(".role-axis-label").get_by_text("100 us").wait_for()
         assert view.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_two_machines_on_one_page_can_be_read(opened, tmp_path, width):
+    file = tmp_path / "report.html"
+    runs = [str(RESULTS / gpu / "mla_decode-b64") for gpu in ("h100", "h200")]
+    file.write_text(html(assemble(inputs(runs)), "Made by a test"))
+    with opened(file, viewport={"width": width, "height": 900}) as view:
+        view.drawn()
+        notes = view.page.locator("dd").evaluate_all("all => all.map(one => one.clientWidth)")
+        assert min(notes) > width / 2
+        headlines = view.page.locator(".headline").all_text_contents()
+        assert sum("87 %" in text for text in headlines) == 1
+        ranking = view.page.locator("figure[id^=ranking]")
+        assert ranking.bounding_box()["width"] > 0.9 * width
+        assert ranking.locator(".role-axis-grid").first.bounding_box()["width"] > 0.25 * width
+        h200, h100 = (one.bounding_box() for one in ranking.get_by_text("limit of", exact=False).all())
+        assert h100["y"] + h100["height"] <= h200["y"] + 3 and h100["x"] + h100["width"] < width
+        verdict, rows = (ranking.locator(of).bounding_box() for of in ("th:has-text('verdict')", ".rows"))
+        assert width < 1280 or verdict["x"] + verdict["width"] < rows["x"] + rows["width"]
+        heights = ranking.locator("tbody tr").evaluate_all("all => all.map(one => one.offsetHeight)")
+        assert width < 1280 or max(heights) < 1.5 * min(heights), "a note out of sight makes no row high"

@@ -30,7 +30,7 @@ def page(text: str) -> Page:
     """Has the text wherever a page has any."""
     numbers = Table([text, "b"], [TableRow([text, TableValue(text, text)], anchor=text)], frozenset({"b"}))
     chart = Chart(f"chart-{text}", text, text, picture(text), numbers, 1)
-    inner = PageSection(f"inner-{text}", text, text)
+    inner = PageSection(f"inner-{text}", text, f"{text}.")
     return Page(text, text, [PageSection(f"section-{text}", text, text, [chart], [(text, text)], [inner])])
 
 

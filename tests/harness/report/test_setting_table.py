@@ -1,5 +1,7 @@
 """What a person reads of a case under settings: of recorded runs, as committed in `snapshots/`."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,12 @@ from harness.report.case_table import case_table
 from harness.report.conclusion import conclusion, conclusion_lines
 from harness.report.terminal import plain
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Verdict
+from harness.results.schema import CaseDone, Cell, Record, Verdict
+from shapes.case import Case
 from tests.support.paths import ROOT
+from tests.support.written_runs import a_run, case, cell, finished, planned, verdict
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-AVX2 = "ONEDNN_MAX_CPU_ISA=AVX2"
 
 
 @pytest.mark.parametrize(("name", "columns"), [("onednn", None), ("threads", 80), ("threads", 120)])
@@ -21,77 +24,128 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     first, *others = journal.finished().values()
     text = plain(case_table(first, journal.run()), columns)
     assert max(map(len, text.splitlines())) <= (columns or 100)
-    records = [record for case in (first, *others) for record in case]
+    records = [record for of_case in (first, *others) for record in of_case]
     text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"settings-{name}-{columns or 'piped'}.txt", text)
     revisions = journal.run().model_copy(update={"trees": {"HEAD": "/somewhere"}})
     assert conclusion_lines([], revisions) == ("nothing was measured, so nothing is known", [])
 
 
-def told(records, **run):
-    """What is concluded of torch.bf16, or of the revisions."""
-    journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
-    title, lines = conclusion_lines(records, journal.run().model_copy(update=run))
-    return lines[0].removeprefix("torch.bf16: ") if lines else title
+LIGHT, LONG, THIRD = (replace(case(batch), weight=w) for batch, w in ((1, 0.9), (64, 0.1), (9, 0.5)))
 
 
-def changed(about, done=(), case=None, **facts):
-    """The records of a case with other verdicts on all settings, or on those that `about` picks."""
-    (first,) = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn").finished().values()
-    others = {Verdict: facts, Cell: {"weight": facts.get("weight", 1.0)}, CaseDone: dict(done)}
-    return [
-        record.model_copy(
-            update=(others[type(record)] if type(record) is not Verdict or about(record) else {})
-            | ({"case": case} if case else {})
-        )
-        for record in first
+def measured(
+    of: Case,
+    us: Mapping[str, float | str],
+    *,
+    before=100.0,
+    half=0.0,
+    noise: float | None = 0.0,
+    stopped="clear",
+) -> list[Record]:
+    """A finished case of x.k with the time of each setting, give or take `half`, or its status."""
+    first = cell(of, "x.k", before)
+    again = verdict(first, first, "same", "A/A")
+    records: list[Record] = [first, again, finished(of, stopped=stopped)]
+    for setting, found in us.items():
+        if isinstance(found, str):
+            records.append(cell(of, "x.k", None, status=found, setting=setting))
+        else:
+            other = cell(of, "x.k", found, half, setting=setting)
+            word = "slower" if found > 1.02 * before else "faster" if found < 0.98 * before else "same"
+            about = verdict(other, first, word).model_copy(update={"noise": noise, "confidence": 0.95})
+            records += [other, about]
+    return records
+
+
+def told(*finished_cases: list[Record], cases=(), **facts) -> str:
+    """What is concluded of x.k, or of the revisions."""
+    records = [record for of in finished_cases for record in of]
+    names = dict.fromkeys(["plain", *(r.setting for r in records if isinstance(r, Cell))])
+    run = a_run(
+        [planned(of) for of in cases], **{"settings": {n: {} for n in names}, "margin": 0.02, **facts}
+    )
+    title, lines = conclusion_lines(records, run)
+    return " ".join([title, *lines]).removeprefix("recommendation: x.k: ")
+
+
+NONE, WIDEST = "no other setting", "the widest interval is"
+BUDGET, QUIETER = "give a longer --budget", "a quieter machine may tell, a longer --budget would not"
+
+
+@pytest.mark.parametrize(("found", "more", "said"), [
+    (50, {}, "F=1: 2.000x (2.000 to 2.000)"),
+    (80, {"noise": 0.1}, "F=1: 1.25x (1.14 to 1.38)"),
+    (100, {}, "leave it: all within 2 %"),
+    (99, {"noise": 0.012}, "leave it: all within 2.3 %"),
+    (98.4, {"half": 0.7}, f"leave it: {NONE} clearly brings 2 %; F=1 is faster, 1.016x (1.011 to 1.022)"),
+    (200, {}, f"leave it: {NONE} brings 2 %; F=1 is slower, 0.500x (0.500 to 0.500)"),
+    (100, {"half": 9.0, "stopped": "clear, budget"}, f"not known: {WIDEST} 0.93 to 1.08; {BUDGET}"),
+    (100, {"half": 9.0, "stopped": "complete"}, f"not known: {WIDEST} 0.93 to 1.08; {QUIETER}"),
+    (100, {"noise": 0.3}, f"not known: {WIDEST} 0.77 to 1.30; {QUIETER}"),
+    (100, {"noise": None, "stopped": "budget"}, f"not known: too few rounds for an interval; {BUDGET}"),
+    ("error", {}, "leave it: no other setting has a time; F=1: error"),
+])  # fmt: skip
+def test_a_setting_is_recommended_with_evidence_only(found, more, said):
+    assert told(measured(LIGHT, {"F=1": found}, **more)) == said
+
+
+def test_a_setting_counts_by_the_time_of_all_cases():
+    """Half of 10 us does not make up for a tenth of 10 ms; and the noise is that of the sum, too."""
+    light, long = measured(LIGHT, {"F=1": 5}, before=10), measured(LONG, {"F=1": 11000}, before=10000)
+    assert told(light, long) == (
+        "leave it: no other setting brings 2 %; F=1 is slower, 0.914x (0.914 to 0.914) weighted by the suite"
+        f"; F=1 is faster for {LIGHT.key}"
+    )
+    even = [
+        [r.model_copy(update={"weight": 0.5}) if isinstance(r, Cell) else r for r in of]
+        for of in (light, long)
     ]
-
-
-def every(verdict):
-    return verdict.about == "baseline"
-
-
-@pytest.mark.parametrize(("ratio", "low", "high", "more", "said"), [
-    (1.3, 1.2, 1.4, {}, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: 1.30x (1.20 to 1.40)"),
-    (1.0, 0.985, 1.015, {}, "leave it: all within 2 %"),
-    (0.5, 0.4, 0.6, {}, "leave it: no other setting brings 2 %; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 is "),
-    # Half of the interval is 0.51 in logarithms, and must be 0.41: log(1.5). So 60 s are not enough.
-    (1.5, 0.9, 2.5, {}, "not known: the widest interval is 0.9 to 2.5; give --budget 5m"),
-    (1.3, 1.2, 1.4, {"noise": 0.25}, "not known: the widest interval is 1.0 to 1.8; give --budget 5m"),
-    (1.01, 0.985, 1.015, {"noise": 0.02}, "not known: the widest interval is 0.97 to 1.04; give --bud"),
-    (1.0, 0.0, 5e16, {}, "not known: too few rounds for an interval; give a longer --budget"),
-    (1.0, None, None, {}, "not known: too few rounds for an interval; give a longer --budget"),
-    (1.019, 0.9, 1.2, {}, "not known: the widest interval is 0.90 to 1.20; no budget of hours would tell"),
-])  # fmt: skip
-def test_a_setting_is_recommended_with_evidence_only(ratio, low, high, more, said):
-    facts = {"ratio": ratio, "low": low, "high": high, "noise": 0.0, "verdict": "unclear"} | more
-    records = changed(every, {"measured_s": 60.0, "blocks": 8}, **facts)
-    assert told(records).startswith(said)
-    few = changed(every, {"measured_s": 60.0, "blocks": 2}, **facts)
-    assert told(few).replace("give --budget 5m or more", "") != told(few) or "not known" not in said
-
-
-def test_the_mean_over_cases_has_their_weights_and_its_interval_all_of_theirs():
-    best = changed(
-        lambda v: every(v) and AVX2 in v.a, ratio=4.0, low=3.9, high=4.1, noise=0.0, verdict="faster"
+    assert "0.910x (0.910 to 0.910) all cases together;" in told(*even)
+    better = measured(LONG, {"F=1": 8000}, before=10000)
+    worse = measured(LIGHT, {"F=1": 20}, before=10)
+    assert told(worse, better) == (
+        "F=1: 1.233x (1.233 to 1.233) weighted by the suite, faster in 1 of 2 cases; "
+        f"but slower for {LIGHT.key}"
     )
-    other = changed(lambda v: False, case="other", weight=3.0)
-    assert told([*best, *other]).startswith("not known: ")  # it is 9 times slower in three quarters
-    other = changed(
-        every, case="other", weight=1.0, ratio=1.0, low=0.99, high=1.01, noise=0.0, verdict="same"
+    rerun = next(r for r in better if isinstance(r, Verdict) and r.about == "A/A")
+    rerun.samples = rerun.samples.model_copy(update={"seconds": [5 * s for s in rerun.samples.seconds]})
+    assert told(worse, better).startswith("not known: ")
+
+
+def test_a_setting_that_fails_anywhere_is_named_and_not_recommended():
+    assert told(measured(LIGHT, {"F=1": 50}), measured(LONG, {"F=1": "wrong"})) == (
+        "leave it: no other setting has a time in every case; F=1: wrong in 1 of 2 cases"
     )
-    said = told([*best, *other])
-    assert said == f"{AVX2}: 2.00x (1.96 to 2.03) over 2 cases, faster in 1 of them"
+    assert told(measured(LIGHT, {"F=1": 100, "F=2": "error"})) == "leave it: F=1 within 2 %; F=2: error"
+    both = {"F=1": 80, "F=2": 50}, {"F=1": 80, "F=2": "unsupported"}
+    assert told(measured(LIGHT, both[0]), measured(LONG, both[1])).endswith(
+        " weighted by the suite, faster in 2 of 2 cases; F=2: unsupported in 1 of 2 cases"
+    )
+    said = told(measured(LIGHT, {"F=1": 100}), cases=[LIGHT, LONG, THIRD])
+    assert said == "recommendation; 2 cases not measured: x.k: leave it: all within 2 %"
 
 
-@pytest.mark.parametrize(("low", "said"), [
-    (1.01, "nothing regressed"),
-    (0.99, "nothing regressed: no row lost more than 1.0%"),
-    (0.7, "not known whether anything regressed: the least certain is torch.bf16 @ ONEDNN_MAX_CPU_ISA="),
+ROW = f"x.k @ B at {LIGHT.key}"
+
+
+@pytest.mark.parametrize(("found", "more", "said"), [
+    (99, {}, "nothing regressed"),
+    (101, {}, "nothing regressed: no row lost more than 1 %"),
+    (100, {"half": 9.0}, f"not known whether anything regressed: the least certain is {ROW}: 1.00x"),
+    (200, {}, f"1 regressed: {ROW}: 0.500x"),
+    ("wrong", {}, f"1 regressed: {ROW}: wrong"),
 ])  # fmt: skip
-def test_nothing_regressed_needs_evidence(low, said):
-    records = changed(every, ratio=1.05, low=low, high=1.1, noise=0.0, verdict="unclear")
-    assert told(records, trees={"HEAD": "/somewhere"}).startswith(said)
-    regressed = changed(every, ratio=0.5, low=0.4, high=0.6, noise=0.0, verdict="slower")
-    assert " @ ONEDNN_MAX_CPU_ISA=" in told(regressed, trees={"HEAD": "/somewhere"})
+def test_nothing_regressed_needs_evidence_and_every_row(found, more, said):
+    trees = {"plain": "a", "B": "b"}
+    records = measured(LIGHT, {"B": found}, **more)
+    assert told(records, trees=trees).startswith(said)
+    beside = [r for r in measured(LIGHT, {"B": 100}) if not isinstance(r, CaseDone)]
+    others = [
+        r.model_copy(
+            update={"impl": "y.k"} if isinstance(r, Cell) else {"a": r.a.replace("x.", "y."), "b": "y.k"}
+        )
+        for r in beside
+    ]
+    assert told([*others, *records], trees=trees, cases=[LIGHT]).startswith(said.partition(": no row")[0])
+    assert "; 2 cases not measured" in told(records, trees=trees, cases=[LIGHT, LONG, THIRD])

@@ -11,8 +11,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from harness.report.fitting_table import Column, FittingTable, table_of
+from harness.report.lists import listing
 from harness.report.notes import REPRODUCE, noted
 from harness.report.terminal import WIDEST, WIDTH, plain, show
+from kernels.platform import named
 
 TABLE = FittingTable(
     [Column("name"), Column("what", wraps=True), Column("empty")], [[Text("a", "red"), "b " * 90, ""]]
@@ -84,6 +86,24 @@ def test_the_least_important_columns_go_first():
     assert plain(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
     assert plain(wide, 63).splitlines()[0].split() == ["name", "then"]
     assert plain(wide, 41).splitlines()[0].split() == ["name"]
+
+
+def test_no_column_is_shrunk_to_nothing():
+    columns = [Column("share"), Column("sizes"), Column("kernel"), Column("left out", spare=1)]
+    table = FittingTable(columns, [["69.4%", "m=128 n=2112 k=7168", "k" * 30, "l" * 20]])
+    two, three = (plain(table, width).splitlines()[2:] for width in (52, 30))
+    assert two[:2] == [f"69.4%  m=128 n=2112   {'k' * 30}", "       k=7168"], "cells break between words"
+    assert three[:3] == [f"69.4%  m=128   {'k' * 30}", "       n=2112", "       k=7168"], "or it is wider"
+
+
+def test_lists_take_the_width_of_the_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    for what in ("flags", "recipes"):
+        text = listing(what, ["mla_decode"], named("rocm"), None, every=True)[1]()
+        assert 70 < max(map(len, text.splitlines())) <= 80
 
 
 def test_a_command_is_never_broken(in_terminal):

@@ -12,8 +12,8 @@ import pytest
 import pytest_benchmark
 
 from harness.cli.recorded import session
-from harness.report.comparison_table import since
-from harness.results.comparison import compared, means, spreads
+from harness.report.comparison_table import comparison_markdown, since
+from harness.results.comparison import compared, spreads, totals
 from harness.results.earlier import changed_since
 from harness.results.journal import Journal
 from harness.results.read import read
@@ -165,6 +165,38 @@ def test_a_line_says_what_changed_since_the_last_run_of_the_op_on_this_machine(t
     assert changed_since(tmp_path / "results/local/oldest", tmp_path / "results") is None
 
 
+def test_what_has_no_time_now_and_a_slower_machine_are_no_silence(tmp_path):
+    """A row that is wrong now is not `nothing changed`, nor is a baseline that takes twice as long."""
+    then, now = (
+        read(str(record(tmp_path / name, **given))) for name, given in (("a", {}), ("b", {"drift": 2}))
+    )
+    lost = now.cells[CASES[0], "triton.x"]
+    now.cells[CASES[0], "triton.x"] = lost.model_copy(update={"status": "wrong", "time_us": None})
+    found = compared(then, now)
+    assert found.lost == {(CASES[0], "triton.x"): "wrong"}
+    assert since(then, found).partition("a): ")[2] == (
+        "triton.x: no time now (wrong) in 1 case; the baseline itself took 2x as long (other clocks or load)"
+        "; no other row changed beyond the noise between sessions (3 %)"
+    )
+    conclusion = comparison_markdown(then, now, found).splitlines()[-1]
+    assert conclusion == (
+        f"1 regressed: triton.x at {CASES[0]} (wrong); "
+        "the baseline itself took 2x as long (other clocks or load)"
+    )
+
+
+def test_the_rows_of_all_cases_are_summed_by_their_times(tmp_path):
+    """A case of 10 ms that takes 10 % longer outweighs one of 10 us that takes half."""
+    (row, *_) = both(tmp_path, {}, OURS).rows[1:]
+    light, long = (
+        replace(row, weight=w, a_us=us, comparison=replace(row.comparison, ratio=ratio))
+        for w, us, ratio in ((0.9, 10.0, 2.0), (0.1, 10000.0, 1 / 1.1))
+    )
+    assert totals([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
+    unweighed = [replace(of, weight=0.0) for of in (light, long)]
+    assert totals(unweighed) == {row.name: pytest.approx(10010 / 11005)}
+
+
 def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
     texts = []
     for name, (a, b) in REPORTS.items():
@@ -174,7 +206,9 @@ def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
         done = here("compare", "a", "b", "--markdown", tmp_path / "report.md")
         assert done.stderr == ""
         texts.append(f"=== {name}\n{done.stdout}[{done.returncode}]\n")
-    texts.append(f"=== the last one as Markdown\n{(tmp_path / 'report.md').read_text()}")
+    markdown = (tmp_path / "report.md").read_text()
+    assert here("compare", "a", "b", "--markdown", "-").stdout == markdown, "and no table beside it"
+    texts.append(f"=== the last one as Markdown\n{markdown}")
     snapshot(Path(__file__).parent / "snapshots" / "compared.txt", "\n".join(texts))
 
 
@@ -187,7 +221,7 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     """The reports above are for people; --json and pages read these."""
     found = both(tmp_path, ONE, OURS)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
-    assert means(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
+    assert totals(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
     assert found.noise == pytest.approx(0.03), "unchanged rows moved by less than the least noise"
     assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
     (spread,) = spreads(calibrations(TWO))

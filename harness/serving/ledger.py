@@ -9,6 +9,7 @@ Its rows are shown as text and as JSON: each prediction beside the observation o
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import re
@@ -113,7 +114,7 @@ class Observation(LedgerRecord):
 
     change:    after - before, in `unit`
     low, high: 90 % interval of the change; None where the source gives none
-    runs:      files or folders of the runs
+    runs:      files or folders of the runs; digests: of their numbers
     assumed:   names of identity fields that the runs do not say and that the user took to be alike
     """
 
@@ -127,6 +128,7 @@ class Observation(LedgerRecord):
     pairs: int | None = None
     source: str = ""
     runs: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -201,7 +203,7 @@ def append(path: Path, *entries: Entry) -> list[Entry]:
             known = {entry.row for entry in read(path)}
             for entry in dated:
                 if isinstance(entry, ChangeEntry) and entry.row in known:
-                    raise UsageError(f"{path} has a row {entry.row!r} already; choose another name")
+                    raise UsageError(f"{path} has a row {entry.row!r} already; use another --ledger FILE")
             append_text(path, "".join(f"{entry.model_dump_json()}\n" for entry in dated))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
@@ -216,7 +218,8 @@ def read(path: Path) -> list[Entry]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if not OPENING.startswith(data[: len(OPENING)]):
-        raise UsageError(f"{path} is no ledger: each line of a ledger begins with {OPENING.decode()}")
+        what = f"no ledger, whose lines begin with {OPENING.decode()} (`serving load` reads clients' files)"
+        raise UsageError(f"{path} is {what}")
     entries = list(JsonLines(path, ENTRY.validate_json, lambda _: data).records())
     try:
         ENTRY.validate_json(data[whole_lines(data) :])
@@ -293,15 +296,20 @@ def observe(
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
-    numbers = {"runs": (), "assumed": ()}  # files may have moved
-    earlier = [entry.observation.model_copy(update=numbers) for entry in known[row_id].observations]
-    if any(one.model_copy(update=numbers) in earlier for one in seen if one):
-        raise UsageError(f"row {row_id} of {ledger} has these numbers already; a run counts once")
+    observed = [entry.observation for entry in known[row_id].observations]
+    earlier = {each for one in observed for each in one.digests or one.runs}  # older ones have no digests
+    if again := [run.id for run in every if {_digest(run), run.source} & earlier]:
+        raise UsageError(f"row {row_id} of {ledger} has {', '.join(again)} already; a run counts once")
     taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
     entries = [ObservationEntry(row=row_id, observation=one.model_copy(update=taken)) for one in seen if one]
     if not entries:
         raise UsageError(f"none of {', '.join(predicted)} is in all of these runs")
     append(ledger, *entries, *(ExplanationEntry(row=row_id, text=text) for text in texts if text))
+
+
+def _digest(run: ServingRun) -> str:
+    """Of what it measured: a file may have moved."""
+    return hashlib.sha256(repr((run.totals, run.metrics)).encode()).hexdigest()[:16]
 
 
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
@@ -347,6 +355,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         unit="tok/s" if quantity == "output_throughput" else "ms",
         before=means[0], after=means[1], change=change, low=low, high=high, pairs=len(pairs),
         runs=tuple(run.source for pair in pairs for run in pair),
+        digests=tuple(_digest(run) for pair in pairs for run in pair),
     )  # fmt: skip
 
 

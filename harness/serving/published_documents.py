@@ -206,7 +206,7 @@ def script(of: Configuration, gone: Mapping[str, str]) -> str:
         *(("manifests", file, text, file) for file, text in of.manifests.items()),
         ("server", where, of.serving if of.task_file else of.server, ""),
         ("client", "beside the server", of.client, ""),
-    ]
+    ]  # fmt: skip
     for part, title, text, file in texts:
         if text:
             lines += ["", f"# ==== {part}: {title}", *_section(of, part, text, file, gone)]

@@ -25,8 +25,8 @@ def serving() -> None:
     Are these results sound?                     load FILE...
     Are these two alike, and which is faster?    compare A B
     What would a faster kernel be worth?         what-if mla_decode=2x
-    How far can that be trusted?                 validate
+    How far off are predictions of servers?      validate
     Did a flag or a kernel change my server?     ab PLAN.toml
     Where does a step's time go?                 trace FILE, replay --swap ...
-    What was predicted, and what was observed?   ledger, observe LEDGER ROW
+    How did predictions of changes come out?     ledger, observe LEDGER ROW
     """

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from harness.serving.ledger import Prediction
 
 
+def _percent(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d*\.?\d+ ?%?", text) or not 0 < (margin := float(text.rstrip("% "))) < 50:
+        raise UsageError(
+            f"cannot read --margin {text!r}; write per cent above 0 and below 50, as 0.5 or 0.5%"
+        )
+    return margin
+
+
 @click.command("ab", cls=Command)
 @click.argument("file", required=False, metavar="[FILE.toml]")
 @click.option("--launch", metavar="CMD", help="Start the server so; {port} is filled in.")
@@ -42,7 +52,9 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print what would run and for how long; start nothing.")
 @click.option("--pairs", type=click.IntRange(1), metavar="N",
               help="Measure N pairs and look once.  [default: look after 4, 6, 8 and 12]")  # fmt: skip
-@click.option("--margin", type=float, metavar="PERCENT", help="Decide on differences of this.  [default: 1]")
+@click.option(
+    "--margin", callback=_percent, metavar="PERCENT", help="Decide on differences of this.  [default: 1]"
+)
 @click.option("--budget", metavar="3h", help="Begin no pair that would not end within it.")
 @click.option("--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels promise.")
 @click.option("--out", metavar="DIR", help="Record there.  [default: a new folder in results/local/]")

@@ -75,7 +75,7 @@ def engines_of(options: Sequence[str]) -> dict[str, str]:
     engines = {"A": "", "B": ""}
     for option in options:
         side, _, name = option.rpartition("=")
-        if side not in ("", "A", "B"):
+        if side not in ("", "A", "B") or name[:2] in ("A:", "B:"):
             raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
         engines |= dict.fromkeys([side] if side else engines, known_engine(name))
     return engines

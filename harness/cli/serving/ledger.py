@@ -50,11 +50,7 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
 )
 @click.option("--engine", default="", metavar="NAME", help="Name the engine of runs that do not say it.")
 @click.option(
-    "--explain",
-    "explanation",
-    default="",
-    metavar="TEXT",
-    help="Explain the difference, if it is known.",
+    "--explain", "explanation", default="", metavar="TEXT", help="Explain the difference, if it is known."
 )
 @json_option("Write the ledger as JSON there instead of a table.")
 def observe(

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 @click.command("trace")
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--phase",
-    type=OneOf(["prefill", "decode", "mixed", "training", "other"]),
-    help="Count only these steps.",
+    "--phase", type=OneOf(["prefill", "decode", "mixed", "training", "other"]), help="Count only these steps."
 )
 @click.option(
     "--top", type=click.IntRange(min=0), metavar="N", default=15, show_default=True, help="List N kernels."

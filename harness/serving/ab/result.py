@@ -35,11 +35,12 @@ from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link
 from harness.serving.link.predictions import predict
-from harness.serving.names import hardware_name
+from harness.serving.names import KNOWN_ENGINES, hardware_name
 from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
+PREDICTED_OF = "predicted of "
 
 
 def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
@@ -54,11 +55,16 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
 
 
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:
-    """What `serving what-if --json` wrote for the plan's concurrency."""
+    """What `serving what-if --json` wrote for the plan's concurrency. Raises UsageError where the plan's
+    commands say another engine, number of GPUs or length; the machine and the model are only noted."""
     fitting: list[list[Prediction]] = []
+    said: JsonObject = {}
     try:
-        for workload in json.loads(path.read_bytes())["workloads"]:
+        document = json.loads(path.read_bytes())
+        where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
+        for workload in document["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
+                said = document | workload["load"]
                 fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -67,7 +73,20 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     if len(fitting) != 1 or not fitting[0]:
         load = f"{plan.concurrency} in flight" if plan.concurrency else "a client of unknown concurrency"
         raise UsageError(f"{path} does not hold one prediction for {load}: `what-if --json FILE` writes one")
-    return fitting[0]
+    own = _of_commands(plan).items()
+    if unlike := [
+        f"{name} {said[name]}, in the plan {is_}" for name, is_ in own if is_ not in (None, said[name])
+    ]:
+        raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
+    return [each.model_copy(update={"assumptions": (where, *each.assumptions)}) for each in fitting[0]]
+
+
+def _of_commands(plan: Plan) -> JsonObject:
+    """What the plan's commands say of themselves; None: they do not."""
+    tp, named = re.search(TP, plan.launch), f"{plan.image} {plan.launch}"
+    engine = next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", named)), None)
+    isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
+    return {"engine": engine, "gpus": int(tp[1]) if tp else None, "isl": isl, "osl": osl}
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
@@ -97,13 +116,13 @@ def _of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, .
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
         )
-    isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
-    tp = re.search(TP, plan.launch)
+    own = _of_commands(plan)
+    isl, osl = own["isl"], own["osl"]
     if not (plan.concurrency and isl and osl):
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")
     machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
     hardware = hardware_name(str(machine.get("device", "")))
-    model = link(System(hardware=hardware, tp=int(tp[1]) if tp else 1))
+    model = link(System(hardware=hardware, tp=own["gpus"] or 1))
     load_ = Load(isl, osl, plan.concurrency, range_ratio=1.0)
     return predict(model, load_, changes)
 
@@ -238,20 +257,15 @@ def summary(record: Record) -> JsonObject:
     for line in verdicts:  # JSON has no infinity
         line.update({} if line["interval"] else {"low": None, "high": None})
     return {
-        "folder": str(record.folder),
-        "created": record.about["created"],
-        "plan": plan.model_dump(),
+        "folder": str(record.folder), "created": record.about["created"], "plan": plan.model_dump(),
         "engine": next((e for e in reversed(record.of("ready"))), {}),
-        "pairs": sum(1 for pair in record.pairs() if pair),
-        "finished": finished(record),
+        "pairs": sum(1 for pair in record.pairs() if pair), "finished": finished(record),
         "verdicts": verdicts,
         "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
         "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
-        "differences": {arm: differences(record, arm) for arm in plan.others},
-        "names": record.names,
-        "findings": list(_findings(record)),
-        "seconds": sum(e["seconds"] for e in record.of("stopped")),
-    }
+        "differences": {arm: differences(record, arm) for arm in plan.others}, "names": record.names,
+        "findings": list(_findings(record)), "seconds": sum(e["seconds"] for e in record.of("stopped")),
+    }  # fmt: skip
 
 
 def finished(record: Record) -> str:
@@ -378,6 +392,8 @@ def planned(
     for each, metric, (change, low, high) in _in_percent(predictions):
         by = ranged(change, low, high, "+.2f", " %")
         told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {by}")
+    of = (text for each in predictions for text in each.assumptions if text.startswith(PREDICTED_OF))
+    told += dict.fromkeys(f"note: {text}: nothing here says whether the plan's is that" for text in of)
     return "\n".join([*lines, *([""] if told else []), *told])
 
 
@@ -422,15 +438,12 @@ def row(line: JsonObject, base: str) -> dict[str, str]:
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
     ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
     return {
-        "arm": line["a"],
-        "metric": NAMES[line["metric"]],
+        "arm": line["a"], "metric": NAMES[line["metric"]],
         "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
-        "change": f"{line['percent']:+.2f} %",
-        f"{100 * line['confidence']:.3g} % interval": ends,
-        base: f"{line['base']:.4g} {unit}",
-        "arm's": f"{line['arm']:.4g} {unit}",
+        "change": f"{line['percent']:+.2f} %", f"{100 * line['confidence']:.3g} % interval": ends,
+        base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}",
         "between launches": "" if apart is None else f"{apart:.2f} %",
-    }
+    }  # fmt: skip
 
 
 def closing(found: JsonObject) -> Iterator[str]:

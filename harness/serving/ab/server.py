@@ -190,11 +190,10 @@ class Server(Guarded):
         return {
             "engine": "sglang" if "internal_states" in info else str(model.get("owned_by") or ""),
             "version": str(info.get("version") or self._json("/version").get("version") or ""),
-            "model": str(model.get("id", "")),
-            "owned": self.owned(),
+            "model": str(model.get("id", "")), "owned": self.owned(),
             "server_info": {k: v for k, v in flat(info, lists=False).items() if not OF_ONE_LAUNCH.search(k)},
             "environment": self._environment(),
-        }
+        }  # fmt: skip
 
     def _json(self, path: str) -> dict[str, Any]:
         with contextlib.suppress(ValueError):

@@ -32,12 +32,12 @@ def _plans() -> dict[str, tuple[str, str]]:
 
 
 def listed() -> list[dict[str, str]]:
-    plans = {n: (_file()[engine]["version"], f"8 x {gpu}", "a plan") for n, (engine, gpu) in _plans().items()}
+    plans = {n: ("a plan", _file()[engine]["version"], f"8 x {gpu}") for n, (engine, gpu) in _plans().items()}
     scripts = {
-        name: (f"{one.engine} {one.version}", f"{one.gpus} x {one.hardware}", "as published, a script")
+        name: ("as published, a script", f"{one.engine} {one.version}", f"{one.gpus} x {one.hardware}")
         for name, one in configurations().items()
     }
-    keys = ("template", "engine", "hardware", "kind")
+    keys = ("template", "kind", "engine", "hardware")
     return [dict(zip(keys, (name, *row), strict=True)) for name, row in (plans | scripts).items()]
 
 

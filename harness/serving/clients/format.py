@@ -344,12 +344,10 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
         row.leave_out("errors", "is not a list")
         errors = None
     kept: dict[str, Sequence[Any]] = {
-        "input_lens": row.counts("input_lens"),
-        "output_lens": row.counts("output_lens"),
-        "ttfts_ms": row.numbers("ttfts", scale=1e3),
-        "e2es_ms": row.numbers(e2es, scale=1e3),
+        "input_lens": row.counts("input_lens"), "output_lens": row.counts("output_lens"),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3), "e2es_ms": row.numbers(e2es, scale=1e3),
         "itls_ms": row.lists("itls", scale=1e3),
-    }
+    }  # fmt: skip
     sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:
         sizes["errors"] = len(errors)

@@ -107,11 +107,10 @@ def aiperf(draft: Draft) -> None:
     scale = scale_inside(duration, "s")
     draft.totals = {
         "duration_s": None if scale is None else duration.number("avg", scale=scale),
-        "completed": _count(row, "request_count", "1"),
-        "failed": _count(row, "error_request_count", "1"),
+        "completed": _count(row, "request_count", "1"), "failed": _count(row, "error_request_count", "1"),
         "input_tokens": _count(row, "total_isl", "tokens"),
         "output_tokens": _count(row, "total_osl", "tokens"),
-    }
+    }  # fmt: skip
     _examine_counts(draft)
     config, version = row.inside("input_config"), row.text("aiperf_version")
     if version:
@@ -163,9 +162,8 @@ def _asked(draft: Draft, config: Fields) -> None:
     draft.about["model"] = model if isinstance(model, str) else ""
     draft.load = {
         "dataset": datasets[0].text("type") if datasets else "",
-        "input_len": prompts.inside(into).number("mean"),
-        "output_len": prompts.inside(out).number("mean"),
+        "input_len": prompts.inside(into).number("mean"), "output_len": prompts.inside(out).number("mean"),
         "concurrency": load.number("concurrency"),
         "request_rate": load.number("rate" if "rate" in load.values else "request_rate"),
         "num_prompts": load.count("requests" if "requests" in load.values else "request_count"),
-    }
+    }  # fmt: skip

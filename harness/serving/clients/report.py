@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rich.console import Group, RenderableType
 from harness.report.fitting_table import table_of
 from harness.report.notes import noted
 from harness.report.text import grouped
+from harness.serving.compare.identity import length
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
 LATENCIES = {
@@ -72,20 +74,14 @@ def _row(run: ServingRun) -> dict[str, str]:
     severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
     latencies = {header: _latency(run, *which) for header, which in LATENCIES.items()}
     cells = {
-        "run": run.id,
-        "output tok/s": _output(run),
-        "TTFT ms": "",
-        "TPOT ms": "",
-        "load": _load(run),
-        "in/out": _lengths(run),
-        "found": _counts(severities),
-        **latencies,
+        "run": run.id, "output tok/s": _output(run), "TTFT ms": "", "TPOT ms": "", "load": _load(run),
+        "in/out": _lengths(run), "found": _counts(severities), **latencies,
         "else": "" if _output(run) or any(latencies.values()) else _other(run),
         "speculation": "" if run.speculation == "none" else run.speculation,
         "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         "engine": f"{run.engine} {run.version.partition('+')[0]}",
         "mode": "" if run.mode == "unknown" else run.mode,
-    }
+    }  # fmt: skip
     return {header: " ".join(cell.split()) for header, cell in cells.items()}
 
 
@@ -164,14 +160,16 @@ def _count(number: int, noun: str) -> str:
 
 
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """One line for each metric, with all that it is of; lengths and limits as asked for."""
+    """One line for each metric, with all that it is of; lengths as served, else as asked for. A rate of `inf`
+    is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
     for run in runs:
         findings = sorted({f"{f.severity}:{f.rule}" for f in run.findings if f.severity != "note"})
         about = {name: getattr(run, name) for name in ABOUT}
-        about |= {name: getattr(run.workload, name) for name in REQUESTED}
+        about |= {f"{side}_len": length(run, side) for side in ("input", "output")}
+        about["request_rate"] = math.inf if run.workload.request_rate == 0 else run.workload.request_rate
         about |= {"run": run.id, "max_concurrency": run.workload.concurrency, "findings": " ".join(findings)}
         for metric in run.metrics:
             table.writerow(about | metric.model_dump(exclude={"name"}) | {"metric": metric.name})

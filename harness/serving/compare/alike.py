@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from harness import archive
 from harness.errors import UsageError
 from harness.report.notes import noted
+from harness.report.text import significant
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
@@ -23,10 +24,11 @@ from harness.serving.compare.settings import beside, server_settings
 from harness.serving.integrity import examined
 from harness.serving.published_documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
-from shapes.names import near
+from shapes.names import near, unknown
 
 FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
+NOT_COMPARED = "not alike, not compared"
 BEST = ("output", "total", "unknown", "mean", "median")
 """Kinds of tokens and statistics, in the order in which they are chosen."""
 UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
@@ -85,8 +87,9 @@ def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
     metric, _, which = wanted.partition(":")
     alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
     if not alike:
-        kinds = dict.fromkeys(f"{m.name}:{_kinds(m)[0]}" for m in run.metrics)
-        raise UsageError(f"{name} has no metric {wanted!r}; it has: {', '.join(kinds) or 'none'}")
+        names = [m.name for m in run.metrics]
+        kinds = [f"{m.name}:{_kinds(m)[0]}" for m in run.metrics] if metric in names else names
+        raise UsageError(unknown("metric", wanted, dict.fromkeys(kinds), of=name))
     rank = {word: i for i, word in enumerate(BEST)}
     best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
     return Quantity(run, best)
@@ -276,6 +279,19 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
         yield f"the same requests in flight are {each / gpus[0]:g} a GPU against {each / gpus[1]:g}"
 
 
+def _answer(metric: Metric, ratio: float) -> str:
+    """Which is better, and by how much. ratio: A over B"""
+    better, most = "AB"[(ratio < 1) == ("throughput" in metric.name)], max(ratio, 1 / ratio)
+    other, one_each = "AB".replace(better, ""), "one run each: no interval"
+    if f"{most:.3g}" == "1":
+        return f"A and B are equal ({one_each})"
+    if "throughput" in metric.name:
+        return f"{better} is {most:.3g}x as fast as {other} ({one_each})"
+    if metric.unit in ("ms", "s", "us"):
+        return f"{better} takes {100 - 100 / most:.3g} % less than {other} ({one_each})"
+    return f"A / B = {ratio:.4g} ({one_each})"
+
+
 def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> RenderableType:
     """The ratio, or that there is none; both numbers; and why they are not compared, or what differs."""
     lines, names = [], []
@@ -286,17 +302,14 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
         gpus = f"{all_gpus(run)} " if all_gpus(run) else ""
         about = (f"{gpus}{run.hardware or 'unknown hardware'}", run.engine or "unknown engine", run.version)
         lines.append(f"{name}  {run.id}: {' '.join(filter(None, about))}")
-        lines.append(f"   {names[-1]}: {m.value:,.6g} {m.unit}, scope {m.scope}")
+        lines.append(f"   {names[-1]}: {significant(m.value, 4)} {m.unit}, scope {m.scope}")
         if side.steps:
             of = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
-            number = f"{side.value:,.6g}{of} {side.unit}" + (" a GPU" if side.scope == "gpu" else "")
+            gpu = " a GPU" if side.scope == "gpu" else ""
+            number = f"{significant(side.value, 4)}{of} {side.unit}{gpu}"
             lines.append(f"   normalised: {number}  ({'; '.join(side.steps)})")
     after = ", after normalising" if comparison.verdict == "normalised" else ""
-    first = (
-        f"A / B = {comparison.ratio:.4g}, {names[0]}{after}"
-        if comparison.ratio
-        else "not alike, not compared"
-    )
+    first = f"{_answer(a.metric, comparison.ratio)}, {names[0]}{after}" if comparison.ratio else NOT_COMPARED
     told = (("refused", [reason.text for reason in comparison.reasons]), ("differs", comparison.differing),
             ("uncertain", comparison.uncertain), ("found", comparison.found))  # fmt: skip
     return Group(first, *lines, "", noted([(label, text) for label, texts in told for text in texts]))

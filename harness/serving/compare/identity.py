@@ -329,14 +329,11 @@ def of_setting(setting: Setting) -> dict[str, str]:
     is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
     return said | {
         **(plain if setting.plain else dict.fromkeys(plain, UNKNOWN)),
-        "KV cache": CACHES.get(setting.kv_cache, setting.kv_cache),
-        "nodes": "1" if is_one_node else UNKNOWN,
-        "expert parallelism": _number(setting.parallelism.ep),
-        "launch of decode steps": setting.launch,
+        "KV cache": CACHES.get(setting.kv_cache, setting.kv_cache), "nodes": "1" if is_one_node else UNKNOWN,
+        "expert parallelism": _number(setting.parallelism.ep), "launch of decode steps": setting.launch,
         "steps between looks": _number(setting.recv_interval),
-        "tokens of a prefill step": _number(setting.prefill_tokens),
-        "failed requests": "none",
-    }
+        "tokens of a prefill step": _number(setting.prefill_tokens), "failed requests": "none",
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def _texts() -> dict[str, dict[str, str]]:
 
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
     """A finding of that rule, which says one of its texts (texts.toml) with the values."""
-    return Finding(rule=rule, severity=severity, message=_texts()[rule][text].format(**values))
+    message = _texts()[rule][text].format(**values)
+    message = re.sub(r"\b\d(\.\d+)?e\+\d\d\b", lambda number: f"{float(number[0]):.0f}", message)
+    return Finding(rule=rule, severity=severity, message=message)
 
 
 def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:

@@ -219,15 +219,10 @@ class Constants:
         share = math.hypot(tpot.share * decoding, mean.share * mean.value) / life
         a, k, p = (float(constant) for constant in self.tpot.mean)
         return Served(
-            tpot,
-            steady,
-            mean,
-            Value.of(sums.load.output(life), share),
-            decode_ms=a + k * float(found.tpot[1]),
-            stall_ms=p * float(found.tpot[2]),
-            prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1),
-            features=found,
-        )
+            tpot, steady, mean, Value.of(sums.load.output(life), share),
+            decode_ms=a + k * float(found.tpot[1]), stall_ms=p * float(found.tpot[2]),
+            prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1), features=found,
+        )  # fmt: skip
 
 
 def _value(constants: Normal, x: Array, more: float, scatter: float) -> Value:

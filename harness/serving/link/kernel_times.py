@@ -347,8 +347,8 @@ def table_files(folder: Path) -> dict[str, Path]:
         homes = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
         if not homes:
             raise UsageError(
-                f"no times at {folder}: give a set of AIConfigurator's tables, as SYSTEM/ENGINE/VERSION "
-                "(h200_sxm/sglang/0.5.9), or a run of this suite, a folder with run.json and cells.jsonl"
+                f"no folder {folder} on disk: give that of a set of AIConfigurator's tables, which ends in "
+                "SYSTEM/ENGINE/VERSION, or of a run of this suite, with run.json and cells.jsonl"
             )
     found: dict[str, Path] = {}
     for files in (*map(_reused, homes), *map(_in, homes)):
@@ -527,6 +527,18 @@ class AssumedTables(Tables):
         token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
         between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
         return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
+
+    @property
+    def fitted(self) -> list[str]:
+        """What the data sheets do not give, and what it was fitted to."""
+        arch, (step_us, token_us) = self.here["arch"], self.between_us
+        known = ((SLOWER_MLA.get(arch), "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
+                 (BLOCK_OF_K_US.get((arch, self.engine)), "FP8 products at least {:g} us for each 128 of k"),
+                 (token_us, "{:.0f} us a token"))  # fmt: skip
+        to_points = ", ".join(form.format(value) for value, form in known if value)
+        to_aiter = f"FP8 products x {ON_AMD:g}" if arch.startswith("gfx") else ""
+        both = (("MI325X with SGLang", to_points), ("AITER's own times", to_aiter))
+        return [f"fitted to {whose}: {what}" for whose, what in both if what]
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
         here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))

@@ -127,12 +127,27 @@ def link(system: System | None = None) -> Link:
     model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
-        return replace(model, notes=(*model.notes, note))
+        return replace(model, notes=(*model.notes, note, *_unvalidated(model.system)))
     points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
     measured = model.measured(points)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
     return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
+
+
+def _unvalidated(system: System) -> list[str]:
+    """A warning where no server of this machine and engine validates the model."""
+    from harness.serving.link.validation import UNCALIBRATED, stored_series, validated
+
+    own = [series for series in stored_series() if series.kind == f"{system.hardware} {system.engine}"]
+    servers = validated(system.hardware, system.engine).servers if own else ()
+    if any(not server.left_out for server in servers):
+        return []
+    off = [f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})"
+           for server in servers if (errors := server.errors(UNCALIBRATED, "TPOT"))]  # fmt: skip
+    kind = f"public server of {system.engine} on {system.hardware}"
+    near = f"no {kind} was as near as the intervals say: {', '.join(off)}"
+    return [near if off else f"there is no {kind} to compare this with"]
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
@@ -162,6 +177,7 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     notes = list(tables.notes)
     if built.assumed:
         notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
+        notes += fallback.fitted if fallback else []
     with contextlib.suppress(MissingTable):  # at a usual size, of R1's 128 heads
         own, usual = (tables.mla_decode(64, 4096, 128 // system.tp, kv) for kv in (system.kv, "bfloat16"))
         if own > 2 * usual:
@@ -231,10 +247,10 @@ def own_points(
         unsaid += ["range of lengths"] if _range(run) is None else []
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
     points = tuple(dict.fromkeys(map(_point, runs)))
-    of_lengths: dict[str, list[int]] = {}
-    for load in (point.load for point in points):
-        of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(load.concurrency)
-    notes += [f"calibrated on {len(c)} at {name}: {sorted(c)} in flight" for name, c in of_lengths.items()]
+    of_lengths: dict[str, list[str]] = {}
+    for load in sorted((point.load for point in points), key=lambda load: load.concurrency):
+        of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(str(load.concurrency))
+    notes += [f"calibrated on {len(c)} at {n}: {', '.join(c)} in flight" for n, c in of_lengths.items()]
     if unsaid:
         notes.append(f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken as given here")
     return points, notes
@@ -261,10 +277,9 @@ def _point(run: ServingRun) -> Point:
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
         "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
-        "concurrency": asked.concurrency,
-        "mean TPOT": run.value("tpot", "mean"),
+        "concurrency": asked.concurrency, "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
-    }
+    }  # fmt: skip
     if lacks := [name for name, value in wanted.items() if not value]:
         why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")

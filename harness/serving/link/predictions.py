@@ -28,6 +28,8 @@ within 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
 """Deviation of the logarithm of a kernel's time, by where the time is from. That of tables is how much
 times at neighbouring sizes jitter."""
+MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
+            "absorbed_bmm", "elementwise")  # fmt: skip
 BESIDE = "beside its kernels"
 INFINITE, CLOSE = 1e9, 1e-4
 QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
@@ -51,7 +53,7 @@ def parse_change(text: str) -> KernelChange:
     if not match:
         raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {FORM}")
     if match["op"] not in OP_CLASSES:
-        raise UsageError(unknown("op", match["op"], OP_CLASSES))
+        raise UsageError(unknown("op", match["op"], MODELLED))
     value = float(match["factor"] or match["saved_us"])
     if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
         raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
@@ -64,7 +66,7 @@ def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, li
     found = [(name, phase, phase.indices(change.op, change.part))
              for name, phase in phases if change.phase in ("both", name)]  # fmt: skip
     if not any(terms for *_, terms in found):
-        names = dict.fromkeys(term.name for _, phase in phases for term in phase.terms)
+        names = dict.fromkeys(term.name for _, phase, _ in found for term in phase.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
         kernel = f"{change.op}:{change.part}" if change.part else change.op
         raise UsageError(f"no kernel {kernel!r} in a step{where}; there are: {', '.join(names)}")

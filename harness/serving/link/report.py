@@ -9,15 +9,17 @@ from dataclasses import asdict
 
 from rich.console import Group, RenderableType
 
+from harness.paths import PUBLISHED
 from harness.report.fitting_table import FittingTable, table_of
 from harness.report.notes import Notes, noted
 from harness.report.text import ranged
-from harness.serving.ledger import Prediction, Quantities
+from harness.serving.ledger import NAME, Prediction, Quantities, ledger_lines, read, rows
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Outlook
 from harness.serving.link.validation import MODES, QUANTITIES, Validated, Validation
 
+CALIBRATED_ON = ("no", "on two", "shortest")  # in the order of MODES
 NEGLIGIBLE = 0.005  # share of TPOT
 SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
 """Quantities of a prediction that are shown, and their names."""
@@ -33,7 +35,8 @@ def prediction(
     look, load = looks[-1], looks[0].load
     known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
-    lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
+    least = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
+    lengths = f"lengths {least}{load.isl} in and {load.osl} out"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
     parts: list[RenderableType] = [where]
     if look.changes:
@@ -69,18 +72,12 @@ def as_json(
 ) -> str:
     """changes: as the user wrote them"""
     document = {
-        "hardware": link.system.hardware,
-        "engine": link.system.engine,
-        "parallel": link.structure.parallel.text,
-        "gpus": link.gpus,
-        "tables": link.structure.where,
+        "hardware": link.system.hardware, "engine": link.system.engine,
+        "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
         "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
-        "calibration": list(link.system.calibrate),
-        "notes": list(link.notes),
-        "what_if": list(changes),
-        "target_tpot_ms": target_ms,
-        "workloads": [_workload(look) for look in looks],
-    }
+        "calibration": list(link.system.calibrate), "notes": list(link.notes), "what_if": list(changes),
+        "target_tpot_ms": target_ms, "workloads": [_workload(look) for look in looks],
+    }  # fmt: skip
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -89,13 +86,12 @@ def _workload(look: Outlook) -> dict[str, object]:
     return {
         "load": asdict(look.load),
         **{name: asdict(getattr(served, name)) for name in ("tpot", "ttft", "ttft_mean", "output")},
-        "batch": served.features.batch,
-        "capacity": None if math.isinf(look.capacity) else look.capacity,
+        "batch": served.features.batch, "capacity": None if math.isinf(look.capacity) else look.capacity,
         **{name: getattr(served, name) for name in ("decode_ms", "stall_ms", "prefill_ms")},
         "shares": [asdict(share) for share in look.shares],
         "changes": [prediction.model_dump() for prediction in look.changes],
         "needs": [asdict(need) for need in look.needs],
-    }
+    }  # fmt: skip
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -113,9 +109,17 @@ def _notes(link: Link, look: Outlook) -> Notes:
          "time of its kernels in the server over their sum; p: the same of the prefills of other requests, "
          "which stall those that decode"),
         ("times", f"of kernels: {link.structure.where}"),
-        ("note", f"intervals are of 90 %; mean TTFT is of a run of 10 requests for each place, on {server}"),
+        ("note", f"intervals are of 90 %{_published() if look.changes else ''}; mean TTFT is of a run of 10 "
+         f"requests for each place, on {server}"),
         *(("note", line) for line in dict.fromkeys(lines)),
     ]  # fmt: skip
+
+
+def _published() -> str:
+    """How many of the published changes lie in the intervals that were predicted of them."""
+    known = [line for row in rows(read(PUBLISHED / "changes" / NAME)) for line in ledger_lines(row)]
+    inside = sum(line.verdict == "explained" for line in known)
+    return f", but of {len(known)} published changes only {inside} lie in theirs"
 
 
 def _outlooks(link: Link, looks: Sequence[Outlook]) -> FittingTable:
@@ -123,15 +127,11 @@ def _outlooks(link: Link, looks: Sequence[Outlook]) -> FittingTable:
     for look in looks:
         served, batch = look.served, look.served.features.batch
         rows.append({
-            "concurrency": look.load.concurrency,
-            "TPOT ms": _value(served.tpot, ".2f"),
-            "output tok/s": _value(served.output),
-            "mean TTFT ms": _value(served.ttft_mean),
-            "median TTFT ms": _value(served.ttft),
-            "output a GPU": f"{served.output.value / link.gpus:.1f}",
+            "concurrency": look.load.concurrency, "TPOT ms": _value(served.tpot, ".2f"),
+            "output tok/s": _value(served.output), "mean TTFT ms": _value(served.ttft_mean),
+            "median TTFT ms": _value(served.ttft), "output a GPU": f"{served.output.value / link.gpus:.1f}",
             "batch": f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else ""),
-            "decode step ms": f"{served.decode_ms:.2f}",
-            "stall ms": f"{served.stall_ms:.2f}",
+            "decode step ms": f"{served.decode_ms:.2f}", "stall ms": f"{served.stall_ms:.2f}",
             "prefill ms": f"{served.prefill_ms:.0f}",
         })  # fmt: skip
     return table_of(rows)
@@ -175,11 +175,12 @@ def validation(found: Validation) -> RenderableType:
     left_out = {server.name: server.left_out for server in found.servers if server.left_out}
     notes = [
         ("a cell", "mean absolute error (bias); inside: points in their 90 % intervals, which are so wide"),
-        ("constants", "those of all other machines and engines; what calibrates a server is not predicted"),
+        ("constants", "those of all other machines and engines; what calibrates a server is not predicted; "
+         "some kernel times of gfx942 (MI300X, MI325X) were fitted to MI325X's server"),
         *(("not in all", f"{name}: {why}") for name, why in left_out.items()),
         *(("times", f"of kernels: {where}") for where in dict.fromkeys(s.times for s in found.servers)),
-    ]
-    each = table_of([row for server in found.servers for row in _errors(server)], wrap_first=False)
+    ]  # fmt: skip
+    each = table_of([row for server in found.servers for row in _errors(server)])
     return Group(table_of(list(_errors(found.together))), "", each, "", noted(notes))
 
 
@@ -187,10 +188,11 @@ def _errors(of: Validated) -> Iterator[dict[str, object]]:
     name = of.name
     for mode in MODES:
         if found := [(quantity, each) for quantity in QUANTITIES if (each := of.errors(mode, quantity))]:
-            calibrated = mode.removeprefix("calibrated ").replace("uncalibrated", "no")
-            errors = {quantity: f"{100 * e.mean:.1f} % ({100 * e.bias:+.1f})" for quantity, e in found}
-            inside = {f"{q} inside": f"{e.covered} of {e.points}, {100 * e.width:.0f} %" for q, e in found}
-            yield {"server": name, "calibrated": calibrated, **errors, **inside}
+            cells: dict[str, str] = {}
+            for quantity, e in found:
+                cells[quantity] = f"{100 * e.mean:.1f} % ({100 * e.bias:+.0f})"
+                cells[f"{quantity} inside"] = f"{e.covered}/{e.points}, {100 * e.width:.0f} %"
+            yield {"server": name, "calibrated": dict(zip(MODES, CALIBRATED_ON, strict=True))[mode], **cells}
             name = ""
 
 

@@ -1,10 +1,10 @@
-"""Validation against every stored series: error, coverage and width of servers that the model has not seen.
+"""Validation against every stored series: error, coverage and width.
 
 Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
 learnt from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest
 and the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight.
 Points that it was calibrated on are not predicted. So no point set a constant that predicts it, but for the
-kernel times of gfx942, some figures of which are MI325X's (assumed_times.py).
+kernel times of gfx942, some figures of which are MI325X's (kernel_times.py).
 """
 
 from __future__ import annotations

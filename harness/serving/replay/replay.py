@@ -249,6 +249,10 @@ def fitted(
         if not re.fullmatch(r"\d+,\d+", layers):
             raise UsageError(f"--layers takes DENSE,MOE, two numbers such as 1,4, not {layers!r}")
         dense, moe = map(int, layers.split(","))
+        if dense > whole.dense or moe > whole.moe:
+            raise UsageError(
+                f"--layers {layers}: the model has {whole.dense} dense and {whole.moe} MoE layers"
+            )
         try:
             step = replace(step, dense=dense, moe=moe)
         except ValueError as error:
@@ -310,8 +314,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=tuple(map(portable, sys.argv[1:])),
-        step=asdict(plan.step) | {"model": plan.step.model.name},
+        command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
         launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, TWIN, BASE),
         rounds=len(rounds.rounds), disturbed=len(rounds.left_out), stopped=rounds.stopped,
         left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),

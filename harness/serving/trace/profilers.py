@@ -139,7 +139,7 @@ def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     finally:
         text.close()
     for what, (count, example) in into.lost.items():
-        into.note("unreadable", f"{count} times: {what}; e.g. {example}")
+        into.note("unreadable", f"{'once' if count == 1 else f'{count} times'}: {what}; e.g. {example}")
     if not (len(into.work) or len(into.ops)):
         raise UnreadableError(f"cannot read {path}: {_what_else(start, into) if first else 'it is empty'}")
     return into
@@ -334,14 +334,11 @@ def _in_time(start: int, end: int) -> bool:
 # Tables of kernels as CSV
 
 COLUMNS = {
-    "name": ("kernel_name", "kernelname", "name"),
-    "start": ("start_timestamp", "beginns", "start"),
-    "end": ("end_timestamp", "endns"),
-    "length": ("duration",),
-    "device": ("agent_id", "gpu_id", "gpu-id", "device"),
-    "queue": ("queue_id", "queue-id"),
+    "name": ("kernel_name", "kernelname", "name"), "start": ("start_timestamp", "beginns", "start"),
+    "end": ("end_timestamp", "endns"), "length": ("duration",),
+    "device": ("agent_id", "gpu_id", "gpu-id", "device"), "queue": ("queue_id", "queue-id"),
     "stream": ("stream_id", "strm"),
-}
+}  # fmt: skip
 """Columns of each field, in small letters and without a unit: of rocprof 3, 2 and 1, and of nsys."""
 UNIT = re.compile(r" \((ns|us|μs|ms|s)\)$")
 NS = {"ns": 1, "us": 1000, "μs": 1000, "ms": 10**6, "s": 10**9}

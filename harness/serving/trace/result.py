@@ -318,12 +318,10 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     unknown = [row for row in kernels if row["class"] == "unknown"]
     rows = {"classes": classes, "kernels": kernels, "steps": steps, "unknown": unknown}
     head = _in_us(trace, "kernels", "steps", "categories") | {
-        "time_us": trace.time_ns() / 1e3,
-        "devices": [*map(_in_us, trace.devices)],
+        "time_us": trace.time_ns() / 1e3, "devices": [*map(_in_us, trace.devices)],
         "phases": [{"phase": of, "steps": count, "evidence": why} for of, why, count in trace.evidence()],
-        "events": dict(trace.categories),
-        "findings": [finding.model_dump() for finding in trace.findings],
-    }
+        "events": dict(trace.categories), "findings": [finding.model_dump() for finding in trace.findings],
+    }  # fmt: skip
     of_phase = {what: [row for row in all_ if phase in (None, row["phase"])] for what, all_ in rows.items()}
     return {"trace": head, **of_phase}
 

@@ -214,7 +214,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
         if wrong.any():
             recorded.note(
                 "too long",
-                f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.4g} us (usual: "
+                f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.0f} us (usual: "
                 f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted "
                 "up to the next kernel's start, or with the usual time where none follows",
             )

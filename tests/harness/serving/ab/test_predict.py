@@ -52,11 +52,22 @@ def test_the_link_says_what_that_is_worth_to_the_arm(monkeypatch):
 
 def test_a_file_is_taken_for_the_client_s_own_load(tmp_path):
     file = tmp_path / "what-if.json"
-    workloads = [{"load": {"concurrency": n}, "changes": [prediction(change=-n)]} for n in (4, 64)]
-    file.write_text(json.dumps({"workloads": workloads}))
+    load = {"isl": 1024, "osl": 1024}
+    workloads = [{"load": load | {"concurrency": n}, "changes": [prediction(change=-n, assumptions=[])]}
+                 for n in (4, 64)]  # fmt: skip
+    about = {"hardware": "h200", "engine": "sglang", "gpus": 8, "workloads": workloads}
+    file.write_text(json.dumps(about))
     (found,) = predicted(plan_of(X="1"), [str(file)])
     assert found.change == -64
-    file.write_text(json.dumps({"workloads": workloads[:1]}))
+    assert "note: predicted of DeepSeek-R1 on 8 x H200" in planned(plan_of(X="1"), None, ROOT, [], [found])
+    file.write_text(json.dumps(about | {"gpus": 4}))
+    with pytest.raises(UsageError, match="no prediction for this plan: it is of gpus 4, in the plan 8"):
+        predicted(plan_of(X="1"), [str(file)])
+    client = CLIENT.replace("input-len 1024", "input-len 8192") + " --max-concurrency 64"
+    other = plan_of(X="1").model_copy(update={"launch": "vllm serve {port}", "client": client})
+    with pytest.raises(UsageError, match="engine sglang, in the plan vllm; isl 1024, in the plan 8192"):
+        predicted(other, [str(file)])
+    file.write_text(json.dumps(about | {"workloads": workloads[:1]}))
     with pytest.raises(UsageError, match="does not hold one prediction for 64 in flight"):
         predicted(plan_of(X="1"), [str(file)])
 

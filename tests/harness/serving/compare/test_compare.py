@@ -7,7 +7,7 @@ import pytest
 from harness.cli.serving.compare import engines_of
 from harness.errors import UsageError
 from harness.serving.clients.load import beside_each_other
-from harness.serving.compare.alike import Quantity, compare, default_metric, find, quantity_of
+from harness.serving.compare.alike import Quantity, _answer, compare, default_metric, find, quantity_of
 from harness.serving.compare.identity import SERVER, require_names, with_engine
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, of
@@ -271,7 +271,7 @@ def test_which_of_several_numbers_counts():
     less = run.model_copy(update={"metrics": (others[0].model_copy(update={"name": "goodput"}), TTFT)})
     assert [default_metric(run, other) for other in (run, less)] == ["throughput", "ttft"]
     assert quantity_of(run, "a", "throughput:total").metric.value == 8.0
-    with pytest.raises(UsageError, match=r"a has no metric 'tpot'; it has: ttft:mean, throughput:output"):
+    with pytest.raises(UsageError, match="unknown metric 'tpot' of a; metrics: ttft, throughput"):
         quantity_of(run, "a", "tpot")
 
 
@@ -304,3 +304,12 @@ def test_despite_a_field_that_neither_says_is_uncertain_not_different():
 def test_a_name_that_is_no_result_says_what_is_near(name, said):
     with pytest.raises(UsageError, match=said):
         find(name)
+
+
+@pytest.mark.parametrize(("name", "unit", "ratio", "says"), [
+    ("throughput", "tok/s", 1.14, "A is 1.14x as fast as B"),
+    ("throughput", "tok/s", 0.5, "B is 2x as fast as A"),
+    ("tpot", "ms", 1.25, "B takes 20 % less than A"), ("tpot", "ms", 0.8, "A takes 20 % less than B"),
+])  # fmt: skip
+def test_the_answer_says_which_is_better(name, unit, ratio, says):
+    assert _answer(Metric(name=name, value=1.0, unit=unit), ratio) == f"{says} (one run each: no interval)"

@@ -73,7 +73,7 @@ def test_two_processes_can_add_lines_at_once(path):
 def test_a_row_is_opened_once_and_of_several_lines_none_is_written_then(path):
     written = append(path, CHANGE, PREDICTED)
     assert read(path) == written and all(entry.at for entry in written)
-    with pytest.raises(UsageError, match="has a row 'a' already; choose another name"):
+    with pytest.raises(UsageError, match="has a row 'a' already; use another --ledger FILE"):
         append(path, ExplanationEntry(row="b", text=""), CHANGE)
     assert read(path) == written
 
@@ -88,7 +88,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out_and_written_over(path):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ('{"runs": []}\n', "is no ledger: each line of a ledger begins with"),
+    ('{"runs": []}\n', "is no ledger, whose lines begin with"),
     ('{"row": "a"}\n', "line 1: "),
     ('{"row":"a","kind":"weather"}\n', "line 1: "),
     ('{"row":"a","kind":"explanation","text":"x"}', "line 1: its newline is missing"),

@@ -65,8 +65,10 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     [row] = rows(read(ledger))
     found = {line.kind[0]: line for line in ledger_lines(row) if line.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
-    with pytest.raises(UsageError, match=r"row moe of .* has these numbers already; a run counts once"):
-        moved = [[shutil.copy(name, f"{name}.moved.json") for name in side] for side in (before, after)]
+    moved = [[shutil.copy(side[2], f"{side[2]}.moved.json")] for side in (before, after)]
+    with pytest.raises(
+        UsageError, match=r"row moe of .* has .*a2.json.moved.json, .* already; a run counts once"
+    ):
         observe(ledger, "moe", *moved, assumed=["all"])
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained"

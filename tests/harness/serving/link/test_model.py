@@ -460,3 +460,19 @@ def test_validate_answers_with_its_exit_code():
     assert {server["server"].split()[0] for server in document["servers"]} == {"mi355x"}
     [row, *_] = document["servers"][0]["points"]
     assert row["error"] == pytest.approx(row["predicted"]["value"] / row["measured"] - 1)
+
+
+def test_notes_name_what_was_fitted_and_that_no_server_of_the_kind_was_near():
+    of_sglang, of_vllm, of_none = (
+        " | ".join(link(System(hardware=hardware, engine=engine)).notes)
+        for hardware, engine in (("mi300x", "sglang"), ("mi300x", "vllm"), ("h200", "vllm"))
+    )
+    assert (
+        "fitted to MI325X with SGLang: mla_decode x 4, 4.7 ms a step, FP8 products at least 2.2" in of_sglang
+    )
+    assert "public server" not in of_sglang
+    assert "vllm on mi300x was as near as the intervals say: mi300x vllm dstack tp8 was 53 % off" in of_vllm
+    assert (
+        "there is no public server of vllm on h200 to compare this with" in of_none
+        and "fitted" not in of_none
+    )

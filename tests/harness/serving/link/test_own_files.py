@@ -58,7 +58,7 @@ def test_json_holds_every_number_with_its_interval():
     (("predict", "--hardware", "x1"), r"unknown machine 'x1'; machines: .*H200.*; others need --times"),
     (("what-if", "mla_decode=2x", "mla_decode=3x"), r"two changes are of mla_decode in decode: give"),
     (("what-if", "fused_moe=2x", "fused_moe@decode=2x"), r"two changes are of fused_moe in decode: give"),
-    (("predict", "--times", "nowhere"), r"no times at nowhere: .* SYSTEM/ENGINE/VERSION .* run\.json"),
+    (("predict", "--times", "nowhere"), r"no folder nowhere on disk: .* SYSTEM/ENGINE/VERSION, .* run\.json"),
     (("predict", "--times", "results/published"), r"it has sets of tables: give .* kernel-tables/h200"),
     (("predict", "--hardware", "h20", "--times", "results/published/kernel-tables/h200-sglang-0.5.9"),
      r"are of NVIDIA H200, not h20: kernels of one machine"),
@@ -178,7 +178,7 @@ def test_files_calibrate_as_the_points_in_them(tmp_path):
     wanted = PRIOR.fitted(found.measured(plain))
     assert found.constants.tpot.mean == pytest.approx(wanted.tpot.mean)
     assert found.constants.ttft.mean == pytest.approx(wanted.ttft.mean)
-    assert "calibrated on 5 at 1024 in, 1024 out: [4, 8, 16, 32, 64] in flight" in found.notes
+    assert "calibrated on 5 at 1024 in, 1024 out: 4, 8, 16, 32, 64 in flight" in found.notes
     assert any(note.startswith("the points do not say their hardware, GPUs, ") for note in found.notes)
     warm = link(System(calibrate=tuple(files), warm=True))
     assert warm.constants.ttft.mean[1] > found.constants.ttft.mean[1]  # nothing else makes it late

@@ -55,7 +55,7 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
     assert sums(trace) == {"all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0)}
     said = " | ".join(finding.message for finding in trace.findings)
     for what in ("2 times: a kernel event has no duration", "3 times: a kernel event has no time",
-                 "1 times: a kernel event begins and ends apart", "no object"):  # fmt: skip
+                 "once: a kernel event begins and ends apart", "no object"):  # fmt: skip
         assert what in said
     assert all(finding.severity == "wrong" for finding in trace.findings)
     assert here("serving", "trace", trace.path).returncode == 1

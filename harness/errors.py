@@ -3,7 +3,7 @@ traceback."""
 
 from __future__ import annotations
 
-from shapes.names import near
+from shapes.names import near, text_of
 
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 STOPPED = 130  # by control-C, as in shells
@@ -29,7 +29,7 @@ class NothingRan(HarnessError):
 
 def one_line(error: BaseException) -> str:
     """An exception as one line that begins with its type."""
-    text = " ".join(str(error).split())
+    text = text_of(error)
     if text.startswith("0 active drivers"):  # Triton's words for a machine without a GPU
         text = (
             "Triton has no GPU; TritonImplementation of kernels.triton_runtime as base interprets it on a CPU"

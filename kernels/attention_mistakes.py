@@ -358,8 +358,9 @@ class AttentionOp:
             outs = [wrong(a) for a in read]
             return torch.cat([out.reshape(-1, *out.shape[-2:])[..., columns] for out in outs])
 
-        wrongs = {**own, **dict(reversed([*SHARED_MISTAKES.items()]))}  # rounding, which is slow, comes last
-        return {name: partial(output, wrong) for name, wrong in wrongs.items()}
+        wrongs = {**SHARED_MISTAKES, **own}
+        slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))
+        return {name: partial(output, wrongs[name]) for name in slow_last}
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""

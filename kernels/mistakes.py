@@ -10,6 +10,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+CPU_ELEMENTS, GPU_ELEMENTS = 6e8, 1e11  # that a processor computes in a few seconds
+MOST_OPERATIONS = 100_000  # that torch begins in a few seconds
+
+
+class TooMuchWork(Exception):
+    """`Work` is at its limit."""
+
+
+class Work(TorchFunctionMode):
+    """Limits what torch computes under it, by elements and operations, so that it ends at the same place
+    however busy the machine is."""
+
+    done = 0.0  # the share of the limit that is used
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            if not made._is_view():
+                self.done += made.numel() / (CPU_ELEMENTS if made.is_cpu else GPU_ELEMENTS)
+            self.done += 1 / MOST_OPERATIONS
+        if self.done > 1:
+            raise TooMuchWork
+        return made
+
 
 Compute = Callable[[Any, torch.Tensor], torch.Tensor]
 """(operands, right output) -> wrong output, in the op's shape and dtype, on the operands' device. It may

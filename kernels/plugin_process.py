@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
 from kernels.support import Mistaken, as_support
+from shapes.names import text_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,22 +36,27 @@ class PluginError(Exception):
     """A plug-in that cannot be used; one line for its author."""
 
 
-def told(error: BaseException) -> str:
+def told(error: BaseException, skipped: int = 1) -> str:
     """An exception in one line, behind the places of a user's own code that it went through, the last one
-    first: `mine.py:14 in prepare: ValueError: ...`."""
+    first: `mine.py:14 in prepare: ValueError: ...`; then the same of its cause.
+
+    skipped: the outermost frames that are left out; the first one is where it was caught"""
     from kernels.triton_runtime import NOT_INTERPRETED
 
     suite = [f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("kernels", "harness")]
     others = (*suite, sysconfig.get_path("stdlib"), "<")
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is where it was caught
-    if type(error).__name__ == "InterpreterError" and error.__cause__:  # of Triton
-        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)[skipped:]
+    cause = error.__cause__
+    if type(error).__name__ == "InterpreterError" and cause:  # of Triton
+        frames += traceback.extract_tb(cause.__traceback__)
+        cause = None
     own = [f for f in reversed(frames) if not f.filename.startswith(others) and "-packages" not in f.filename]
-    text = " ".join(str(error).split())
+    text = text_of(error)
     if "0 active drivers" in text:  # of Triton, where there is no GPU
         text = NOT_INTERPRETED
     places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
-    return ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
+    line = ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
+    return f"{line}, from {told(cause, 0)}"[:600] if cause else line
 
 
 class PluginProcess:
@@ -132,7 +138,7 @@ def main() -> None:
                     for answer in ("layout", "workspace", "scratch"):
                         getattr(implementation, answer)(OPS[op].sizes(arguments[0].sizes))
         except Exception as caught:
-            error = str(caught) if isinstance(caught, kernels.PluginError) else told(caught)
+            error = text_of(caught) if isinstance(caught, kernels.PluginError) else told(caught)
             if method in REQUIREMENTS:
                 value, error = Mistaken(False, error), ""
         connection.send((value, error))

@@ -35,16 +35,14 @@ def mistaken(op, **bugs):
     scale=({"scale": 576**-0.5}, "scale 1/sqrt(576)"),
     last=({"drop": 1}, "last token left out"),
     rope=({"used": 512}, "rope part left out"),
-    table=({"paged": False}, "page table ignored"),
-    first_of_all=({"row": 0}, "page table of the first sequence"),
     unnormalised=({"normalised": False}, "softmax weights not divided by their sum"),
 )
-def decode(o, out, scale=None, drop=0, used=576, paged=True, row=None, normalised=True):
+def decode(o, out, scale=None, drop=0, used=576, normalised=True):
     page, cache = o.kv.shape[1], o.kv.reshape(-1, 576)
     for i, length in enumerate(o.lengths.tolist()):
         token = torch.arange(length - drop)
-        table = o.page_table[i if row is None else row].long()
-        slots = table[token // page] * page + token % page if paged else token
+        table = o.page_table[i].long()
+        slots = table[token // page] * page + token % page
         kv = cache[slots].float() * o.kv_scale
         scores = o.q[i, :, :used].float() @ kv[:, :used].T * (scale or o.scale)
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))

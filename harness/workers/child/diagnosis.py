@@ -1,14 +1,13 @@
 """Diagnosis of a wrong output, in one sentence: where it is wrong (rows, heads, sequences, experts,
 columns, as ranges) and what it is: zero, never written, NaN, the answer to other operands, that of a known
 mistake of the op, a factor, the answer of other rows, or no pattern. It is computed for wrong outputs only,
-in time linear in the size of the output; known mistakes take some seconds at most."""
+in time linear in the size of the output; the work for known mistakes is limited."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from harness.workers.child.outputs import POISON, bits
 if TYPE_CHECKING:
     import torch
 
-    from kernels.mistakes import Answers
+    from kernels.mistakes import Answers, Work
     from kernels.op import Reference, RowGroups, Tolerance
 
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
@@ -27,9 +26,9 @@ MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 """So many wrong rows are compared with every right row, in so many columns."""
 
-MISTAKE_ROWS, MISTAKE_COLUMNS, MISTAKE_S = 2, 256, 5.0
-"""Known mistakes are computed for so many indices along the first dimension, in so many columns, and no more
-of them after so many seconds. At most MOST_NAMES are named."""
+MISTAKE_ROWS, MISTAKE_COLUMNS = 2, 256
+"""Known mistakes are computed for so many indices along the first dimension, in so many columns. At most
+MOST_NAMES are named."""
 
 MOST_NAMES = 3
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
@@ -105,9 +104,11 @@ def of_not_finite(
     if never == count:
         return _short(text), {"kind": "not written", "where": facts}
     compared = output if reference.rows is None else output[reference.rows]
-    _, named, more = _mistake(compared, reference, sigma, wrong, tolerance, layout) or ("", "", {})
-    text += f": {named}" if named else ""
-    return _short(text), {"kind": "NaN" if nans else "infinite", **more, "where": facts}
+    every = torch.ones_like(columns)
+    names, _ = _mistakes(selected(compared, reference, sigma, wrong, every, tolerance, layout))
+    text += f": equals: {' or '.join(names)}" if names else ""
+    equals = {"equals": names} if names else {}
+    return _short(text), {"kind": "NaN" if nans else "infinite", **equals, "where": facts}
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,30 @@ class Wrong:
     sigma: torch.Tensor  # like `got`: the sigma that they were judged by
     rows: torch.Tensor  # which of the flattened compared rows these are
     columns: torch.Tensor  # which columns these are
-    all_right: torch.Tensor  # [rows, columns]: the right values of all compared rows, flattened
-    all_sigma: torch.Tensor  # like `all_right`: their sigma
+    all_got: torch.Tensor  # [rows, columns]: the output of all compared rows, flattened
+    all_right: torch.Tensor  # like `all_got`: the right values
+    all_sigma: torch.Tensor  # like `all_got`: their sigma
     outer: tuple[int, ...]  # the shape of what was compared, without the columns
     tolerance: Tolerance
     layout: Layout
+
+
+def selected(
+    output: torch.Tensor,
+    reference: Reference,
+    sigma: torch.Tensor,
+    wrong: torch.Tensor,
+    columns: torch.Tensor,
+    tolerance: Tolerance,
+    layout: Layout,
+) -> Wrong:
+    """At most MOST_ROWS of the wrong rows, in some columns, bool [columns]. The others: see `of_errors`."""
+    numbers, at = wrong.flatten().nonzero().flatten(), columns.nonzero().flatten()
+    chosen = numbers[_spread(len(numbers), MOST_ROWS)]
+    flat = outputs, values, sigmas = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
+    got, right, of_wrong = (t[chosen][:, at].double() for t in flat)
+    outer = tuple(wrong.shape)
+    return Wrong(got, right, of_wrong, chosen, at, outputs, values, sigmas, outer, tolerance, layout)
 
 
 def of_errors(
@@ -142,24 +162,13 @@ def of_errors(
     z:      the error in units of sigma
     wrong:  bool, of that shape without the columns: which rows are off
     """
-    width = output.shape[-1]
-    flat = [t.reshape(-1, width) for t in (output, reference.value, sigma, z)]
+    flat = z.flatten(0, -2)
     numbers = wrong.flatten().nonzero().flatten()
-    columns = wrong_columns(flat[3][numbers[_spread(len(numbers), 4096)]], tolerance)
+    columns = wrong_columns(flat[numbers[_spread(len(numbers), 4096)]], tolerance)
     where, facts = region_of(wrong, columns, layout)
-    chosen = numbers[_spread(len(numbers), MOST_ROWS)]
-    at = columns.nonzero().flatten()
-    got, right, of_wrong = (t[chosen][:, at].double() for t in flat[:3])
-    these = Wrong(got, right, of_wrong, chosen, at, flat[1], flat[2], tuple(wrong.shape), tolerance, layout)
-    kind, what, more = (
-        _constant(these)
-        or _answer_to_others(these)
-        or _mistake(output, reference, sigma, wrong, tolerance, layout, int(at[0]))
-        or _factor(these)
-        or _other_rows(these)
-        or _no_pattern(these)
-    )
-    worst = _worst(flat[3], flat[0], these)
+    these = selected(output, reference, sigma, wrong, columns, tolerance, layout)
+    kind, what, more = _constant(these) or _answer_to_others(these) or _cause(these)
+    worst = _worst(flat, output.flatten(0, -2), these)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
@@ -263,48 +272,84 @@ def _factor(wrong: Wrong) -> Kind | None:
     return "factor", what, {"factor": factor}
 
 
-def _mistake(
-    output: torch.Tensor,
-    reference: Reference,
-    sigma: torch.Tensor,
-    wrong: torch.Tensor,
-    tolerance: Tolerance,
-    layout: Layout,
-    first_column: int = 0,
-) -> Kind | None:
-    """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first. The arguments
-    are those of `of_errors`."""
+def _cause(wrong: Wrong) -> Kind:
+    """A factor, the answers of other rows, a known mistake, or no pattern: what takes little work first."""
+    factor = _factor(wrong)
+    if not factor and (moved := _other_rows(wrong)):
+        return moved
+    names, cut = _mistakes(wrong)
+    kind, what, more = factor or ("mistake", "", {}) if names else factor or _no_pattern(wrong, cut)
+    if names:
+        more |= {"equals": names}
+        what = f"{what}{', which ' if what else ''}equals: {' or '.join(names)}"
+    return kind, what, more
+
+
+def _mistakes(wrong: Wrong) -> tuple[list[str], str]:
+    """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first; and how many
+    were compared, where not all were. They have to explain finite elements: NaN alone has many causes."""
+    from kernels.mistakes import Work
+
+    first = wrong.rows // math.prod(wrong.outer[1:])
+    some = first.unique()
+    some = some[_spread(len(some), MISTAKE_ROWS)].tolist()
+    finite = {index: int(wrong.all_got[wrong.rows[first == index]].isfinite().sum()) for index in some}
+    some.sort(key=finite.__getitem__, reverse=True)
+    if wrong.layout.answers is None or not some or finite[some[0]] < FEWEST:
+        return [], ""
+    if _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
+        return [], ""
+    left, cut = _equal_in(wrong, first == some[0], Work())
+    for index in some[1:] if left else []:
+        again, _ = _equal_in(wrong, first == index, Work(), left)
+        left = {name: max(squares, left[name]) for name, squares in again.items()}
+    names = sorted(left, key=left.__getitem__)
+    return [name for name in names if left[name] <= 1.5 * left[names[0]] + 0.1][:MOST_NAMES], cut
+
+
+def _equal_in(
+    wrong: Wrong, rows: torch.Tensor, work: Work, among: Container[str] | None = None
+) -> tuple[dict[str, float], str]:
+    """By the names of known mistakes that these rows equal, the mean square of what is left, in sigma; and
+    how many were compared, where `work` ends before all were.
+
+    rows:  which rows of `wrong`, bool, of one index along the first dimension
+    among: the names of those to compare; None: all
+    """
     import torch
 
-    found = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten()
-    some = found[_spread(len(found), MISTAKE_ROWS)].tolist()
-    begin, numbers, off = first_column // BLOCK * BLOCK, layout.numbers(0), wrong[some]
-    across = slice(begin, min(begin + MISTAKE_COLUMNS, output.shape[-1]))
-    got, right, known = (t[some][..., across][off].double() for t in (output, reference.value, sigma))
-    if layout.answers is None or not some or _within(got - right, known, tolerance):
-        return None
+    from kernels.mistakes import TooMuchWork
+
+    begin, inner = int(wrong.columns[0]) // BLOCK * BLOCK, math.prod(wrong.outer[1:])
+    across = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))
+    of, left = wrong.rows[rows], dict[str, float]()
+    got, right, sigma = (t[of][:, across].double() for t in (wrong.all_got, wrong.all_right, wrong.all_sigma))
+    if wrong.layout.answers is None:
+        return left, ""
     try:
-        answers = layout.answers([numbers[row] for row in some], across)
+        answers = wrong.layout.answers([wrong.layout.numbers(0)[int(of[0]) // inner]], across)
     except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
-        return None
-    error, left, stop = _units(got - right, known), dict[str, float](), time.monotonic() + MISTAKE_S
-    for name, answer_of in answers.items():
-        if time.monotonic() > stop:
-            break
+        return left, ""
+    off = float(_units(got - right, sigma).square().mean())
+    for count, (name, answer_of) in enumerate(answers.items()):
+        if among is not None and name not in among:
+            continue
         try:
-            answer = answer_of().to(output.dtype).cpu()[off].double()
+            with work:
+                answer = answer_of().to(wrong.all_got.dtype)
+        except TooMuchWork:
+            return left, f"compared with {count} of {len(answers)} known mistakes"
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
             continue  # these operands do not allow this mistake
+        answer = answer.cpu().flatten(0, -2)[of % inner].double()
         gap = torch.where((got == answer) | (got.isnan() & answer.isnan()), 0.0, got - answer)
         # A larger output errs by more; 2^-9 is the error of rounding to bf16.
         larger = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
-        size = torch.hypot(known * larger[:, None], 2.0**-9 * answer.nan_to_num())
+        size = torch.hypot(sigma * larger[:, None], 2.0**-9 * answer.nan_to_num())
         squares = float(_units(gap, size).square().mean())
-        if _within(gap, size, tolerance) and squares <= EXPLAINED * float(error.square().mean()):
+        if _within(gap, size, wrong.tolerance) and squares <= EXPLAINED * off:
             left[name] = squares
-    names = sorted(left, key=left.__getitem__)
-    names = [name for name in names if left[name] <= 1.5 * left[names[0]] + 0.1][:MOST_NAMES]
-    return ("mistake", f"equals: {' or '.join(names)}", {"equals": names}) if names else None
+    return left, ""
 
 
 def _answer_to_others(wrong: Wrong) -> Kind | None:
@@ -372,7 +417,8 @@ def _other_rows(wrong: Wrong) -> Kind | None:
     return "moved", f"{name}s hold the answers of other {name}s: {told}{more}", {"from": moves[:64]}
 
 
-def _no_pattern(wrong: Wrong) -> Kind:
+def _no_pattern(wrong: Wrong, cut: str) -> Kind:
+    """cut: how many known mistakes were compared, where not all were"""
     got, right = wrong.got, wrong.right
     error, size = float((got - right).norm()), float(right.norm())
     share = error / size if size else math.inf
@@ -382,6 +428,7 @@ def _no_pattern(wrong: Wrong) -> Kind:
     if got.numel() < FEWEST or not math.isfinite(correlation):
         return "none", f"off by {_percent(share)} of the value", facts
     text = f"no pattern, off by {_percent(share)}; correlation with the reference {correlation:.3g}"
+    text += f"; {cut}" if cut else ""
     return "none", text, facts | {"correlation": correlation}
 
 

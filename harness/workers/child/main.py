@@ -15,6 +15,7 @@ from typing import Any
 
 import kernels
 from harness.errors import one_line
+from shapes.names import text_of
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def serve(connection: Connection, served: Any) -> None:
                 answer = getattr(served, request)(**arguments)
                 connection.send(("ok", answer))
             except Unsupported as error:
-                connection.send(("unsupported", str(error)))
+                connection.send(("unsupported", text_of(error)))
             except Exception as error:
                 import traceback
 

@@ -106,7 +106,10 @@ def of_not_finite(
     compared = output if reference.rows is None else output[reference.rows]
     every = torch.ones_like(columns)
     names, _ = _mistakes(selected(compared, reference, sigma, wrong, every, tolerance, layout))
-    text += f": equals: {' or '.join(names)}" if names else ""
+    if names:
+        text += f": equals: {' or '.join(names)}"
+    elif nans > never and "head" in layout.axes:
+        text += ": memory that no sequence may read holds NaN, so look at pages, lengths and masks"
     equals = {"equals": names} if names else {}
     return _short(text), {"kind": "NaN" if nans else "infinite", **equals, "where": facts}
 

@@ -245,7 +245,7 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
         of_kind = [setter for setter in setters() if setter.platform == kind]
         set_by = grouped(((v, s.name) for s in of_kind for v in s.variables), lambda pair: pair[0].name)
         can_act = [flag for flag in _flags(ops, kind, arch) if not flag.without]
-        listed = [f for f in can_act if f.name in set_by or (f.chooses and not f.versions)]
+        listed = [f for f in can_act if f.name in set_by or (_chooses(f, ops) and not f.versions)]
         listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(set_by.get(f.name, ()))))
         yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
         for flag in listed:
@@ -255,6 +255,11 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
             yield from [*_wrapped(["; ".join(who)], ""), *_wrapped(_about(flag))]
         guides = [setter for setter in of_kind if setter.name not in recipes()]
         yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
+
+
+def _chooses(flag: Flag, ops: Sequence[str]) -> bool:
+    """Whether an engine chooses by it between rows of an op."""
+    return any(sum(bool(rows.get(op)) for rows in flag.chooses.values()) > 1 for op in ops)
 
 
 def _more_of_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:

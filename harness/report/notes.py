@@ -3,6 +3,7 @@ times, where the time went; and the notes at the end of a run."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -115,8 +116,7 @@ def _absent_defaults(case: CaseResult) -> Notes:
 
 def _selected(run: Run) -> Notes:
     """The patterns by which rows were chosen, where not all were measured."""
-    words = run.command
-    for option, value in zip(words, [*words[1:], ""], strict=True):
+    for option, value in itertools.pairwise([*run.command, ""]):
         if option.startswith("--impl"):
             return [("rows", f"those of --impl {option.partition('=')[2] or value} alone")]
     return []

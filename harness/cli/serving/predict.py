@@ -87,13 +87,15 @@ def predict(json_to: str | None, **options: Any) -> None:
 def model_of(options: dict[str, Any]) -> Link:
     """Raises UsageError."""
     from harness.serving.link.model import System, link
+    from harness.serving.link.validation import unvalidated
 
     match = PARALLEL.fullmatch(options["parallel"].strip().lower())
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
     given = {name: options[name] for name in ("hardware", "engine", "times", "calibrate")}
     tp, ep, warm = int(match[1]), int(match[2] or 1), options.get("warm", False)
-    return link(System(**given, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm))
+    model = link(System(**given, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm))
+    return model if options["calibrate"] else replace(model, notes=(*model.notes, *unvalidated(model.system)))
 
 
 def loads_of(lengths: str, concurrency: str) -> list[Load]:

@@ -127,27 +127,12 @@ def link(system: System | None = None) -> Link:
     model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
-        return replace(model, notes=(*model.notes, note, *_unvalidated(model.system)))
+        return replace(model, notes=(*model.notes, note))
     points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
     measured = model.measured(points)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
     return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
-
-
-def _unvalidated(system: System) -> list[str]:
-    """A warning where no server of this machine and engine validates the model."""
-    from harness.serving.link.validation import UNCALIBRATED, stored_series, validated
-
-    own = [series for series in stored_series() if series.kind == f"{system.hardware} {system.engine}"]
-    servers = validated(system.hardware, system.engine).servers if own else ()
-    if any(not server.left_out for server in servers):
-        return []
-    off = [f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})"
-           for server in servers if (errors := server.errors(UNCALIBRATED, "TPOT"))]  # fmt: skip
-    kind = f"public server of {system.engine} on {system.hardware}"
-    near = f"no {kind} was as near as the intervals say: {', '.join(off)}"
-    return [near if off else f"there is no {kind} to compare this with"]
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:

@@ -189,3 +189,16 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
                 if measured:
                     about = (series.name, point.load.concurrency, mode, quantity, measured, value)
                     yield Row(*about, value.value / measured - 1, value.low <= measured <= value.high)
+
+
+def unvalidated(system: System) -> list[str]:
+    """A warning where no server of this machine and engine validates the model."""
+    own = [series for series in stored_series() if series.kind == f"{system.hardware} {system.engine}"]
+    servers = validated(system.hardware, system.engine).servers if own else ()
+    if any(not server.left_out for server in servers):
+        return []
+    off = [f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})"
+           for server in servers if (errors := server.errors(UNCALIBRATED, "TPOT"))]  # fmt: skip
+    kind = f"public server of {system.engine} on {system.hardware}"
+    near = f"no {kind} was as near as the intervals say: {', '.join(off)}"
+    return [near if off else f"there is no {kind} to compare this with"]

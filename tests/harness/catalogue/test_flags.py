@@ -13,7 +13,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
-from harness.report.lists import FIRST, flags_text
+from harness.report.lists import _all_flags
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
@@ -33,18 +33,20 @@ def test_the_documents_settings_are_in_the_catalogue_and_in_recipes_as_they_say(
 
 
 def test_the_list_begins_with_what_documents_set_and_what_can_act(here):
-    """The first ten of an op, those first that most documents set; the others with --all."""
+    """Engines' switches first, then what most documents set; the others with --all."""
     said = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X").stdout
-    names = re.findall(r"^(\w+)=\S+ by ", said, re.MULTILINE)
-    assert names[:3] == ["VLLM_ROCM_USE_AITER", "HIP_FORCE_DEV_KERNARG", "TORCH_BLAS_PREFER_HIPBLASLT"]
-    assert 3 < len(names) <= FIRST and len(said.splitlines()) < 50
+    names = re.findall(r"^([A-Z]\w+)(?:=\S+ by |: \w+'s switch)", said, re.MULTILINE)
+    switches = ["VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MLA"]
+    assert names[:4] == [*switches, "TORCH_BLAS_PREFER_HIPBLASLT", "HIP_FORCE_DEV_KERNARG"]
+    assert 4 < len(names) and len(said.splitlines()) < 60
     by = {setter.name: {v.name for v in setter.variables} for setter in recipes.setters()}
     for name in names:
         assert flags.catalogue()[name].can_touch("mla_decode", named("rocm", "gfx942"), "eager").ok
-        assert any(name in of for of in by.values())
+        assert name in switches or any(name in of for of in by.values())
     assert "AITER_TRITON_ONLY" not in said
     everything = here("list", "flags", "--op", "mla_decode", "--arch", "MI300X", "--all").stdout
-    assert everything.startswith(said) and "AITER_TRITON_ONLY" in everything
+    first, more, _ = said.partition("every flag that can act")
+    assert more and everything.startswith(first) and "AITER_TRITON_ONLY" in everything
     assert "HIP_FORCE_DEV_KERNARG" not in here("list", "flags", "--arch", "H200").stdout
     assert set().union(*by.values()) <= set(catalogue())
 
@@ -117,7 +119,7 @@ def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypa
 @pytest.mark.parametrize("name", [name for name in flags.catalogue() if name.startswith("AITER_CONFIG_")])
 def test_a_table_of_aiter_is_a_merge_that_a_value_replaces(name):
     """get_config_file and update_config_files in aiter/jit/core.py do it."""
-    said = " ".join(flags_text([flags.catalogue()[name]]).split())
+    said = " ".join(" ".join(_all_flags([flags.catalogue()[name]])).split())
     (table,) = re.findall(r"default: aiter/configs/(\w+)\.csv merged with ", said)
     assert f"merged with aiter/configs/model_configs/*{table}*.csv" in said
     assert f"writes what it merges to /tmp/aiter_configs/{table}.csv, one place for all processes" in said

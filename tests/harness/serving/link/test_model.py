@@ -40,6 +40,7 @@ from harness.serving.link.validation import (
     Validation,
     _learnt,
     stored_series,
+    unvalidated,
     validated,
 )
 from harness.serving.names import data_sheet
@@ -463,10 +464,11 @@ def test_validate_answers_with_its_exit_code():
 
 
 def test_notes_name_what_was_fitted_and_that_no_server_of_the_kind_was_near():
-    of_sglang, of_vllm, of_none = (
-        " | ".join(link(System(hardware=hardware, engine=engine)).notes)
-        for hardware, engine in (("mi300x", "sglang"), ("mi300x", "vllm"), ("h200", "vllm"))
-    )
+    systems = [
+        System(hardware=of, engine=by)
+        for of, by in (("mi300x", "sglang"), ("mi300x", "vllm"), ("h200", "vllm"))
+    ]
+    of_sglang, of_vllm, of_none = (" | ".join([*link(of).notes, *unvalidated(of)]) for of in systems)
     assert (
         "fitted to MI325X with SGLang: mla_decode x 4, 4.7 ms a step, FP8 products at least 2.2" in of_sglang
     )

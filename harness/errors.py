@@ -3,8 +3,6 @@ traceback."""
 
 from __future__ import annotations
 
-from shapes.names import near, text_of
-
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
 STOPPED = 130  # by control-C, as in shells
 
@@ -27,6 +25,14 @@ class NothingRan(HarnessError):
     exit_code = NOTHING_RAN
 
 
+def text_of(error: BaseException) -> str:
+    """As in shapes.names, which the shapes of an older commit lack."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
 def one_line(error: BaseException) -> str:
     """An exception as one line that begins with its type."""
     text = text_of(error)
@@ -42,6 +48,8 @@ def mistake(error: Exception) -> str:
     key before others, and how many more there are (`load.pairs: Input should be ...`). For any other error:
     `one_line`."""
     from pydantic import ValidationError
+
+    from shapes.names import near
 
     if not isinstance(error, ValidationError):
         return one_line(error)

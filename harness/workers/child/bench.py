@@ -19,7 +19,7 @@ from harness.workers.child.outputs import LARGE, LEAST_CALLS, SPOILT, Blob, Owne
 from harness.workers.child.profile import fingerprint, profile, source_of, start
 from harness.workers.child.timers import Program, Timer, timer_for
 from kernels.compose import bind
-from kernels.op import Implementation, Op, Prepared, Unsupported, named
+from kernels.op import Implementation, Op, Prepared, Unsupported
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
@@ -328,6 +328,8 @@ class Bench(devices.OnDevice):
         result = ready.result(which)
         wanted = self.op.empty_output(self.sizes, "meta").dtype
         if (ready.plugin or self.unlisted) and result.dtype != wanted:
+            from kernels.op import named  # older commits lack it
+
             raise TypeError(f"{named(ready.implementation)} gave {result.dtype}, and has to give {wanted}")
         answer = packed(result)
         ready.timer.synchronize()

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import kernels
-from harness.errors import one_line
-from shapes.names import text_of
+from harness.errors import one_line, text_of
 
 
 def main() -> None:

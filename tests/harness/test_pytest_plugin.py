@@ -75,7 +75,7 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
         "yours.half is wrong: ",
         "rows are off",
         "yours.fades is wrong: ",
-        "yours.raises is error: RuntimeError: no such luck",
+        "in raises: RuntimeError: no such luck",
         "unknown implementation 'torch.sdp' of mla_decode",
         "7 is no kernel: give a function of (operands, out), or a name",
         "names 2 cases; a benchmark is of one",

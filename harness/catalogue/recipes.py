@@ -60,7 +60,7 @@ def recipes() -> dict[str, Recipe]:
 
 @functools.cache
 def setters() -> Sequence[Recipe]:
-    """All recipes and guides: who sets which flags."""
+    """All recipes and guides, with the flags that each sets."""
     return [*recipes().values(), *_read("guides").values()]
 
 

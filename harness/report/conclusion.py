@@ -12,7 +12,7 @@ from rich.padding import Padding
 from harness.plan.toggle import MARGIN
 from harness.report.rows import Row, SettingComparison, setting_comparisons
 from harness.report.text import counted, grouped, ratio_text, together, uncertain_ratio
-from harness.results.effects import regressions
+from harness.results.effects import lost, regressions
 from harness.results.schema import CaseDone, Record, Run, Samples
 from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
@@ -40,8 +40,8 @@ def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str
         if not timed:
             return "nothing was measured, so nothing is known", []
         lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for v in regressions(records)]
-        lost = [row.cell for of in timed for row in of.others if row.cell.time_us is None]
-        lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in lost]
+        without = lost(records, next(iter(run.settings)))
+        lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in without]
         said = f"{len(lines)} regressed" if lines else _no_regression(timed, done)
         return said + unmeasured + (":" if lines else ""), lines
     by_name = grouped(timed, lambda comparison: comparison.name)

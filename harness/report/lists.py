@@ -239,7 +239,7 @@ def _by_source(rows: Sequence[Row]) -> RenderableType:
 
 def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
     """For each kind of platform the flags that can act on one of the ops: those by which an engine chooses
-    between implementations, then those that recipes and guides set, and who sets them."""
+    between implementations, then those that recipes and guides set, with the names of these."""
     for kind in sorted(KINDS, key=lambda kind: kind != platform.kind) if platform.here else [platform.kind]:
         arch = platform.arch if kind == platform.kind else ""
         of_kind = [setter for setter in setters() if setter.platform == kind]
@@ -249,10 +249,10 @@ def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
         listed.sort(key=lambda f: (not f.chooses, bool(f.versions), -len(set_by.get(f.name, ()))))
         yield f"{kind} {arch}".strip() + ": engines' switches, then what recipes and guides set"
         for flag in listed:
-            who = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
+            heads = [f"{flag.name}: {flag.library}'s switch"] if flag.chooses else []
             values = grouped(set_by.get(flag.name, ()), lambda pair: pair[0].value or pair[0].note)
-            who += [f"{flag.name}={v} by {', '.join(name for _, name in of)}" for v, of in values.items()]
-            yield from [*_wrapped(["; ".join(who)], ""), *_wrapped(_about(flag))]
+            heads += [f"{flag.name}={v} by {', '.join(name for _, name in of)}" for v, of in values.items()]
+            yield from [*_wrapped(["; ".join(heads)], ""), *_wrapped(_about(flag))]
         guides = [setter for setter in of_kind if setter.name not in recipes()]
         yield from [*_wrapped((f"{g.name}: {g.document}, {g.where}" for g in guides), ""), ""]
 

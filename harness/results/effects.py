@@ -113,6 +113,13 @@ def _contrasts(
                 yield "interaction", " with ".join(words), weights
 
 
+def lost(records: Iterable[Record], first: str) -> list[Cell]:
+    """Cells without a time of rows that have one under the first setting in the same case."""
+    cells = [record for record in records if isinstance(record, Cell)]
+    timed = {(c.case, c.impl, c.launch) for c in cells if c.setting == first and c.time_us}
+    return [c for c in cells if not c.time_us and (c.case, c.impl, c.launch) in timed]
+
+
 def regressions(records: Iterable[Record]) -> list[Verdict]:
     """The verdicts in which another setting is slower than the first."""
     return [r for r in records if isinstance(r, Verdict) and r.about == "baseline" and r.verdict == "slower"]

@@ -32,7 +32,7 @@ from harness.paths import command
 from harness.plan import budget
 from harness.plan.select import choose_implementations
 from harness.progress import Progress
-from harness.results.effects import regressions
+from harness.results.effects import lost, regressions
 from harness.results.journal import Journal
 from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
@@ -129,7 +129,10 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
     if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
         asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
         code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
-    return FAILED if code == OK and record.trees and regressions(outcome.records) else code
+    if code == OK and record.trees:
+        first = next(iter(record.settings))
+        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
+    return code
 
 
 def measure(

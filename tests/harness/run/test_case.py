@@ -128,6 +128,24 @@ def test_the_exit_code_is_of_all_that_could_run():
     assert exit_code([]) == NOTHING_RAN
 
 
+def test_a_run_of_named_rows_none_of_which_can_run_has_not_run(tmp_path):
+    """The baseline is measured whatever is named."""
+    cells = [a_cell(impl="torch.sdpa"), a_cell(impl="flashmla", status="unsupported", time_us=None)]
+    ended = Outcome(cells, 1, [], 0.0, 60.0, tmp_path)
+    for patterns, code in ((None, OK), ("flashmla", NOTHING_RAN), ("flashmla,torch.*", OK)):
+        request = Request(op="mla_decode", impl=patterns)
+        assert finish(request, a_run(), ended, SimpleNamespace(end=lambda *_: None)) == code
+
+
+def test_a_revision_in_which_a_row_has_no_time_any_more_has_regressed(tmp_path):
+    a, b = (a_cell(setting=name, time_us=1.0) for name in "AB")
+    gone = a_cell(setting="B", status="unsupported")
+    run = a_run(settings={"A": {}, "B": {}}, trees={"A": "a", "B": "b"})
+    for of, code in (([a, gone], FAILED), ([a, b], OK), ([gone], NOTHING_RAN)):
+        ended = Outcome(of, 1, [], 0.0, 60.0, tmp_path)
+        assert finish(Request(), run, ended, SimpleNamespace(end=lambda *_: None)) == code
+
+
 def test_what_was_asked_for_is_written_before_the_end_is_shown(tmp_path):
     def end(*_: object) -> None:
         assert (

@@ -21,7 +21,7 @@ def refused(platform: Platform) -> str:
 
 
 def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
-    """And who waits is told for which command, since when."""
+    """The second run is told which command holds the device, and since when."""
     monkeypatch.setenv(LOCKS, str(tmp_path))
     monkeypatch.setattr("time.time", lambda: 50_600.0)  # 3 minutes and 20 s after a full hour in most zones
     with device_lock(GPU):
@@ -42,6 +42,8 @@ def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
         assert re.search(r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d\)", refused(GPU))
         lock.write_text("4242")  # as an earlier version wrote it, or one that is just beginning
         assert "is being measured by process 4242; " in refused(GPU)
+        lock.write_text(f"{os.getpid():<20}{10**19} another user's")
+        assert f"is being measured by process {os.getpid()}; " in refused(GPU)
         lock.write_text("")
         assert "is being measured by process ?; " in refused(GPU)
         with device_lock(replace(GPU, uuid="GPU-bbbb")):

@@ -95,6 +95,7 @@ def test_a_command_is_one_line_to_paste_with_the_python_that_runs(tmp_path, monk
     for python, named in (
         (here / ".venv/bin/python", ".venv/bin/python"),
         ("/opt/a b/python3", "/opt/a b/python3"),
+        (here / "python3", "./python3"),  # else a shell would look it up in PATH
     ):
         monkeypatch.setattr("sys.executable", str(python))
         line = command("run", "--resume", here / "results/it's", "--case", "batch=1,2 ctx=4")

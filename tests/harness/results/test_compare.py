@@ -250,6 +250,8 @@ def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     of_seed = altered(record(tmp_path / "b"), seed=1)
     assert compared(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
     assert here("compare", a, a).returncode == 0
+    done = here("compare", a, record(tmp_path / "d", sources=dict.fromkeys(TIMES, "new")))
+    assert ("nothing can be judged" in done.stdout, done.returncode) == (True, 3)
     assert "--force marks it" in error_line(here("compare", a, other))
     altered(other, suite="another")
     _, notes = here("compare", a, other, "--force").stdout.split("NOT COMPARABLE, device differs")

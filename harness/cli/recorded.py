@@ -130,8 +130,8 @@ def compare(
     markdown: str | None,
 ) -> None:
     """Show what is faster or slower in RUN_B than in RUN_A. Or between two revisions of this repository,
-    which the other options are for. The exit code is 1 if something regressed, 3 if
-    nothing can be judged."""
+    which the other options are for. The exit code is 1 if something regressed, 3 if nothing can be
+    judged."""
     if revisions and not runs:
         from harness.cli.run import measure
         from harness.plan.settings import revision_settings

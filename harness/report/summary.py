@@ -62,7 +62,8 @@ def _said(rows: Rows, run: Run) -> Iterator[str]:
             others["not compared"] += 1
         else:
             others["one row alone" if first else "no row has a time"] += 1
-    whole, (winner, count), *rest = counted(len(rows)), *(wins.most_common() or [("", 0)])
+    whole = counted(len(rows))
+    (winner, count), *rest = wins.most_common() or [("", 0)]
     yield (
         f"fastest in {count} of {whole}: {winner}" if winner else f"no row is clearly the fastest in {whole}"
     )

@@ -141,8 +141,8 @@ def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Attended:
-    """What a kernel reads for a sequence, right or wrong. Results are in the layout of the output, [heads,
-    width] or [new, heads, width]."""
+    """What a kernel reads for a sequence, right or wrong. Results are in the layout of the output, [query
+    tokens * heads, width] in MLA decode or [new, heads, width] in MHA prefill."""
 
     operands: Any
     sequence: Any
@@ -150,7 +150,7 @@ class Attended:
     rows: Any
     """The index of its rows in the output."""
     q: torch.Tensor
-    """[heads, (new,) width]"""
+    """[query tokens * heads, width] or [heads, new, width]"""
     k: torch.Tensor
     """[(heads,) keys, width]"""
     v: torch.Tensor
@@ -161,7 +161,7 @@ class Attended:
     parts: Iterable[tuple[int, int]]
     """The parts of the keys that are combined, each (begin, end)."""
     seen: torch.Tensor | None = None
-    """Which keys each query sees, [new, keys]; None for all."""
+    """Which keys each query sees, [query tokens * heads, keys] or [new, keys]; None for all."""
     chosen: torch.Tensor | None = None
     """Which of its queries these are; None for all."""
 
@@ -327,7 +327,7 @@ class AttentionOp:
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
             for s in self.sequences(o):
                 a = self.read(o, s)
-                right[a.rows] = wrong(a).to(right.dtype)
+                right[a.rows] = wrong(a).to(right.dtype).view_as(right[a.rows])
             return right
 
         return compute
@@ -344,7 +344,7 @@ class AttentionOp:
     def _changed(self, by: Callable[[Attended, torch.Tensor], torch.Tensor]) -> Compute:
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
             a = self.read(o, self.victim(o))
-            return put(right, a.rows, by(a, right[a.rows]).to(right.dtype))
+            return put(right, a.rows, by(a, right[a.rows]).to(right.dtype).view_as(right[a.rows]))
 
         return compute
 

@@ -47,11 +47,14 @@ class Parallel:
 
 
 def mla_decode_sizes(
-    model: ModelConfig, parallel: Parallel, batch: int, ctx: str, page: int = 64, kv: str = "bf16"
+    model: ModelConfig, parallel: Parallel, batch: int, ctx: str, page: int = 64, kv: str = "bf16", q: int = 1
 ) -> dict[str, Size]:
-    """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: cached tokens of each request,
-    a span (see shapes.lengths)."""
-    return {"batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv}
+    """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: tokens of each request, its q
+    query tokens included, a span (see shapes.lengths)."""
+    sizes: dict[str, Size] = {
+        "batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv
+    }  # fmt: skip
+    return sizes | {"q": q} if q > 1 else sizes
 
 
 def mha_prefill_sizes(

@@ -1,7 +1,7 @@
 """What several libraries ask for: the operands by the names that they have there, layouts of the paged cache
 (page lists, padded tables, finite copies), and the query in FP8. Where a library wants one head of the cache,
-a row gives it kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence,
-q[:, None] [batch, 1, heads, 576]; and for smaller pages kv.view(-1, page, 576).
+a row gives it kv[:, :, None] [pages, page, 1, 576]; where it wants the query tokens of all sequences one
+after the other, `packed` [batch * q, heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
 Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.
@@ -28,17 +28,18 @@ SLACK = 256
 
 def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, **further: Any) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
-    replace those below."""
+    replace those below. q and the output are packed: [batch * q, heads, width]."""
     usual = {
-        "q": o.q,
-        "out o": out,
+        "q": o.packed,
+        "out o": None if out is None else out.flatten(0, 1),
         "softmax_scale sm_scale": o.scale,
         "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
         "cu_seqlens_q qo_indptr": query_starts(o),
-        "max_seqlen_q num_heads_kv": 1,
+        "max_seqlen_q": o.q.shape[1],
+        "num_heads_kv": 1,
         "max_seq_len": o.sizes.model_len,
         "batch_size": len(o.q),
-        "num_heads num_heads_q": o.q.shape[1],
+        "num_heads num_heads_q": o.heads,
         "kv_lora_rank head_dim_ckv head_dim_v headdim_v": LATENT,
         "qk_rope_head_dim head_dim_kpe headdim": ROPE,
         "page_size": o.page,
@@ -57,8 +58,9 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
 
 
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
-    """Where the query tokens of each sequence begin, one token each: int32 [batch + 1]."""
-    return torch.arange(len(operands.q) + 1, dtype=torch.int32, device=operands.q.device)
+    """Where the query tokens of each sequence begin in `packed`: int32 [batch + 1]."""
+    batch, queries = operands.q.shape[:2]
+    return torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:

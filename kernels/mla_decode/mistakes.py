@@ -34,7 +34,9 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
     """What is read for a sequence, whose number is i; right by default. slots: the rows of the cache that are
     read for its tokens, int64 [n]"""
     kv = o.kv.view(-1, WIDTH)[o.token_slots(i) if slots is None else slots].float() * o.kv_scale
-    return Attended(o, i, i, o.q[i].float(), kv, kv[:, :LATENT], o.scale, o.kv.dtype, evenly(len(kv), 4))
+    q, hidden = o.q[i].flatten(0, 1).float(), o.hidden(len(kv))
+    seen = None if hidden is None else ~hidden
+    return Attended(o, i, i, q, kv, kv[:, :LATENT], o.scale, o.kv.dtype, evenly(len(kv), 4), seen)
 
 
 ATTENTION = AttentionOp(
@@ -165,4 +167,8 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
-    return ATTENTION.answers([read(o, i) for i in rows], OWN_MISTAKES, columns)
+    def shaped(answer: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return lambda: answer().unflatten(1, o.q.shape[1:3])  # [sequences, q, heads, columns]
+
+    found = ATTENTION.answers([read(o, i) for i in rows], OWN_MISTAKES, columns)
+    return {name: shaped(answer) for name, answer in found.items()}

@@ -21,12 +21,13 @@ LATENT = 512
 ROPE = 64
 WIDTH = LATENT + ROPE
 KV_BYTES = {"bf16": 2, "fp8": 1}
+MOST_QUERIES = 8
 
 
 @dataclass(frozen=True)
 class MlaDecodeSizes:
     batch: int  # sequences
-    ctx: str  # tokens cached for each sequence: one length or low..high, spread evenly
+    ctx: str  # tokens of each sequence, the query tokens included: one length or low..high, spread evenly
     heads: int = 16  # query heads of the rank
     page: int = 64  # tokens of a page of the cache
     kv: str = "bf16"  # bf16, or fp8 with one scale
@@ -36,12 +37,20 @@ class MlaDecodeSizes:
     # by the longest sequence: set model_len to that. The default is that of DeepSeek-V3 and R1, their
     # max_position_embeddings.
     model_len: int = 163_840
+    q: int = 1  # query tokens of each sequence, its last ones: 1 + draft tokens where a step verifies drafts
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads", "page"):
+        for name in ("batch", "heads", "page", "q"):
             if getattr(self, name) < 1:
                 raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
-        _, longest = parse_span(self.ctx)
+        shortest, longest = parse_span(self.ctx)
+        if self.q > MOST_QUERIES:
+            raise ValueError(f"size q={self.q} of mla_decode must be at most {MOST_QUERIES}")
+        if shortest < self.q:
+            raise ValueError(
+                f"size ctx={self.ctx} of mla_decode counts the q={self.q} query tokens of a sequence: "
+                f"it must be at least {self.q}"
+            )
         if longest > self.model_len:
             raise ValueError(
                 f"size ctx={self.ctx} of mla_decode exceeds the server's context length of "
@@ -59,20 +68,27 @@ class MlaDecodeSizes:
         return sum(self.lengths())
 
     @property
+    def scored(self) -> int:
+        """Pairs of a query token and a key that it sees."""
+        return self.q * self.tokens - self.batch * self.q * (self.q - 1) // 2
+
+    @property
     def used_pages(self) -> int:
         return sum(-(-n // self.page) for n in self.lengths())
 
 
 def takes(
-    kv: str = "", most_heads: int = 0, pages_of: int = 1, pages_within: int = 0
+    kv: str = "", most_heads: int = 0, pages_of: int = 1, pages_within: int = 0, most_q: int = 1
 ) -> Callable[[MlaDecodeSizes], Support]:
-    """What a row declares as `fits` that takes caches of this dtype, so many heads at most, and pages that
-    are a multiple of a number of tokens, or that divide one. Where an argument is left out it takes all."""
+    """What a row declares as `fits` that takes caches of this dtype, so many heads and query tokens at most,
+    and pages that are a multiple of a number of tokens, or that divide one. Where an argument is left out it
+    takes all, but only one query token."""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
         format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
+            need(sizes.q <= most_q, f"takes {most_q or 'no'} query token{'s' * (most_q > 1)}, not {sizes.q}"),
             need(
                 not most_heads or sizes.heads <= most_heads,
                 f"takes up to {most_heads} heads, not {sizes.heads}",
@@ -86,7 +102,7 @@ def takes(
 
 @dataclass
 class MlaDecodeOperands(Operands):
-    q: torch.Tensor  # bf16 [batch, heads, 576]
+    q: torch.Tensor  # bf16 [batch, q, heads, 576]; token t of q sees all keys but the last q - 1 - t
     kv: torch.Tensor  # bf16, e4m3fn or e4m3fnuz [pages, page, 576]; slots without a token are NaN
     page_table: torch.Tensor  # int32 [batch, max_pages + 1], padded with the number of a page of NaN
     lengths: torch.Tensor  # int32 [batch] on the device
@@ -103,6 +119,28 @@ class MlaDecodeOperands(Operands):
     def without_effect(self) -> frozenset[str]:
         """q, where each sequence has one token: its weight is 1, whatever its score."""
         return frozenset({"q"}) if max(self.host_lengths) == 1 else frozenset()
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The query tokens of all sequences one after the other, a view [batch * q, heads, 576]."""
+        return self.q.flatten(0, 1)
+
+    def unpacked(self, packed: torch.Tensor) -> torch.Tensor:
+        """A packed output [batch * q, heads, 512] as [batch, q, heads, 512]."""
+        return packed.unflatten(0, self.q.shape[:2])
+
+    def hidden(self, length: int) -> torch.Tensor | None:
+        """Which keys of a sequence of this length the causal mask hides from each query row, row = token *
+        heads + head: bool [q * heads, length]; None with one query token, which sees all."""
+        queries = self.q.shape[1]
+        if queries == 1:
+            return None
+        token = torch.arange(queries, device=self.q.device).repeat_interleave(self.heads)
+        return torch.arange(length, device=self.q.device) > length - queries + token[:, None]
 
     @property
     def page(self) -> int:
@@ -162,9 +200,10 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
 
     - Sharpness differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
       combine without rescaling and a lost page show.
-    - The first and the last token of each sequence are landmarks. The even heads give each of them about a
-      sixteenth of the weight of all ordinary tokens together, and as much to a row of zeros that a mask lets
-      in, so that a length off by one shows at any context. In the odd heads a lost page shows.
+    - The first token of each sequence and its last ones, as many as it has query tokens, are landmarks. The
+      even heads give each of them about a sixteenth of the weight of all ordinary tokens together, and as
+      much to a row of zeros that a mask lets in, so that a length or a causal edge off by one shows at any
+      context. In the odd heads a lost page shows.
     - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
       does not (bf16 cache only; e4m3 ends at 448).
     - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
@@ -197,7 +236,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
         draw_normal(drawn, generator)
         return drawn
 
-    q = normal(sizes.batch, sizes.heads, WIDTH)
+    q = normal(sizes.batch, sizes.q, sizes.heads, WIDTH)
     kv = normal(total, sizes.page, WIDTH, dtype=torch.bfloat16)
     operands = MlaDecodeOperands(
         q=q,
@@ -211,13 +250,13 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
     sharpest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
     sharpness = torch.logspace(-2.5, sharpest, sizes.heads, base=2.0, device=device)
-    q *= sharpness[torch.randperm(sizes.heads, generator=generator, device=device)][None, :, None]
+    q *= sharpness[torch.randperm(sizes.heads, generator=generator, device=device)][:, None]
     direction = normal(sizes.batch, ROPE)
     if seeds.adversarial:
         direction[:, CONSTANT - LATENT] = 0.0
     _add_landmarks(operands, direction, seeds.adversarial)
     if seeds.adversarial:
-        shift_scores(q, kv, [CONSTANT], of_keys=8.0)
+        shift_scores(operands.packed, kv, [CONSTANT], of_keys=8.0)
     if sizes.kv == "bf16":
         channels = torch.randperm(LATENT, generator=generator, device=device)[:3]
         q[..., channels] *= 2.0**-17
@@ -240,12 +279,14 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     """
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
-    q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
-    q_rope[:, ::2] += 4.0 * unit[:, None, :]
+    of_rows = unit[:, None, None, :]
+    q_rope -= (q_rope @ unit[:, None, :, None]) * of_rows
+    q_rope[:, :, ::2] += 4.0 * of_rows
     flat = operands.kv.view(-1, WIDTH)
     for sequence, length in enumerate(operands.host_lengths):
         u, slots = unit[sequence], operands.token_slots(sequence)
         below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
-        below[[0, length - 1, *(edges(length, operands.page) if adversarial else ())]] = 0.0
+        seen_by_some = range(length - operands.sizes.q, length)
+        below[[0, *seen_by_some, *(edges(length, operands.page) if adversarial else ())]] = 0.0
         rope = flat[slots, LATENT:].float()
         flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)

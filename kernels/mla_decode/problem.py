@@ -1,14 +1,16 @@
-"""MLA decode, absorbed: one new token per sequence attends to a paged latent KV cache.
+"""MLA decode, absorbed: the last q tokens of each sequence attend to a paged latent KV cache.
 
-    out[b, h] = softmax_j(scale * q[b, h] . kv[j]) . kv[j, :512]     j over the sequence's tokens
+    out[b, t, h] = softmax_j(scale * q[b, t, h] . kv[j]) . kv[j, :512]     j = 0 .. length - q + t
 
-All heads of a rank share one cached row of 576 = 512 latent + 64 rope per token; the value is the
-latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before absorption
+q is 1 where a step makes one token a sequence, and 1 + draft tokens where it verifies drafts. The cache holds
+these q tokens too. All heads of a rank share one cached row of 576 = 512 latent + 64 rope per token; the
+value is the latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before absorption
 (DeepSeek-V3 technical report, section 2.1.1).
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from kernels.attention import LEAST_SIGMA, UNIT, fp8_variance, is_even, rounding_variance, with_squares
@@ -42,57 +44,58 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if rows is None else rows
-    shape = (len(sequences), o.q.shape[1], LATENT)
+    shape = (len(sequences), *o.q.shape[1:3], LATENT)
     value = torch.empty(shape, dtype=torch.float64, device=o.q.device)
     sigma = torch.empty_like(value)
     sigma_fp8: torch.Tensor | None = None
     even: torch.Tensor | None = None
     if o.is_fp8:
         sigma_fp8 = torch.empty_like(value)
-        even = torch.empty(shape[:2], dtype=torch.bool, device=value.device)
+        even = torch.empty(shape[:-1], dtype=torch.bool, device=value.device)
     flat = o.kv.view(-1, WIDTH)
     for i, sequence in enumerate(sequences):
         kv = flat[o.token_slots(sequence)].double() * o.kv_scale
         v = with_squares(kv[:, :LATENT])
-        scores = o.q[sequence].double() @ kv.T * o.scale
-        p = scores.softmax(-1)
-        value[i] = p @ v[:, :LATENT]
+        q = o.q[sequence].flatten(0, 1)  # [q * heads, 576], as all rows below
+        scores, hidden = q.double() @ kv.T * o.scale, o.hidden(len(kv))
+        p = (scores if hidden is None else scores.masked_fill(hidden, -math.inf)).softmax(-1)
+        exact = p @ v[:, :LATENT]
         # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
         relative = UNIT + 24 * 2.0**-24 * scores.abs()
-        variance = rounding_variance(p * relative, v, value[i]) + (UNIT * value[i]) ** 2
+        variance = rounding_variance(p * relative, v, exact) + (UNIT * exact) ** 2
         variance += (LEAST_SIGMA * v[:, :LATENT].abs().amax()) ** 2
-        sigma[i] = variance.sqrt()
+        value[i], sigma[i] = exact.view(shape[1:]), variance.sqrt().view(shape[1:])
         if sigma_fp8 is not None and even is not None:
             fmt = fp8_format(o.sizes.fp8)
             kv = kv.float()
             v = v.float()
             p = p.float()
-            out = value[i].float()
-            deviation = rounding_deviation(o.q[sequence].float() * o.scale, fmt).mul_(2).square_()
-            of_weights, common = fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5)
-            of_heads = zip(deviation, p, out, strict=True)
-            of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_heads]
+            out = exact.float()
+            deviation = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
+            of_weights, common = fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
+            of_rows = zip(deviation, p, out, strict=True)
+            of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_rows]
             independent = of_weights + torch.stack(of_q)
-            sigma_fp8[i] = (variance + independent + common).sqrt()
-            even[i] = is_even(p, independent, common)
+            sigma_fp8[i] = (variance + independent + common).sqrt().view(shape[1:])
+            even[i] = is_even(p, independent, common).view(shape[1:-1])
     return Reference(value, sigma, rows, sigma_fp8, even)
 
 
 def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
-    lengths, heads = o.host_lengths, o.q.shape[1]
+    lengths, rows = o.host_lengths, o.q[0, ..., 0].numel()
 
-    def flops(row: int) -> float:
+    def flops(sequence: int) -> float:
         """On an FP8 cache most of them are those of `through_scores`."""
-        squares = min(WIDTH * LATENT, lengths[row] * (WIDTH + LATENT)) if o.is_fp8 else 0
-        return 2.0 * heads * lengths[row] * (WIDTH + LATENT + squares)
+        squares = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
+        return 2.0 * rows * lengths[sequence] * (WIDTH + LATENT + squares)
 
     first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
-    return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, heads * LATENT)
+    return affordable([*first, *spread(len(lengths), offset)], flops, max_flops, rows * LATENT)
 
 
 def through_scores(deviation: torch.Tensor, kv: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a head, [512]. It sums over tokens or over kv's columns
-    first, whichever is less work.
+    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a query row, [512]. It sums over tokens or over kv's
+    columns first, whichever is less work.
 
     deviation: [576]; kv: [tokens, 576]; moved: [tokens, 512], fp32
     """
@@ -106,28 +109,29 @@ class MlaDecode(Op):
     name = "mla_decode"
     Sizes = MlaDecodeSizes
     lengths = True
-    unsaid = ("model_len",)
+    unsaid = ("model_len", "q")
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
-    axes = ("sequence", "head", "column")
+    axes = ("sequence", "query", "head", "column")
     fp8_where = "kv"
     operands = staticmethod(generate)
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once. On an FP8 cache a
-        kernel may round q and the softmax weights to FP8 and multiply those: FP8 products bound it."""
-        flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
-        rows = sizes.batch * sizes.heads
+        """2 * heads * (576 + 512) flops for each key that a query token sees; each cached row, q, out moved
+        once. On an FP8 cache a kernel may round q and the softmax weights to FP8 and multiply those: FP8
+        products bound it."""
+        flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
+        rows = sizes.batch * sizes.q * sizes.heads
         moved = sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
 
     def operand_bytes(self, sizes: MlaDecodeSizes) -> int:
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
-        return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.heads * WIDTH * 2
+        return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.q * sizes.heads * WIDTH * 2
 
     def output_shape(self, sizes: MlaDecodeSizes) -> tuple[int, ...]:
-        return sizes.batch, sizes.heads, LATENT
+        return sizes.batch, sizes.q, sizes.heads, LATENT
 
     def streamed_bytes(self, sizes: MlaDecodeSizes, turns: int = 1) -> int:
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
@@ -136,7 +140,9 @@ class MlaDecode(Op):
         """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
         weights."""
         longest = max(sizes.lengths())
-        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + 2 * LATENT + 8 * sizes.heads)
+        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (
+            WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads
+        )
 
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
         lengths = sizes.lengths()
@@ -144,7 +150,7 @@ class MlaDecode(Op):
         fp8 = sizes.kv == "fp8"
         kv = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
         return MlaDecodeOperands(
-            q=torch.empty(sizes.batch, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
+            q=torch.empty(sizes.batch, sizes.q, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
             kv=torch.empty(sum(counts) + SPARE_PAGES, sizes.page, WIDTH, dtype=kv, device=device),
             page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
             lengths=torch.empty(sizes.batch, dtype=torch.int32, device=device),

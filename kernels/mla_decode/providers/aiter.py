@@ -84,7 +84,10 @@ class Asm(Aiter):
 def fits_asm(sizes: MlaDecodeSizes) -> Support:
     """For one query token a sequence. A query on an FP8 cache is FP8 too."""
     heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
-    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
+    return Support.all_of(
+        need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}"),
+        takes()(sizes),
+    )
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
@@ -139,28 +142,29 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
     clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
     code."""
-    batch, heads = o.q.shape[:2]
-    cache, query, answer = layouts.FiniteCache(o), layouts.query_buffer(o), out
+    rows, heads = len(o.packed), o.heads
+    cache, query, answer = layouts.FiniteCache(o), layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
     if padded(heads) > heads:
-        query = cache.kv.new_empty(batch, padded(heads), WIDTH)
-        answer = out.new_empty(batch, padded(heads), LATENT)
+        query = cache.kv.new_empty(rows, padded(heads), WIDTH)
+        answer = out.new_empty(rows, padded(heads), LATENT)
     given = arguments(o, cache, query, answer, REQUESTS["vllm"])
     given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
 
     def call() -> None:
-        repeat_heads(o.q, query)
+        repeat_heads(o.packed, query)
         decode()
 
     times, rest = divmod(padded(heads), heads)
-    return cache.prepared(out, call, result=answer[:, :heads] if rest else answer[:, ::times])
+    own = answer[:, :heads] if rest else answer[:, ::times]
+    return cache.prepared(out, call, result=o.unpacked(own))
 
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
     """Copies heads one by one where that gives the number, else all of them, as vLLM does."""
-    times, rest = divmod(query.shape[1], q.shape[1])
-    if query is q:
+    if query.data_ptr() == q.data_ptr():
         return
+    times, rest = divmod(query.shape[1], q.shape[1])
     if rest == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
         return
@@ -187,6 +191,7 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
         need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
+        takes()(sizes),
     ),
     layout=lambda sizes: list_bytes(sizes, 0),
     workspace=lambda sizes: split_bytes(sizes, SPLITS_OF_SGLANG),
@@ -223,6 +228,7 @@ def arguments(
 ) -> dict[str, Any]:
     """What `mla_decode_fwd` and the functions of its schedule get, by all names that they have for it, with a
     page for every token, as engines have. requests: those for which the engine makes the list of pages"""
+    query, out = query.view(-1, *query.shape[-2:]), out.view(-1, *out.shape[-2:])
     given = {
         "q": query,
         "kv_buffer": cache.kv.view(-1, 1, 1, WIDTH),
@@ -231,9 +237,10 @@ def arguments(
         "kv_indptr seqlens_kv_indptr": layouts.page_starts(o, 1),
         "kv_indices": layouts.page_list(o, 1, listed(o.sizes, requests)),
         "kv_last_page_lens": torch.ones_like(o.lengths),
-        "max_seqlen_q max_seqlen_qo uni_seqlen_qo page_size nhead_kv num_heads_k": 1,
+        "page_size nhead_kv num_heads_k": 1,
+        "max_seqlen_q max_seqlen_qo uni_seqlen_qo": o.q.shape[1],
         "sm_scale": o.scale,
-        "batch_size": len(query),
+        "batch_size": len(o.q),
         "num_head_qo num_heads_per_head_k": query.shape[1],
         "kv_dtype dtype_kv": o.kv.dtype,
         "is_sparse": False,
@@ -294,8 +301,9 @@ class AiterTriton(Aiter):
     "aiter.triton",
     AiterTriton,
     symbols=(SEGMENTED,),
-    fits=lambda sizes: need(
-        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
+    fits=lambda sizes: Support.all_of(
+        need(tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"),
+        takes()(sizes),
     ),
     # Partial results of 128 segments; the cache.
     workspace=lambda sizes: sizes.batch * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
@@ -324,6 +332,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     "aiter.triton_split",
     AiterTriton,
     symbols=(SPLIT_KV,),
+    fits=takes(),
     workspace=lambda sizes: vllm.split_bytes(sizes, max(sizes.lengths())),
 )
 def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
@@ -355,7 +364,7 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
     takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
-    q_nope, q_pe = layouts.parts(o.q)
+    q_nope, q_pe = layouts.parts(o.packed)
     return layouts.bound(
         GLUON,
         o,

@@ -77,8 +77,8 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     # The call chooses its splits by the longest sequence that the table has room for.
     longest = table.shape[1] * o.page
     schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest, causal=False)()
-    cache, call = attend(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
-    return cache.prepared(None, call, result=lambda answer: answer[:, 0])
+    cache, call = attend(WITH_CACHE, o, o.q, table, causal=False, scheduler_metadata=schedule)
+    return cache.prepared(None, call)
 
 
 @implementation(
@@ -98,8 +98,8 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
     schedule = layouts.bound(VLLM_SCHEDULE, o, None, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
-    cache, call = attend(VLLM_VARLEN, o, o.q, table, **common, **of_call)
-    return cache.prepared(None, call)
+    cache, call = attend(VLLM_VARLEN, o, o.packed, table, **common, **of_call)
+    return cache.prepared(None, call, result=o.unpacked)
 
 
 @implementation(
@@ -116,8 +116,8 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
     table = layouts.full_pages(o, o.page, tokens=o.sizes.model_len)
-    cache, call = attend(SGLANG_WITH_CACHE, o, o.q, table, causal=True, num_splits=0)
-    return cache.prepared(None, call)
+    cache, call = attend(SGLANG_WITH_CACHE, o, o.packed, table, causal=True, num_splits=0)
+    return cache.prepared(None, call, result=o.unpacked)
 
 
 @implementation(
@@ -139,8 +139,8 @@ def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     pages, so it gets a cache without NaN."""
     table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
     further = {"causal": False, "max_seqlen_k": max(o.host_lengths), "num_splits": splits}
-    cache, call = attend(FA4_VARLEN, o, o.q[:, None], table, **further)
-    return cache.prepared(None, call, result=lambda answer: answer[0][:, 0])
+    cache, call = attend(FA4_VARLEN, o, o.q, table, **further)
+    return cache.prepared(None, call, result=lambda answer: answer[0])
 
 
 def attend(

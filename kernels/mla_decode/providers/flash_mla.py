@@ -85,12 +85,12 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     Its metadata are a schedule and its splits; or, since 2026-01, an empty schedule that the first call
     fills, which is not timed, and None. The older forms differ in the name of their second argument and the
     newer ones ignore all, so they go by position."""
-    schedule, splits = METADATA.bind(o.lengths, o.q.shape[1], 1)()
+    schedule, splits = METADATA.bind(o.lengths, o.sizes.q * o.heads, 1)()
     of_fp8: dict[str, Any] = {}
     if o.is_fp8:
         if not DECODE.takes("descale_k"):
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
-        filled = METADATA_FP8.bind(o.lengths, o.q.shape[1], 1, is_fp8_kvcache=True, use_legacy=True)()
+        filled = METADATA_FP8.bind(o.lengths, o.sizes.q * o.heads, 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
         of_fp8 = {"is_fp8_kvcache": True}
     return decoding(o, DECODE, schedule, splits, **of_fp8, use_legacy=True)
@@ -106,7 +106,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
 def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """The build that vLLM carries, in which the FP8 kernel is another function."""
     metadata = VLLM_METADATA_FP8 if o.is_fp8 else VLLM_METADATA
-    schedule, splits = metadata.bind(o.lengths, o.q.shape[1], 1)()
+    schedule, splits = metadata.bind(o.lengths, o.sizes.q * o.heads, 1)()
     return decoding(o, VLLM_DECODE_FP8 if o.is_fp8 else VLLM_DECODE, schedule, splits)
 
 
@@ -122,7 +122,7 @@ def decoding(
         function,
         o,
         None,
-        q=query[:, None],
+        q=query,
         k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
         block_table=layouts.full_pages(o, PAGE),
         tile_scheduler_metadata=schedule,
@@ -131,4 +131,4 @@ def decoding(
         **further,
     )
     call = layouts.after_query(o, query, decode)
-    return Prepared(o, None, call, result=lambda answer: answer[0][:, 0])
+    return Prepared(o, None, call, result=lambda answer: answer[0])

@@ -67,6 +67,9 @@ class Planned(FlashInfer):
     def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
 
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
+        return takes()(sizes)
+
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + (8 << 20)
 
@@ -100,7 +103,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
     layouts.bound(PLAN, o, None, of=wrapper, **lists, causal=False)()
     scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
-    return RUN.bind(of=wrapper, **split(o.q, o.kv), out=out, **scales)
+    return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
 
 
 @implementation(
@@ -123,8 +126,8 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     cache = layouts.FiniteCache(o)
     run = RUN_CUTLASS.bind(
         of=WRAPPER.bind(workspace(o), backend="cutlass")(),
-        **split(o.q, cache.kv),
-        out=out,
+        **split(o.packed, cache.kv),
+        out=out[:, 0],
         kv_len=o.lengths,
         page_table=layouts.full_pages(o, o.page, TILE // o.page),
     )
@@ -205,7 +208,7 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
     whichever its autotuner measures to be faster, before timing as vLLM does when it starts."""
-    prepared = paged(operands, "auto" if tiles_heads(operands.q.shape[1]) else "cute-dsl")
+    prepared = paged(operands, "auto" if tiles_heads(operands.heads) else "cute-dsl")
     with AUTOTUNE.bind(tune_mode=True)():
         prepared.call()
     return prepared
@@ -216,14 +219,14 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
     page = 64 if o.page % 64 == 0 else 32
     further = {}
     if backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer"):
-        size = COUNTER_BYTES.bind(*o.q.shape[:2], layouts.compute_units(o.q.device))()
+        size = COUNTER_BYTES.bind(len(o.q), o.heads, layouts.compute_units(o.q.device))()
         # Each launch leaves the counters, zeros, as it found them.
         further["multi_ctas_kv_counter_buffer"] = torch.zeros(size, dtype=torch.uint8, device=o.q.device)
     decode = layouts.bound(
         DECODE,
         o,
         None,
-        query=query[:, None],
+        query=query,
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
         qk_nope_head_dim=128,  # of a head's query before absorption
@@ -233,7 +236,7 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
         backend=backend,
         **further,
     )
-    call, shape = layouts.after_query(o, query, decode), (*o.q.shape[:2], LATENT)
+    call, shape = layouts.after_query(o, query, decode), (*o.q.shape[:3], LATENT)
     return cache.prepared(None, call, result=lambda answer: answer.view(shape))
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
@@ -51,6 +51,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     any_fp8=True,
     symbols=(DECODE, SCHEDULE),
+    fits=takes(),
     layout=lambda sizes: (sizes.tokens + layouts.SLACK) * (4 + 8),
     workspace=workspace,
 )
@@ -62,7 +63,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
     device = o.q.device
     platform, cores = of(device), layouts.compute_units(device)
-    batch, heads = o.q.shape[:2]
+    batch, heads = len(o.q), o.heads
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)

@@ -84,7 +84,7 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """A second kernel combines what several parts of a sequence found; it is not called where none was split.
     Where a page is no whole number of steps, tokens are loaded one by one. The plan is made here, from
     lengths that are known before the step; a call only reads it."""
-    cache, heads = FiniteCache(o), o.q.shape[1]
+    cache, heads = FiniteCache(o), o.heads
     tile = tile_for(platforms.of(out.device).arch, heads, o.page)
     programs = max(1, compute_units(out.device) // (heads // tile.heads))
     parts = plan(tuple(o.host_lengths), tile.tokens, programs, WORTH_OF_HEAD * tile.heads)
@@ -94,12 +94,21 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 
     partial, log_sums = parts.buffers(heads, out.device)
     scale = o.scale * math.log2(math.e)
-    given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
+    given = (
+        o.packed,
+        cache.kv.view(-1, WIDTH),
+        o.page_table,
+        table(parts.parts),
+        scale,
+        partial,
+        log_sums,
+        out[:, 0],
+    )
     attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
     if not parts.split:
         return cache.prepared(out, attend)
     kernel = TileLang.compiled(SOURCES, "combine", heads, COMBINE_THREADS)
-    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=kernel)
+    combine = COMBINE.bind(partial, log_sums, table(parts.split), out[:, 0], of=kernel)
 
     def call() -> None:
         attend()

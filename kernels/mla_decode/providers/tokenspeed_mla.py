@@ -49,14 +49,14 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice where it is asked for. The call rounds q to FP8 first, which vLLM fuses into the kernel
     before. It gets a cache without NaN."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
-    device, heads = o.q.device, o.q.shape[1]
+    device, heads = o.q.device, o.heads
     page = 64 if o.page % 64 == 0 else 32  # those that vLLM gives it
     room = layouts.partial_bytes(UNITS.bind(device)() * heads * QUERIES)
     call = layouts.bound(
         DECODE,
         o,
         None,
-        query=query[:, None],
+        query=query,
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),
         block_tables=layouts.full_pages(o, page, tokens=o.sizes.model_len),
@@ -65,4 +65,4 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
         enable_pdl=False,
         causal_mask=True,
     )
-    return cache.prepared(None, layouts.after_query(o, query, call), result=lambda answer: answer[:, 0])
+    return cache.prepared(None, layouts.after_query(o, query, call))

@@ -12,13 +12,15 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 
 
 def padded(operands: MlaDecodeOperands) -> Tables:
-    """Where each token is in the flat cache, int64 [batch, longest], and which entries are tokens, bool.
-    Places past a length are masked and repeat the first token, because its value is finite."""
+    """Where each token is in the flat cache, int64 [batch, longest], and which of these entries each query
+    token sees, bool [batch, q, longest]. Places past a length repeat the first token, because its value is
+    finite."""
     of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
     slots = torch.nn.utils.rnn.pad_sequence(of_sequences, batch_first=True)
     position = torch.arange(slots.shape[1], device=slots.device)
-    valid = position[None, :] < operands.lengths[:, None]
-    return torch.where(valid, slots, slots[:, :1]), valid
+    hidden_from = torch.arange(1 - operands.q.shape[1], 1, device=position.device)[:, None]
+    valid = position < operands.lengths[:, None, None] + hidden_from
+    return torch.where(valid[:, -1], slots, slots[:, :1]), valid
 
 
 def attend(
@@ -26,20 +28,20 @@ def attend(
 ) -> torch.Tensor:
     """The obvious code: gather, product, mask, softmax, product, all in fp32."""
     rows = kv.view(-1, WIDTH)[slots].float() * kv_scale
-    scores = q.float() @ rows.transpose(1, 2) * scale
-    scores = scores.masked_fill(~valid[:, None, :], float("-inf"))
-    return scores.softmax(-1) @ rows[..., :LATENT]
+    scores = (q.flatten(1, 2).float() @ rows.mT * scale).unflatten(1, q.shape[1:3])
+    weights = scores.masked_fill(~valid[:, :, None], float("-inf")).softmax(-1)
+    return (weights.flatten(1, 2) @ rows[..., :LATENT]).view(*q.shape[:3], LATENT)
 
 
 class TorchMlaDecode(Implementation):
     requires = "torch"
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """The tables of places in the cache."""
-        return sizes.batch * max(sizes.lengths()) * (8 + 1)
+        """The tables of places in the cache, and masks."""
+        return sizes.batch * max(sizes.lengths()) * (8 + sizes.q * (1 + sizes.heads))
 
     def scratch(self, sizes: MlaDecodeSizes) -> int:
-        return sizes.batch * max(sizes.lengths()) * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4)
+        return sizes.batch * max(sizes.lengths()) * (WIDTH * (4 + 4 + 2) + sizes.q * sizes.heads * 4 * 4)
 
 
 @implementation("torch.naive", TorchMlaDecode, rebinds=True, stationary=padded)
@@ -61,9 +63,9 @@ def compiled(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
 
 
 class SdpaMlaDecode(TorchMlaDecode):
-    """One scaled_dot_product_attention for the batch. Heads are the query rows of one head, so that the cache
-    is read once and not once for each head; the value keeps all 576 columns, because the flash kernels want
-    one head size, and the last 64 are dropped."""
+    """One scaled_dot_product_attention for the batch. Query tokens and heads are the query rows of one head,
+    so that the cache is read once and not once for each of them; the value keeps all 576 columns, because the
+    flash kernels want one head size, and the last 64 are dropped."""
 
     name = "torch.sdpa"
 
@@ -82,6 +84,8 @@ class SdpaMlaDecode(TorchMlaDecode):
         slots, valid, rows = shared
         if not (first and o.same_stationary(first.operands)):
             slots, valid = padded(o)
+            if o.q.shape[1] > 1:
+                valid = valid.repeat_interleave(o.heads, 1)
         # One buffer serves the calls on all sets, as one serves all layers of an engine.
         if rows is None or rows.shape[:2] != slots.shape:
             rows = o.kv.new_empty(*slots.shape, WIDTH)
@@ -92,9 +96,9 @@ class SdpaMlaDecode(TorchMlaDecode):
             scaled = rows if o.kv_scale == 1.0 else (rows.float() * o.kv_scale).bfloat16()
             kv = scaled[:, None]
             attended = torch.nn.functional.scaled_dot_product_attention(
-                o.q[:, None], kv, kv, attn_mask=valid[:, None, None, :], scale=o.scale
+                o.q.flatten(1, 2)[:, None], kv, kv, attn_mask=valid[:, None], scale=o.scale
             )
-            out.copy_(attended[:, 0, :, :LATENT])
+            out.copy_(attended[:, 0, :, :LATENT].view_as(out))
 
         prepared = Prepared(o, out, call)
         prepared.stationary = slots, valid, rows

@@ -48,11 +48,11 @@ CUTLASS_BYTES = Function(
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The first of vLLM's choices on Blackwell before FlashInfer's. It gets a cache without NaN."""
-    batch, heads = o.q.shape[:2]
-    cache, padded_q = layouts.FiniteCache(o), o.q.new_zeros(batch, HEADS, WIDTH)
-    q = padded_q[:, :heads]
+    batch, heads = len(o.q), o.heads
+    cache, padded_q = layouts.FiniteCache(o), o.q.new_zeros(batch, 1, HEADS, WIDTH)
+    q = padded_q[:, :, :heads]
     q.copy_(o.q)
-    padded = out if heads == HEADS else out.new_empty(batch, HEADS, LATENT)
+    padded = out if heads == HEADS else out.new_empty(batch, 1, HEADS, LATENT)
     of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=-1)()
     room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
@@ -60,10 +60,18 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     unwanted_lse = torch.empty(0, device=out.device)
     # With -1 the kernel chooses the number of splits.
     decode = CUTLASS.bind(
-        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, -1
+        padded[:, 0],
+        unwanted_lse,
+        *layouts.parts(padded_q[:, 0]),
+        cache.kv,
+        o.lengths,
+        table,
+        room,
+        o.scale,
+        -1,
     )
     inputs = {"q": q, "kv": cache.kv}
-    return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :heads])
+    return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :, :heads])
 
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
@@ -83,6 +91,7 @@ TRITON = Function(
     requires="vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)",
     any_fp8=True,
     symbols=(TRITON,),
+    fits=takes(),
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
@@ -96,7 +105,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
     """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
     `longest` tokens."""
-    batch, heads = o.q.shape[:2]
+    batch, heads = len(o.packed), o.heads
     splits = splits_for(longest, layouts.compute_units(o.q.device))
     cache = o.kv[:, :, None]
     # fp32 of no dimension: a call without scales makes some of its own each time.
@@ -149,7 +158,7 @@ AMX = vllm_operator("decode_attention_cpu", positions=17)
 def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
     o = operands
-    return VEC.bind(out, o.q, o.kv.view(-1, VEC_PAGE, WIDTH), o.scale, table, o.lengths)
+    return VEC.bind(out[:, 0], o.packed, o.kv.view(-1, VEC_PAGE, WIDTH), o.scale, table, o.lengths)
 
 
 def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -176,7 +185,7 @@ def amx(
     o, kv = operands, operands.kv.view(-1, 1, WIDTH)
     # As _compute_num_kv_splits of vllm/v1/attention/backends/mla/amx_mla.py of vLLM 0.32.
     splits = splits_for(max(o.host_lengths), torch.get_num_threads())
-    partial = torch.zeros(*o.q.shape[:2], splits, LATENT + 1)
+    partial = torch.zeros(len(o.packed), o.heads, splits, LATENT + 1)
     no_new_tokens = (None, None, None)
-    given = (o.q, kv, kv[..., :LATENT], out, *no_new_tokens, partial, *tables, o.scale)
+    given = (o.packed, kv, kv[..., :LATENT], out[:, 0], *no_new_tokens, partial, *tables, o.scale)
     return AMX.bind(*given, 0.0, False, 0, None, None)

@@ -10,8 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.mla_decode.layouts import MOST_UNITS
-from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import (
+    KV_BYTES,
+    LATENT,
+    ROPE,
+    WIDTH,
+    MlaDecodeOperands,
+    MlaDecodeSizes,
+    takes,
+)
 from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
+from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 
@@ -115,6 +124,9 @@ class SplitKv(SuiteTriton):
         "hold 64 and an FP8 cache to widen"
     }
 
+    def fits(self, sizes: MlaDecodeSizes) -> Support:
+        return takes()(sizes)
+
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
         """All blocks of heads that are not padded to twice the heads and not so small that more than four of
         them read the same tokens; for very many heads, the larger ones."""
@@ -176,7 +188,7 @@ class SplitKv(SuiteTriton):
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
 
         prepared, o = ConfiguredPrepared(operands, out), operands
-        heads, xcds, kv = o.q.shape[1], XCDS.get(target.kind, 1), prepared.bits(o.kv)
+        heads, xcds, kv = o.heads, XCDS.get(target.kind, 1), prepared.bits(o.kv)
         blocks = math.ceil(heads / config.heads)
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.

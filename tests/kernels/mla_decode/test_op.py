@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
     ]
     assert loudest[0] > 2 * loudest[1], "no head is peaked"
     assert edges(64, 16) == [15, 16, 31, 32, 47, 48]
-    middle = scores(o, 0, cached(o, o.token_slots(0))).median(-1).values
+    middle = scores(o, 0, cached(o, o.token_slots(0)))[0].median(-1).values
     assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
 
 
@@ -101,7 +102,7 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
 def test_the_reference_is_what_plain_loops_give(kv):
     o = made(f"batch=3 ctx=1..9 heads=2 page=4 kv={kv}")
     value = OP.reference(o).value
-    q, cache = o.q.double().tolist(), (o.kv.double() * o.kv_scale).tolist()
+    q, cache = o.q[:, 0].double().tolist(), (o.kv.double() * o.kv_scale).tolist()
     table, lengths = o.page_table.tolist(), o.lengths.tolist()
     for b, h in itertools.product(range(3), range(2)):
         tokens = [cache[table[b][t // 4]][t % 4] for t in range(lengths[b])]
@@ -109,8 +110,40 @@ def test_the_reference_is_what_plain_loops_give(kv):
         weights = [math.exp((dot - max(dots)) / math.sqrt(128 + 64)) for dot in dots]
         for d in range(0, LATENT, 5):
             terms = [w * token[d] / math.fsum(weights) for w, token in zip(weights, tokens, strict=True)]
-            error = abs(math.fsum(terms) - float(value[b, h, d]))
+            error = abs(math.fsum(terms) - float(value[b, 0, h, d]))
             assert error <= 1e-12 * math.fsum(map(abs, terms))
+
+
+@pytest.mark.parametrize(
+    "case", ["ctx=2..9 page=4 q=2", "ctx=60..70 heads=8 q=3 kv=fp8", "ctx=8..40 page=1 q=8"]
+)
+def test_the_reference_of_query_tokens_is_that_of_calls_with_one(case):
+    """Token t of a sequence of n is the only one of a sequence of n - q + 1 + t tokens."""
+    o = made(f"batch=3 {case}")
+    whole, sizes = OP.reference(o), replace(o.sizes, q=1)
+    for t in range(o.sizes.q):
+        lengths = [length - o.sizes.q + 1 + t for length in o.host_lengths]
+        q = o.q[:, t : t + 1].contiguous()
+        one = OP.reference(o.replaced(q=q, lengths=torch.tensor(lengths), host_lengths=lengths, sizes=sizes))
+        torch.testing.assert_close(whole.value[:, t], one.value[:, 0], rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(whole.sigma[:, t], one.sigma[:, 0])
+        if o.is_fp8:
+            torch.testing.assert_close(whole.sigma_fp8[:, t], one.sigma_fp8[:, 0])
+            assert torch.equal(whole.even[:, t], one.even[:, 0])
+
+
+@pytest.mark.parametrize(("q", "ctx", "names"), [
+    ("9", "100", "q=9 of mla_decode must be at most 8"),
+    ("0", "100", "q=0 of mla_decode must be at least 1"),
+    ("4", "3..100", "ctx=3..100 of mla_decode counts the q=4 query tokens of a sequence: it must be at least 4"),
+])  # fmt: skip
+def test_query_tokens_are_part_of_their_sequence(q, ctx, names):
+    with pytest.raises(ValueError, match=names):
+        OP.sizes({"batch": 2, "ctx": ctx, "q": q})
+    assert "q" not in OP.case({"batch": 2, "ctx": 9, "q": 1}).sizes
+    assert (
+        OP.work(OP.sizes({"batch": 2, "ctx": "9", "q": 3, "heads": 1})).flops == 2.0 * 2 * (7 + 8 + 9) * 1088
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 400])
@@ -137,12 +170,12 @@ def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
 
     def with_row(row: int, values: torch.Tensor | float) -> dict[str, Any]:
         out = right.clone()
-        out[row, 3] = values
+        out[row, 0, 3] = values
         return report(o, sample, out)
 
     found = report(o, sample, right)
     assert found["ok"] and (found["rows"], found["of_rows"]) == (len(rows) * 4, 48)
-    assert f"[{seen}, 3," in with_row(seen, right[seen, 2])["reason"]
+    assert f"[{seen}, 0, 3," in with_row(seen, right[seen, 0, 2])["reason"]
     assert not with_row(unseen, math.nan)["ok"]
     assert with_row(unseen, 0.0)["ok"], "a sample cannot see that"
 
@@ -187,9 +220,9 @@ def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
     rows[slots[7], : LATENT // 2] = 0.0
     kv = cached(o, slots)
     weights = scores(o, 0, kv).softmax(-1)
-    assert weights.sort(-1).values[:, -2].max() < 2.0**-149
+    assert weights.sort(-1).values[..., -2].max() < 2.0**-149
     out = (weights.clamp(min=least) @ kv[:, :LATENT]).bfloat16()
-    assert out[:, : LATENT // 2].any() == (least > 0)
+    assert out[..., : LATENT // 2].any() == (least > 0)
     reference = OP.reference(o)
     assert reference.sigma.min() > 0 and report(o, reference, out[None])["ok"]
 

@@ -44,7 +44,7 @@ def decode(o, out, scale=None, drop=0, used=576, normalised=True):
         table = o.page_table[i].long()
         slots = table[token // page] * page + token % page
         kv = cache[slots].float() * o.kv_scale
-        scores = o.q[i, :, :used].float() @ kv[:, :used].T * (scale or o.scale)
+        scores = o.q[i, ..., :used].float() @ kv[:, :used].T * (scale or o.scale)
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         result = weights.bfloat16().float() @ kv[:, :512]
         out[i] = result / weights.sum(-1, keepdim=True) if normalised else result

@@ -244,13 +244,13 @@ class Flow:
         self.q_latents = torch.bmm(self.q_nope.transpose(0, 1), weight)
 
     def q_together(self, bound: Bound, layer: int) -> None:
-        q = bound[f"{layer}.mla_decode"].inputs()["q"]
+        q = bound[f"{layer}.mla_decode"].inputs()["q"][:, 0]
         q[..., : self.model.kv_lora_rank].copy_(self.q_latents.transpose(0, 1))
         q[..., self.model.kv_lora_rank :].copy_(self.q_rope)
 
     def w_uv(self, bound: Bound, layer: int) -> None:
         weight = self._weight("w_uv", layer, self.step.heads, self.model.kv_lora_rank, self.value)
-        latents = bound[f"{layer}.mla_decode"].result().transpose(0, 1)
+        latents = bound[f"{layer}.mla_decode"].result()[:, 0].transpose(0, 1)
         self.attended.copy_(torch.bmm(latents, weight).transpose(0, 1))
 
     def _silu(self, kind: str, bound: Bound, layer: int) -> None:

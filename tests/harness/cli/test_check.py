@@ -33,7 +33,7 @@ class Doubled(NaiveMlaDecode):
 
         def call():
             compute()
-            prepared.out[1, 4:8] *= 2
+            prepared.out[1, :, 4:8] *= 2
 
         prepared.call = call
         return prepared
@@ -73,9 +73,9 @@ def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(apa
 
     output, reference, sigma = (torch.load(folder / f"{n}.pt") for n in ("output", "reference", "sigma"))
     assert output.dtype == torch.bfloat16
-    assert output.shape == reference.shape == sigma.shape == (3, 16, 512)
+    assert output.shape == reference.shape == sigma.shape == (3, 1, 16, 512)
     off = ((output - reference).abs() > 10 * sigma).any(-1).nonzero().tolist()
-    assert off == [[1, head] for head in range(4, 8)]
+    assert off == [[1, 0, head] for head in range(4, 8)]
 
     facts = json.loads((folder / "check.json").read_text())
     assert (facts["implementation"], facts["status"], facts["rows"]) == ("mine.doubled", "wrong", None)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shapes.case import Size
+from shapes.lengths import parse_span
 from shapes.models import ModelConfig
+
+CONTEXT = 163_840
+"""R1's max_position_embeddings, which a case of mla_decode has where it says none."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ def mla_decode_sizes(
     sizes: dict[str, Size] = {
         "batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv
     }  # fmt: skip
+    if (longest := model.max_position_embeddings) not in (0, CONTEXT):
+        sizes["model_len"] = longest
     return sizes | {"q": q} if q > 1 else sizes
 
 
@@ -63,3 +69,11 @@ def mha_prefill_sizes(
     """The sizes of `mha_prefill` on one rank. new: tokens of a sequence in this step; prefix: its tokens that
     were cached before; both are spans (see shapes.lengths)."""
     return {"batch": batch, "new": new, "prefix": prefix, "heads": parallel.heads(model)}
+
+
+def is_dense(model: ModelConfig, new: str, prefix: str = "0") -> bool:
+    """Whether prompts of these spans (see `mha_prefill_sizes`) attend to all keys. With sparse attention both
+    engines compute them so up to index_topk tokens (SGLang 0.5.23: environ.py; vLLM 0.33:
+    sparse_mla_attention.py)."""
+    longest = parse_span(new)[1] + parse_span(prefix, least=0)[1]
+    return not model.index_topk or longest <= model.index_topk

@@ -10,8 +10,8 @@ from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import SEEN
 from shapes.experts import fused_moe_sizes, rows
-from shapes.linears import FP8, block_scale_gemm_sizes, linears
-from shapes.models import ModelConfig
+from shapes.linears import block_scale_gemm_sizes, linears
+from shapes.models import FP8, ModelConfig
 from shapes.scheduler import Workload, simulate
 
 PARTS = {

@@ -12,11 +12,13 @@ def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> dict[str, Size]:
     """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). With expert
-    parallelism experts are whole; without it tensor parallelism splits the columns of each expert."""
+    parallelism experts are whole; without it all ranks, those of DP attention too, share the columns of each
+    expert (vLLM 0.33: flatten_tp_across_dp_and_pcp in fused_moe/config.py; SGLang 0.5.23: moe_tp_size in
+    moe_ep_setup.py)."""
     inter = model.moe_intermediate_size
     if parallel.ep == 1:
-        inter = parallel.split(inter, "expert columns", model)
-    return {
+        inter = Parallel(tp=parallel.tp * parallel.dp).split(inter, "expert columns", model)
+    sizes: dict[str, Size] = {
         "tokens": tokens,
         "experts": model.n_routed_experts,
         "topk": model.num_experts_per_tok,
@@ -26,6 +28,8 @@ def fused_moe_sizes(
         "shared": shared,
         "routing": routing,
     }
+    groups: dict[str, Size] = {"groups": model.n_group, "group_topk": model.topk_group}
+    return sizes if (*groups.values(),) == (Routing.groups, Routing.group_topk) else sizes | groups
 
 
 def route(
@@ -37,9 +41,9 @@ def route(
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has
-    `tokens`."""
+    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has `tokens`;
+    without expert parallelism those of all groups."""
     if parallel.ep == 1:
-        return tokens
+        return tokens * parallel.dp
     everywhere = -(-tokens * parallel.ep // parallel.tp)
     return max(round(everywhere * route(model, parallel, 1, routing=routing).reach), 1)

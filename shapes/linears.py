@@ -1,4 +1,4 @@
-"""The linear layers of DeepSeek-R1 and V3 on one rank, and how often a step of the model calls each."""
+"""The linear layers of a model on one rank, and how often a step of the model calls each."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from shapes.attention import Parallel
 from shapes.case import Size
-from shapes.models import ModelConfig
+from shapes.models import BF16, FP8, ModelConfig
 
-FP8, BF16, BATCHED = "fp8 block-scale", "bf16", "bf16 batched"
+BATCHED = "bf16 batched"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Linear:
     n: int
     k: int
     kind: str
-    """FP8, BF16 or BATCHED."""
+    """BATCHED, or a format of weights: FP8, BF16 or another that its checkpoint names."""
     decode_calls: int
     """Calls in a step of the whole model that only decodes."""
     prefill_calls: int
@@ -34,7 +34,9 @@ class Linear:
 
 
 def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
-    """All linears of a rank in the order of a layer, without those of the experts (see fused_moe).
+    """All linears of a rank in the order of a layer, without those of the experts (see fused_moe) and of MTP
+    layers. Without a latent of the queries q and kv_a stand for qkv_a and q_b. A sparse indexer's wq_b is
+    whole on each rank; its smaller linears (wk, weights_proj) are one in bf16.
 
     Tensor parallelism splits the rows (n) of the first and the columns (k) of the second linear of each pair;
     linears that make latents or route are whole. kv_b also projects the cached prefix of a chunked prompt
@@ -50,20 +52,34 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
     shared = parallel.split(shared_width, "shared expert columns", model)
     vocabulary = parallel.split(model.vocab_size, "vocabulary rows", model)
 
-    def fp8(name: str, n: int, k: int, calls: int) -> Linear:
-        return Linear(name, n, k, FP8, calls, calls)
+    def both(name: str, n: int, k: int, calls: int) -> Linear:
+        return Linear(name, n, k, model.kind(name), calls, calls)
 
+    if model.q_lora_rank:
+        first = [
+            both("qkv_a", model.q_lora_rank + latent + rope, hidden, layers),
+            both("q_b", heads * (nope + rope), model.q_lora_rank, layers),
+        ]
+    else:
+        first = [
+            both("q", heads * (nope + rope), hidden, layers),
+            both("kv_a", latent + rope, hidden, layers),
+        ]
+    if model.index_topk:
+        width, indexers = model.index_n_heads * model.index_head_dim, model.indexers
+        first.append(both("indexer wq_b", width, model.q_lora_rank, indexers))
+        small = model.index_head_dim + model.index_n_heads
+        first.append(Linear("indexer wk", small, hidden, BF16, indexers, indexers))
     return [
-        fp8("qkv_a", model.q_lora_rank + latent + rope, hidden, layers),
-        fp8("q_b", heads * (nope + rope), model.q_lora_rank, layers),
+        *first,
         Linear("w_uk", latent, nope, BATCHED, layers, 0, batch=heads),
         Linear("w_uv", value, latent, BATCHED, layers, 0, batch=heads),
-        Linear("kv_b", heads * (nope + value), latent, FP8, 0, layers),
-        fp8("o_proj", hidden, heads * value, layers),
-        fp8("dense gate_up", 2 * dense, hidden, dense_layers),
-        fp8("dense down", hidden, dense, dense_layers),
-        fp8("shared gate_up", 2 * shared, hidden, moe_layers),
-        fp8("shared down", hidden, shared, moe_layers),
+        Linear("kv_b", heads * (nope + value), latent, model.kind("kv_b"), 0, layers),
+        both("o_proj", hidden, heads * value, layers),
+        both("dense gate_up", 2 * dense, hidden, dense_layers),
+        both("dense down", hidden, dense, dense_layers),
+        both("shared gate_up", 2 * shared, hidden, moe_layers),
+        both("shared down", hidden, shared, moe_layers),
         Linear("router", model.n_routed_experts, hidden, BF16, moe_layers, moe_layers),
         Linear("lm_head", vocabulary, hidden, BF16, 1, 1),
     ]

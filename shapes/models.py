@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,74 @@ from shapes.names import unknown
 
 _DATA = Path(__file__).parent / "data"
 
+FP8, BF16 = "fp8 block-scale", "bf16"
+"""Formats of weights. Others keep the name that the checkpoint gives them."""
+
+ALSO = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_groups": "n_group",
+    "num_expert_groups_per_tok": "topk_group",
+    "routed_scale": "routed_scaling_factor",
+    "num_dense_layers": "first_k_dense_replace",
+    "attention_q_lora_dim": "q_lora_rank",
+    "attention_kv_lora_dim": "kv_lora_rank",
+    "attention_qk_dim": "qk_nope_head_dim",
+    "attention_qk_rope_dim": "qk_rope_head_dim",
+    "attention_v_dim": "v_head_dim",
+    "num_routed_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
+"""A key of Mistral's params.json or openPangu's config.json -> DeepSeek's key for it."""
+
+REFUSED = {
+    "compress_ratios": "compresses the cache of keys and values",
+    "linear_attn_config": "has layers with linear attention",
+    "zero_expert_num": "has experts that compute nothing",
+    "routed_expert_hidden_size": "has experts narrower than the model",
+}
+"""A key of config.json -> what a model that has it does, which its shapes here would be wrong for."""
+
+NAMED = {
+    "mla_use_output_gate": "a gate on the output of attention",
+    "mla_use_nope": "attention without rotary embedding",
+    "llama_4_scaling": "queries that are scaled by their position",
+    "num_hash_layers": "layers whose tokens choose experts by a hash",
+    "swiglu_limit": "a limit on what enters SwiGLU",
+}
+"""A key of config.json -> what the ops leave out, which changes no shape."""
+
+_PROJECTED = ("gate_proj", "up_proj")
+MODULES: Mapping[str, Sequence[str]] = {
+    "qkv_a": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    "q": ("self_attn.q_proj",),
+    "kv_a": ("self_attn.kv_a_proj_with_mqa",),
+    "q_b": ("self_attn.q_b_proj",),
+    "kv_b": ("self_attn.kv_b_proj",),
+    "o_proj": ("self_attn.o_proj",),
+    "indexer wq_b": ("self_attn.indexer.wq_b",),
+    "dense gate_up": [f"mlp.{name}" for name in _PROJECTED],
+    "dense down": ("mlp.down_proj",),
+    "shared gate_up": [f"mlp.shared_experts.{name}" for name in _PROJECTED],
+    "shared down": ("mlp.shared_experts.down_proj",),
+    "experts": ("mlp.experts.0.down_proj",),
+}
+"""A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of Hugging Face's config.json that shapes depend on. Widths are numbers of elements."""
+    """The keys of Hugging Face's config.json that shapes depend on; those with a default may be missing.
+    Widths are numbers of elements."""
 
     name: str
     source: str
-    """The address of the config.json."""
+    """Where the config.json was read."""
     hidden_size: int
     intermediate_size: int
     moe_intermediate_size: int
@@ -28,7 +90,6 @@ class ModelConfig:
     first_k_dense_replace: int
     """The number of first layers whose MLP is dense; the other layers are MoE."""
     num_attention_heads: int
-    q_lora_rank: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -36,17 +97,148 @@ class ModelConfig:
     n_routed_experts: int
     n_shared_experts: int
     num_experts_per_tok: int
-    n_group: int
-    topk_group: int
-    routed_scaling_factor: float
     vocab_size: int
-    max_position_embeddings: int
+    q_lora_rank: int = 0
+    """0: queries are projected at once."""
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+    scoring_func: str = "sigmoid"
+    max_position_embeddings: int = 0
+    """0: unknown."""
+    num_nextn_predict_layers: int = 0
+    """The number of MTP layers, which are not among the num_hidden_layers."""
+    index_topk: int = 0
+    """The keys that the indexer of sparse attention leaves to a query; 0: attention is dense."""
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    indexers: int = 0
+    """The number of layers with an indexer of their own."""
+    weights: str = BF16
+    """The format of the weights of linears and experts."""
+    unquantised: frozenset[str] = frozenset()
+    """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
+    left_out: tuple[str, ...] = ()
+    """What the ops leave out (see NAMED)."""
 
     @staticmethod
-    def read(name: str, source: str, config: Mapping[str, Any]) -> ModelConfig:
-        """Raises KeyError for a key that the config.json lacks."""
-        keys = [field.name for field in fields(ModelConfig) if field.name not in ("name", "source")]
-        return ModelConfig(name, source, **{key: config[key] for key in keys})
+    def read(
+        name: str, source: str, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """quantization: the hf_quant_config.json beside the config.json. Raises KeyError for a key that the
+        config.json lacks, and ValueError for an architecture whose shapes would be wrong."""
+        for part in ("text_config", "moe"):  # of multimodal models, and of Mistral's params.json
+            config = {**config, **config[part]} if isinstance(config.get(part), Mapping) else config
+        config = {**{ALSO[key]: value for key, value in config.items() if key in ALSO}, **config}
+        for key, does in REFUSED.items():
+            if config.get(key):
+                raise ValueError(f"its model {does} ({key}), which is not modelled")
+        if config.get("moe_layer_freq", 1) != 1:
+            raise ValueError("its moe_layer_freq is not 1, which is not modelled")
+        found: dict[str, Any] = {}
+        for field in fields(ModelConfig)[2:-4]:
+            value = config.get(field.name)
+            if value is None and field.default is MISSING:
+                raise KeyError(field.name)
+            found[field.name] = field.default if value is None else value
+        layers = found["num_hidden_layers"]
+        indexers = list(config.get("indexer_types") or ["full"] * layers).count("full")
+        weights, kept = _weights(quantization or config.get("quantization_config") or {})
+        return ModelConfig(
+            name,
+            source,
+            **found,
+            indexers=indexers if found["index_topk"] else 0,
+            weights=weights,
+            unquantised=frozenset(_matched(kept, layers - 1)),
+            left_out=tuple(text for key, text in NAMED.items() if config.get(key)),
+        )
+
+    def kind(self, name: str) -> str:
+        """The format of the weights of a name of MODULES."""
+        return BF16 if name in self.unquantised else self.weights
+
+    @property
+    def unheld(self) -> dict[str, str]:
+        """Op -> why it is not what the model computes, for the ops that do not hold."""
+        reasons = {}
+        kinds = dict.fromkeys(self.kind(name) for name in MODULES if name != "experts")
+        if FP8 not in kinds:
+            reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
+        if self.kind("experts") != FP8:
+            reasons["fused_moe"] = f"its experts are {self.kind('experts')}, not {FP8}"
+        if (cache := (self.kv_lora_rank, self.qk_rope_head_dim)) != (512, 64):
+            reasons["mla_decode"] = f"its cache has {cache[0]} + {cache[1]} values a token, not 512 + 64"
+        elif self.index_topk:
+            reasons["mla_decode"] = f"a query reads only the index_topk={self.index_topk} keys of its indexer"
+        if (head := (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim)) != (128, 64, 128):
+            widths = f"{head[0]} + {head[1]} with values of {head[2]}"
+            reasons["mha_prefill"] = f"its heads are {widths}, not 128 + 64 with values of 128"
+        return reasons
+
+    @property
+    def not_modelled(self) -> list[str]:
+        """What the cases leave out of the model or have otherwise, a line each."""
+        lines = [f"{op} does not hold: {why}" for op, why in self.unheld.items()]
+        if self.index_topk:
+            text = f"the indexer's scores and top-k in {self.indexers} layers"
+            if "mha_prefill" not in self.unheld:
+                text += f"; mha_prefill holds for prompts of up to {self.index_topk} tokens, which are dense"
+            lines.append(text)
+        if self.weights == FP8 and self.unquantised:
+            lines.append(
+                f"{', '.join(name for name in MODULES if name in self.unquantised)}: {BF16}, not {FP8}"
+            )
+        if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
+            width = self.qk_nope_head_dim + self.qk_rope_head_dim
+            lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
+        if "fused_moe" not in self.unheld and (self.scoring_func, self.routed_scaling_factor) != (
+            "sigmoid",
+            2.5,
+        ):
+            own = f"{self.scoring_func} and {self.routed_scaling_factor:g}"
+            lines.append(f"with_routing has sigmoid and a scaling of 2.5, not {own}")
+        if self.num_nextn_predict_layers:
+            lines.append(f"the calls of its {self.num_nextn_predict_layers} MTP layer(s)")
+        return [*lines, *self.left_out]
+
+
+def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+    """The format of the weights, and patterns of the modules that are not quantised."""
+    own = quantization.get("quantization", quantization)  # hf_quant_config.json has it one level down
+    keys = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
+    kept = [pattern for key in keys for pattern in own.get(key) or ()]
+    if not own:
+        return BF16, kept
+    groups: Mapping[str, Any] = own.get("config_groups") or {}
+    group: Mapping[str, Any] = next((each["weights"] for each in groups.values() if each.get("weights")), {})
+    block = own.get("weight_block_size") or group.get("block_structure")
+    bits = f"{group.get('type', 'float')}{group.get('num_bits', 8)}"
+    method, algorithm = own.get("quant_method"), own.get("quant_algo") or own.get("format")
+    blocks = (method == "fp8" and not own.get("quant_algo")) or method == "compressed-tensors"
+    if blocks and block == [128, 128] and bits == "float8":
+        return FP8, kept
+    words = (algorithm or method, bits if group and not own.get("quant_algo") else "")
+    return " ".join(filter(None, words)) or "quantised in an unknown way", kept
+
+
+def _matched(patterns: Sequence[str], last: int) -> list[str]:
+    """The names of MODULES of which a pattern names a module: `re:` before a regular expression, a text with
+    `*`, or the name of a module or of a part of it. Of all layers the first dense one and the last count."""
+    found = []
+    for name, modules in MODULES.items():
+        layer = f"model.layers.{0 if name.startswith('dense') else last}"
+        for full in (f"{layer}.{module}" for module in modules):
+            if any(
+                re.match(pattern[3:], full)
+                if pattern.startswith("re:")
+                else fnmatchcase(full, pattern.removeprefix("language_model."))
+                or f".{pattern}." in f".{full}."
+                for pattern in patterns
+            ):
+                found.append(name)
+                break
+    return found
 
 
 def models() -> list[str]:
@@ -61,7 +253,7 @@ def model(name: str) -> ModelConfig:
         raise ValueError(unknown("model", name, models()))
     own = _data(name)
     config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
-    return ModelConfig.read(name, own["source"], config)
+    return ModelConfig.read(name, own["source"], config, own.get("hf_quant_config"))
 
 
 def _data(name: str) -> dict[str, Any]:
@@ -69,19 +261,40 @@ def _data(name: str) -> dict[str, Any]:
     return data
 
 
+def named_model(name: str) -> ModelConfig:
+    """A model by its name, or by a path as `read_model` takes it. Raises ValueError."""
+    if Path(name).exists():
+        return read_model(Path(name))
+    if name not in models():
+        raise ValueError(f"{unknown('model', name, models())}, or a folder with a config.json")
+    return model(name)
+
+
 def read_model(path: Path) -> ModelConfig:
-    """Reads a config.json, or the one in a folder; the name of the folder names the model. Raises ValueError
-    with one line if it cannot be read or is not of the kind of DeepSeek-V3."""
-    file = path / "config.json" if path.is_dir() else path
+    """Reads a config.json, or the one in a folder (else its params.json), and the hf_quant_config.json beside
+    it; the name of the folder names the model. Raises ValueError with one line if it cannot be read, or if
+    shapes of that architecture are not modelled."""
+    file = path
+    if path.is_dir():
+        file = next(
+            (f for f in (path / "config.json", path / "params.json") if f.exists()), path / "config.json"
+        )
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it holds no JSON object")
-        return ModelConfig.read(file.parent.name, file.name, config)
+        config, beside = _object(file), file.with_name("hf_quant_config.json")
+        return ModelConfig.read(
+            file.resolve().parent.name, file.name, config, _object(beside) if beside.exists() else None
+        )
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"cannot read {file}: {error}") from None
     except KeyError as error:
-        reason = f"it has no {error.args[0]!r}, so it is no DeepSeek-V3"
+        reason = f"it has no {error.args[0]!r}, so it is no MoE model of DeepSeek's architecture"
         raise ValueError(f"cannot read {file}: {reason}") from None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    return found

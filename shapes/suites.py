@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -17,12 +18,18 @@ from shapes import cases as _cases
 from shapes.attention import Parallel
 from shapes.case import Case, merge
 from shapes.cases import R1
+from shapes.models import named_model
 from shapes.names import unknown
 from shapes.workloads import documented
 
 CASE_S = 20.0
 """Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
 interval."""
+
+SWEEPS = (
+    ("r1-tp8", R1, 8), ("r1-tp4", R1, 4), ("k2-tp8", "kimi-k2", 8), ("v32-tp8", "deepseek-v3.2", 8),
+)  # fmt: skip
+"""(name of a suite, model, tp): r1-tp8 is the sweep of R1 on 8 ranks."""
 
 OPS: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
@@ -41,6 +48,16 @@ def _makers(name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]
     """Op -> the function of that name which makes its cases, for the ops that have one."""
     functions = {op: getattr(cases, name, None) for op, cases in OPS.items()}
     return {op: functools.partial(function, *arguments) for op, function in functions.items() if function}
+
+
+def _of_model(model: str, name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]]:
+    """The same for a model by its name, whose data the functions read; none for ops that do not hold."""
+
+    def cases(op: str, make: Callable[..., list[Case]]) -> list[Case]:
+        config = named_model(model)
+        return [] if op in config.unheld else make(config, *arguments)
+
+    return {op: functools.partial(cases, op, make) for op, make in _makers(name).items()}
 
 
 @dataclass(frozen=True)
@@ -65,22 +82,29 @@ def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
-    for tp in (8, 4):
-        text = f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
-        found.append(Suite(f"r1-tp{tp}", text, _makers("sweep", Parallel(tp=tp))))
+    found += [_sweep(*each) for each in SWEEPS]
     text = (
         f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
         "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
     )
-    found.append(Suite("r1-dp-ep8", text, _makers("production")))
+    found.append(Suite("r1-dp-ep8", text, _of_model(R1, "production")))
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
-        found.append(Suite(name, text, _makers("served", run)))
+        found.append(Suite(name, text, _of_model(R1, "served", run)))
     return {suite.name: suite for suite in found}
 
 
+def _sweep(name: str, model: str, tp: int) -> Suite:
+    text = f"{model} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+    return Suite(name, text, _of_model(model, "sweep", Parallel(tp=tp)))
+
+
 def suite(name: str) -> Suite:
-    """Raises ValueError, which lists the suites, for an unknown name."""
+    """A suite by its name, or `MODEL-tpN`: the sweep of a model that shapes.models names or reads from a
+    path. Raises ValueError, which lists the suites, for an unknown name."""
+    if name not in suites() and (made := re.fullmatch(r"(.+)-tp([1-9]\d*)", name)):
+        named_model(made[1])
+        return _sweep(name, made[1], int(made[2]))
     if name not in suites():
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]

@@ -24,8 +24,8 @@ from kernels.tables.aiter_triton import FOLDER, NAME, PRESHUFFLED_NAME, places
 from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
-from shapes.linears import FP8, linears
-from shapes.models import model
+from shapes.linears import linears
+from shapes.models import FP8, model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

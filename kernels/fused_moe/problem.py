@@ -29,6 +29,7 @@ class FusedMoe(Op):
     name = "fused_moe"
     Sizes = FusedMoeSizes
     boundaries = BOUNDARIES
+    unsaid = ("groups", "group_topk")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.grouped"  # the dequantised weights of a whole rank fit on no device
     turns = True

@@ -27,6 +27,8 @@ class FusedMoeSizes:
     routing: str = "balanced"  # a pattern of shapes.routing
     fp8: str = "e4m3fn"  # or e4m3fnuz
     scales: str = "fp32"  # or ue8m0: powers of two
+    groups: int = 8  # groups of consecutive experts; 1: the router knows no groups
+    group_topk: int = 4  # the most groups that the picks of a token lie in
 
     def __post_init__(self) -> None:
         for name in ("hidden", "inter"):
@@ -41,7 +43,8 @@ class FusedMoeSizes:
 
     @cached_property
     def routed(self) -> Routing:
-        return Routing(self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing)
+        drawn = self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing
+        return Routing(*drawn, self.groups, self.group_topk)
 
     @property
     def local_experts(self) -> int:

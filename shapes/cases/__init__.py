@@ -2,9 +2,12 @@
 
 smoke()             cases that take a few seconds on any machine
 ragged()            small cases of uneven sizes, at which implementations are checked
-sweep(parallel)     3200 tokens in, 800 out, each batch once, as in AMD's and dstack's runs
-production()        DeepSeek's service, and the sweep's requests, with DP attention and expert parallelism
-served(run)         a documented workload
+sweep(model, parallel)
+                    3200 tokens in, 800 out, each batch once, as in AMD's and dstack's runs
+production(model)   DeepSeek's service, and the sweep's requests, with DP attention and expert parallelism
+served(model, run)  a documented workload
+
+The last three have no case of an op that does not hold for the model (ModelConfig.unheld).
 
 The batch that is served most comes first. The weight of a case is the share of the steps that have it, times
 its calls in such a step. The number of layers counts only if it differs between the cases of an op.
@@ -13,7 +16,6 @@ its calls in such a step. The number of layers counts only if it differs between
 from __future__ import annotations
 
 from shapes.attention import Parallel
-from shapes.models import ModelConfig, model
 
 R1 = "deepseek-r1"
 ISL, OSL = 3200, 800
@@ -32,10 +34,6 @@ DP_BATCHES = (128, 64, 32, 16)
 (dstack, H200)."""
 DP_PROMPTS = ((1, ISL), (4, 4096))
 """(prompts, tokens of each) of a rank. 4 x 4096 is DeepSeek's prefill profile, 16K tokens on each GPU."""
-
-
-def r1() -> ModelConfig:
-    return model(R1)
 
 
 def phase(tokens: int, prompt: int) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from shapes.attention import Parallel
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, phase, r1
-from shapes.linears import FP8, block_scale_gemm_sizes, linears
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
+from shapes.linears import block_scale_gemm_sizes, linears
+from shapes.models import FP8, ModelConfig
 from shapes.workloads import Documented
 
 
-def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0) -> list[Case]:
+def _step(
+    model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0
+) -> list[Case]:
     """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
     decoding does not call gets only the prompt tokens."""
     cases = []
-    for linear in linears(r1(), parallel):
+    for linear in linears(model, parallel):
         calls = linear.prefill_calls if prompt else linear.decode_calls
         if linear.kind == FP8 and calls:
             sizes = block_scale_gemm_sizes(linear, tokens if linear.decode_calls else prompt)
-            place = f"{R1} {parallel.text} {phase(tokens, prompt)} {linear.name}"
+            place = f"{model.name} {parallel.text} {phase(tokens, prompt)} {linear.name}"
             cases.append(Case("block_scale_gemm", sizes, place=place, weight=weight * calls))
     return cases
 
@@ -35,22 +38,23 @@ def ragged() -> list[Case]:
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 
 
-def sweep(parallel: Parallel) -> list[Case]:
-    decoding = [case for batch in BATCHES for case in _step(parallel, batch)]
-    return decoding + [case for count in PROMPTS for case in _step(parallel, count * ISL, count * ISL)]
+def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
+    decoding = [case for batch in BATCHES for case in _step(model, parallel, batch)]
+    prefills = [count * ISL for count in PROMPTS]
+    return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
 
 
-def production() -> list[Case]:
-    decoding = [case for batch in DP_BATCHES for case in _step(DP_EP8, batch)]
+def production(model: ModelConfig) -> list[Case]:
+    decoding = [case for batch in DP_BATCHES for case in _step(model, DP_EP8, batch)]
     prefills = [count * isl for count, isl in DP_PROMPTS]
-    return decoding + [case for tokens in prefills for case in _step(DP_EP8, tokens, tokens)]
+    return decoding + [case for tokens in prefills for case in _step(model, DP_EP8, tokens, tokens)]
 
 
-def served(run: Documented) -> list[Case]:
+def served(model: ModelConfig, run: Documented) -> list[Case]:
     from shapes.bins import token_bins
 
     return [
         case
         for bin_ in token_bins(run.on_rank)
-        for case in _step(run.parallel, bin_.tokens, bin_.prompt, bin_.weight)
+        for case in _step(model, run.parallel, bin_.tokens, bin_.prompt, bin_.weight)
     ]

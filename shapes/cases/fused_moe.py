@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from shapes.attention import Parallel
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, phase, r1
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.experts import fused_moe_sizes, route, rows
+from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
 OTHER_ROUTINGS = ("balanced", "zipf:0.4", "zipf:0.8")
@@ -14,6 +15,7 @@ NAMES = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routin
 
 
 def _case(
+    model: ModelConfig,
     parallel: Parallel,
     tokens: int,
     prompt: int = 0,
@@ -23,9 +25,8 @@ def _case(
 ) -> Case:
     """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
     prompt tokens."""
-    model = r1()
     here = rows(model, parallel, tokens, routing)
-    place = [f"{R1} {parallel.text} {phase(tokens, prompt)}"]
+    place = [f"{model.name} {parallel.text} {phase(tokens, prompt)}"]
     if shared:
         place.append("shared expert fused")
     if routing != "uniform":
@@ -59,30 +60,32 @@ def ragged() -> list[Case]:
     return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True))) for sizes in all_sizes]
 
 
-def sweep(parallel: Parallel) -> list[Case]:
+def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
     """The uniform routing for each step; other routings, and a fused shared expert, for a few."""
-    decoding = [_case(parallel, batch) for batch in BATCHES]
-    prefills = [_case(parallel, count * ISL, count * ISL) for count in PROMPTS]
-    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)]
-    fused.append(_case(parallel, ISL, ISL, shared=1))
+    decoding = [_case(model, parallel, batch) for batch in BATCHES]
+    prefills = [_case(model, parallel, count * ISL, count * ISL) for count in PROMPTS]
+    fused = [_case(model, parallel, batch, shared=1) for batch in (64, 16, 1)]
+    fused.append(_case(model, parallel, ISL, ISL, shared=1))
     others = [
-        _case(parallel, tokens, prompt, routing=routing)
+        _case(model, parallel, tokens, prompt, routing=routing)
         for tokens, prompt in ((64, 0), (ISL, ISL))
         for routing in OTHER_ROUTINGS
     ]
     return decoding + prefills + fused + others
 
 
-def production() -> list[Case]:
+def production(model: ModelConfig) -> list[Case]:
     """The balanced routing is that of DeepSeek's profiles."""
-    decoding = [_case(DP_EP8, batch) for batch in DP_BATCHES]
-    prefills = [_case(DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
-    fused = [_case(DP_EP8, DP_BATCHES[0], shared=1)]
-    others = [_case(DP_EP8, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
+    decoding = [_case(model, DP_EP8, batch) for batch in DP_BATCHES]
+    prefills = [_case(model, DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
+    fused = [_case(model, DP_EP8, DP_BATCHES[0], shared=1)]
+    others = [_case(model, DP_EP8, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
     return decoding + prefills + fused + others
 
 
-def served(run: Documented) -> list[Case]:
+def served(model: ModelConfig, run: Documented) -> list[Case]:
     from shapes.bins import token_bins
 
-    return [_case(run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)]
+    return [
+        _case(model, run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)
+    ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from shapes.attention import Parallel, mha_prefill_sizes
+from shapes.attention import Parallel, is_dense, mha_prefill_sizes
 from shapes.case import Case, Size
-from shapes.cases import CHUNK, DP_EP8, DP_PROMPTS, ISL, PROMPTS, R1, r1
+from shapes.cases import CHUNK, DP_EP8, DP_PROMPTS, ISL, PROMPTS
+from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
 
-def _case(parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: float = 1.0) -> Case:
-    sizes = mha_prefill_sizes(r1(), parallel, batch, new, prefix)
-    return Case("mha_prefill", sizes, place=f"{R1} {parallel.text} prefill", weight=weight)
+def _case(
+    model: ModelConfig, parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: float = 1.0
+) -> Case:
+    sizes = mha_prefill_sizes(model, parallel, batch, new, prefix)
+    return Case("mha_prefill", sizes, place=f"{model.name} {parallel.text} prefill", weight=weight)
 
 
 def smoke() -> list[Case]:
@@ -38,21 +41,23 @@ def ragged() -> list[Case]:
     ]
 
 
-def sweep(parallel: Parallel) -> list[Case]:
+def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
     """Batches of whole prompts, and one prompt in two chunks."""
-    together = [_case(parallel, count, str(ISL)) for count in PROMPTS]
-    return [*together, _case(parallel, 1, str(CHUNK)), _case(parallel, 1, str(ISL - CHUNK), str(CHUNK))]
+    prompts = [(count, str(ISL), "0") for count in PROMPTS]
+    prompts += [(1, str(CHUNK), "0"), (1, str(ISL - CHUNK), str(CHUNK))]
+    return [_case(model, parallel, *each) for each in prompts if is_dense(model, *each[1:])]
 
 
-def production() -> list[Case]:
-    return [_case(DP_EP8, count, str(isl)) for count, isl in DP_PROMPTS]
+def production(model: ModelConfig) -> list[Case]:
+    return [_case(model, DP_EP8, count, str(isl)) for count, isl in DP_PROMPTS if is_dense(model, str(isl))]
 
 
-def served(run: Documented) -> list[Case]:
+def served(model: ModelConfig, run: Documented) -> list[Case]:
     """There is no case for a rank whose prompts are prefilled elsewhere."""
     from shapes.bins import prefill_bins
 
     return [
-        _case(run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)
+        _case(model, run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)
         for bin_ in prefill_bins(run.on_rank)
+        if is_dense(model, bin_.new, bin_.prefix)
     ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from shapes.attention import Parallel, mla_decode_sizes
 from shapes.case import Case, Size
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL, R1, r1
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL
 from shapes.lengths import span_text
+from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
 SEEN = span_text(ISL + 1, ISL + OSL - 1)
@@ -13,9 +14,11 @@ SEEN = span_text(ISL + 1, ISL + OSL - 1)
 shapes.scheduler)."""
 
 
-def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16") -> Case:
-    sizes = mla_decode_sizes(r1(), parallel, batch, ctx, kv=kv)
-    return Case("mla_decode", sizes, place=f"{R1} {parallel.text} decode", weight=weight)
+def _case(
+    model: ModelConfig, parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16"
+) -> Case:
+    sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=kv)
+    return Case("mla_decode", sizes, place=f"{model.name} {parallel.text} decode", weight=weight)
 
 
 def smoke() -> list[Case]:
@@ -35,22 +38,23 @@ def ragged() -> list[Case]:
     ]
 
 
-def sweep(parallel: Parallel) -> list[Case]:
+def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
     """Full batches; the requests of a batch are at all stages of their answers."""
-    return [_case(parallel, batch, SEEN) for batch in BATCHES]
+    return [_case(model, parallel, batch, SEEN) for batch in BATCHES]
 
 
-def production() -> list[Case]:
+def production(model: ModelConfig) -> list[Case]:
     """4989 is the mean number of cached tokens for each output token in a day of DeepSeek's service, whose
     spread is not published (open-infra-index, day 6). 128 requests a GPU with prompts of 4K is its decode
     profile, which is said to match the service closely (profile-data)."""
-    service = [_case(DP_EP8, 128, ctx) for ctx in ("4989", "4096")]
-    return service + [_case(DP_EP8, batch, SEEN) for batch in DP_BATCHES]
+    service = [_case(model, DP_EP8, 128, ctx) for ctx in ("4989", "4096")]
+    return service + [_case(model, DP_EP8, batch, SEEN) for batch in DP_BATCHES]
 
 
-def served(run: Documented) -> list[Case]:
+def served(model: ModelConfig, run: Documented) -> list[Case]:
     from shapes.bins import decode_bins
 
     return [
-        _case(run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv) for bin_ in decode_bins(run.on_rank)
+        _case(model, run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv)
+        for bin_ in decode_bins(run.on_rank)
     ]

@@ -17,8 +17,8 @@ from harness.errors import UsageError
 from harness.serving.link.kernel_times import AssumedTables, MeasuredTimes, MissingTable, Tables
 from harness.serving.names import engine_name
 from shapes.attention import Parallel
-from shapes.linears import BATCHED, BF16, FP8, Linear, linears
-from shapes.models import ModelConfig, model
+from shapes.linears import BATCHED, Linear, linears
+from shapes.models import BF16, FP8, ModelConfig, model
 
 # What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
 # write, choice of experts, concatenations), counted in a trace of SGLang 0.5.9 on 8xH200 as InferenceX's

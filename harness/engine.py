@@ -190,7 +190,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     device = _device(request)
     arch, ops = device["arch"], list(request.ops or kernels.OPS)
     workload, longest = request.workload, request.model.max_position_embeddings
-    if workload and workload.isl + workload.osl > longest:
+    if workload and longest and workload.isl + workload.osl > longest:
         raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
     try:
         deployment = request.deployed(arch)
@@ -198,6 +198,9 @@ def engine_view(request: EngineRequest) -> EngineView:
         shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
+    left_out = [f"{request.model.name}, not modelled: {line}" for line in request.model.not_modelled]
+    if not calls:
+        raise UsageError("; ".join([f"{request.model.name} has no call of an op here", *left_out]))
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
@@ -218,7 +221,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     libraries = {
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
-    notes = [*_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
+    notes = [*left_out, *_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shapes.attention import Parallel, mha_prefill_sizes, mla_decode_sizes
+from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import SEEN
-from shapes.experts import fused_moe_sizes, rows
+from shapes.experts import fused_moe_sizes, place_of_experts, rows
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
 from shapes.scheduler import Workload, simulate
@@ -73,7 +73,8 @@ class Call:
 
 def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
-    attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases)."""
+    attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases). Ops that do not
+    hold for the model (ModelConfig.unheld) have none."""
     spread = deployment.dp > 1
     model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     calls: list[Call] = []
@@ -86,12 +87,14 @@ def sweep(deployment: Deployment) -> list[Call]:
         step = f"prefill, {count} x {tokens} tokens"
         sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
         calls += _of_tokens(deployment, step, count * tokens, count * tokens)
-        calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill"))
-    return calls
+        if is_dense(model, str(tokens)):
+            calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill"))
+    return [call for call in calls if call.op not in model.unheld]
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
-    """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler)."""
+    """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
+    do not hold for the model have none."""
     from shapes.bins import decode_bins, prefill_bins, token_bins
 
     model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
@@ -110,8 +113,10 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
         calls.append(Call("mla_decode", sizes, "", decode.weight * decoding * layers, "MLA decode"))
     for prefill in prefill_bins(on_rank):
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
-        calls.append(Call("mha_prefill", sizes, "", prefill.weight * prefilling * layers, "MHA prefill"))
-    return calls
+        if is_dense(model, prefill.new, prefill.prefix):
+            times = prefill.weight * prefilling * layers
+            calls.append(Call("mha_prefill", sizes, "", times, "MHA prefill"))
+    return [call for call in calls if call.op not in model.unheld]
 
 
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
@@ -127,10 +132,9 @@ def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) 
                 continue
             seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
             yield Call("block_scale_gemm", block_scale_gemm_sizes(linear, seen), step, calls, linear.name)
-    model, everyone = deployment.model, deployment.tp * deployment.dp
-    reached = rows(model, deployment.attention, tokens)
-    here = reached if deployment.dispatched else deployment.together(tokens, everyone)
-    sizes = fused_moe_sizes(model, Parallel(tp=everyone, ep=deployment.ep), here, deployment.shared)
+    model, parallel = deployment.model, deployment.attention
+    reached = rows(model, parallel, tokens)
+    here = reached if deployment.dispatched else tokens * deployment.dp
+    sizes = fused_moe_sizes(model, parallel, here, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace
-    reached = reached if deployment.ep > 1 else here
-    yield Call("fused_moe", sizes, step, moe_layers, "experts", reached)
+    yield Call("fused_moe", sizes, step, moe_layers, place_of_experts(model, parallel), reached)

@@ -7,6 +7,22 @@ from shapes.case import Size
 from shapes.models import ModelConfig
 from shapes.routing import Routing
 
+PADDED = 128
+
+
+def expert_columns(model: ModelConfig, parallel: Parallel) -> int:
+    """The columns of an expert on one rank."""
+    if parallel.ep > 1:
+        return model.moe_intermediate_size
+    everyone = Parallel(tp=parallel.tp * parallel.dp)
+    return everyone.split(model.moe_intermediate_size, "expert columns", model)
+
+
+def place_of_experts(model: ModelConfig, parallel: Parallel) -> str:
+    """`experts`, with the columns of each where they are padded."""
+    width = expert_columns(model, parallel)
+    return f"experts, {width} columns padded" if width % PADDED else "experts"
+
 
 def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
@@ -14,10 +30,9 @@ def fused_moe_sizes(
     """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). With expert
     parallelism experts are whole; without it all ranks, those of DP attention too, share the columns of each
     expert (vLLM 0.33: flatten_tp_across_dp_and_pcp in fused_moe/config.py; SGLang 0.5.23: moe_tp_size in
-    moe_ep_setup.py)."""
-    inter = model.moe_intermediate_size
-    if parallel.ep == 1:
-        inter = Parallel(tp=parallel.tp * parallel.dp).split(inter, "expert columns", model)
+    moe_ep_setup.py). Columns that are no multiple of 128 are padded to one, as AITER has it in both engines
+    and vLLM's FP8 kernels but for Triton's (see kernels.fused_moe.sizes)."""
+    inter = -(-expert_columns(model, parallel) // PADDED) * PADDED
     sizes: dict[str, Size] = {
         "tokens": tokens,
         "experts": model.n_routed_experts,

@@ -31,14 +31,9 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
 
 def _model(name: str) -> ModelConfig:
     """Raises ValueError."""
-    from shapes.models import model, models, read_model
-    from shapes.names import unknown
+    from shapes.models import named_model
 
-    if Path(name).exists():
-        return read_model(Path(name))
-    if name not in models():
-        raise ValueError(f"{unknown('model', name, models())}, or a folder with a config.json")
-    return model(name)
+    return named_model(name)
 
 
 def _arch(name: str | None) -> str:
@@ -101,7 +96,7 @@ def _path(text: str) -> Path | None:
               help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
 @click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
               metavar="NAME|DIR",
-              help="Serve deepseek-r1, deepseek-v3 or the model of a folder with a config.json.")  # fmt: skip
+              help="Serve a model of `list models`, or of a config.json or a folder with one.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
               help="Let the server have N ranks.")  # fmt: skip
 @click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.engines import default, entries
-from shapes.attention import Parallel
 from shapes.deployment import Deployment
-from shapes.experts import fused_moe_sizes
+from shapes.experts import PADDED, expert_columns, fused_moe_sizes
 
 if TYPE_CHECKING:
     from shapes.models import ModelConfig
@@ -84,10 +83,16 @@ def deployed(
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
     attention, groups = (1, tp) if dp_attention else (tp, 1)
     split = Deployment(model, attention, dp=groups, ep=ep, dense_tp=tp, shared_tp=tp, kv=kv)
+    with_aiter = arch.startswith("gfx") and (engine == "sglang" or given.get("VLLM_ROCM_USE_AITER") == "1")
+    width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.attention)
+    if width % PADDED and not with_aiter:
+        does = (
+            "refuses that" if engine == "sglang" else "makes its blocks of scales smaller, unlike any op here"
+        )
+        raise ValueError(f"an expert of {model.name} has {width} columns on a rank: {engine} {does}")
     if engine == "vllm":
         split = replace(split, dense_tp=attention, shared_tp=attention)
-        with_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get(FUSED) == "1"
-        return replace(split, shared=int(with_aiter and arch.startswith("gfx")))
+        return replace(split, shared=int(with_aiter and given.get(FUSED) == "1"))
     dispatched = given.get("moe-a2a-backend", "none") != "none"
     if dispatched:
         split = replace(split, ep=tp, shared_tp=1, dispatched=True)
@@ -102,7 +107,7 @@ def _fuses(arch: str, split: Deployment) -> bool:
     import kernels
 
     op = kernels.OPS["fused_moe"]
-    sizes = fused_moe_sizes(split.model, Parallel(tp=split.tp * split.dp, ep=split.ep), 64, 1)
+    sizes = fused_moe_sizes(split.model, split.attention, 64, 1)
     found = default("sglang", op.name, arch, op.case({**op.defaults(arch), **sizes}).sizes)
     return bool(found and found.row)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from shapes.attention import Parallel
 from shapes.case import Case
 from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
-from shapes.experts import fused_moe_sizes, route, rows
+from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, route, rows
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
@@ -27,6 +27,8 @@ def _case(
     prompt tokens."""
     here = rows(model, parallel, tokens, routing)
     place = [f"{model.name} {parallel.text} {phase(tokens, prompt)}"]
+    if expert_columns(model, parallel) % PADDED:
+        place.append(place_of_experts(model, parallel))
     if shared:
         place.append("shared expert fused")
     if routing != "uniform":

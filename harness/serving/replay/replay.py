@@ -35,8 +35,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, free_memory
 from shapes.attention import Parallel
 from shapes.case import parse
-from shapes.models import model as named_model
-from shapes.models import read_model
+from shapes.models import named_model
 
 CONFIDENCE = 0.9
 
@@ -176,7 +175,10 @@ def plans(
     budget_s = parse_seconds(budget, "--budget")
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
-        rank = read_model(Path(model)) if Path(model).exists() else named_model(model)
+        rank = named_model(model)
+        lacks = [*rank.unheld.values(), *(f"its {name} is in bf16" for name in sorted(rank.unquantised))]
+        if lacks or not rank.q_lora_rank:
+            raise UsageError(f"{rank.name} cannot be replayed: {[*lacks, 'its queries have no latent'][0]}")
         if not re.fullmatch(r"\d+(,\d+)*", batch):
             raise UsageError(f"--batch takes numbers, not {batch!r}")
         given, *more = parse(case) if case else [{}]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapes.attention import Parallel
+from shapes.experts import fused_moe_sizes
 from shapes.linears import Linear, linears
 from shapes.models import ModelConfig
 
@@ -100,11 +101,7 @@ class ReplayStep:
         if place.op == MLA:
             cache = {"ctx": f"{self.ctx}..{self.ctx}", "page": self.page, "kv": self.kv}
             return {"batch": self.batch, "heads": self.heads, **cache}
-        inter = model.moe_intermediate_size // self.parallel.tp
-        return {
-            "tokens": self.batch, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
-            "hidden": model.hidden_size, "inter": inter, "routing": self.routing,
-        }  # fmt: skip
+        return fused_moe_sizes(model, self.parallel, self.batch, routing=self.routing)
 
     def places(self) -> list[StepPlace]:
         """The calls of the step, in the order in which they are made."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
-from shapes.cases.mla_decode import SEEN
+from shapes.cases.mla_decode import seen
 from shapes.experts import fused_moe_sizes, place_of_experts, rows
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
@@ -80,7 +80,7 @@ def sweep(deployment: Deployment) -> list[Call]:
     calls: list[Call] = []
     for batch in DP_BATCHES if spread else BATCHES:
         step = f"decode, {batch} requests"
-        sizes = mla_decode_sizes(model, parallel, batch, SEEN, kv=deployment.kv)
+        sizes = mla_decode_sizes(model, parallel, batch, seen(), kv=deployment.kv)
         calls += _of_tokens(deployment, step, batch)
         calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
     for count, tokens in DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]:

@@ -2,12 +2,15 @@
 
 smoke()             cases that take a few seconds on any machine
 ragged()            small cases of uneven sizes, at which implementations are checked
-sweep(model, parallel)
+sweep(model, parallel, drafts)
                     3200 tokens in, 800 out, each batch once, as in AMD's and dstack's runs
-production(model)   DeepSeek's service, and the sweep's requests, with DP attention and expert parallelism
+production(model, drafts)
+                    DeepSeek's service, and the sweep's requests, with DP attention and expert parallelism
 served(model, run)  a documented workload
 
-The last three have no case of an op that does not hold for the model (ModelConfig.unheld).
+The last three have no case of an op that does not hold for the model (ModelConfig.unheld). drafts: the draft
+tokens that a decode step verifies for each request, which has 1 + drafts tokens in the step; 0 without
+speculation. What computes the drafts, a layer or a few beside the model's, is left out.
 
 The batch that is served most comes first. The weight of a case is the share of the steps that have it, times
 its calls in such a step. The number of layers counts only if it differs between the cases of an op.
@@ -36,9 +39,14 @@ DP_PROMPTS = ((1, ISL), (4, 4096))
 """(prompts, tokens of each) of a rank. 4 x 4096 is DeepSeek's prefill profile, 16K tokens on each GPU."""
 
 
-def phase(tokens: int, prompt: int) -> str:
+def decode(drafts: int) -> str:
+    """`decode`, or `decode with 3 drafts`."""
+    return f"decode with {drafts} draft{'s' if drafts > 1 else ''}" if drafts else "decode"
+
+
+def phase(tokens: int, prompt: int, drafts: int = 0) -> str:
     """`decode`, `prefill` or `mixed`: the kind of a step of `tokens` tokens, `prompt` of which are prompt
     tokens."""
     if not prompt:
-        return "decode"
+        return decode(drafts)
     return "prefill" if prompt == tokens else "mixed"

@@ -11,7 +11,12 @@ from shapes.workloads import Documented
 
 
 def _step(
-    model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0
+    model: ModelConfig,
+    parallel: Parallel,
+    tokens: int,
+    prompt: int = 0,
+    weight: float = 1.0,
+    drafts: int = 0,
 ) -> list[Case]:
     """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
     decoding does not call gets only the prompt tokens."""
@@ -20,7 +25,7 @@ def _step(
         calls = linear.prefill_calls if prompt else linear.decode_calls
         if linear.kind == FP8 and calls:
             sizes = block_scale_gemm_sizes(linear, tokens if linear.decode_calls else prompt)
-            place = f"{model.name} {parallel.text} {phase(tokens, prompt)} {linear.name}"
+            place = f"{model.name} {parallel.text} {phase(tokens, prompt, drafts)} {linear.name}"
             cases.append(Case("block_scale_gemm", sizes, place=place, weight=weight * calls))
     return cases
 
@@ -38,14 +43,18 @@ def ragged() -> list[Case]:
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 
 
-def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
-    decoding = [case for batch in BATCHES for case in _step(model, parallel, batch)]
+def _decode(model: ModelConfig, parallel: Parallel, batch: int, drafts: int) -> list[Case]:
+    return _step(model, parallel, batch * (1 + drafts), drafts=drafts)
+
+
+def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
+    decoding = [case for batch in BATCHES for case in _decode(model, parallel, batch, drafts)]
     prefills = [count * ISL for count in PROMPTS]
     return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
 
 
-def production(model: ModelConfig) -> list[Case]:
-    decoding = [case for batch in DP_BATCHES for case in _step(model, DP_EP8, batch)]
+def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
+    decoding = [case for batch in DP_BATCHES for case in _decode(model, DP_EP8, batch, drafts)]
     prefills = [count * isl for count, isl in DP_PROMPTS]
     return decoding + [case for tokens in prefills for case in _step(model, DP_EP8, tokens, tokens)]
 

@@ -22,11 +22,12 @@ def _case(
     weight: float = 1.0,
     shared: int = 0,
     routing: str = "uniform",
+    drafts: int = 0,
 ) -> Case:
     """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
     prompt tokens."""
     here = rows(model, parallel, tokens, routing)
-    place = [f"{model.name} {parallel.text} {phase(tokens, prompt)}"]
+    place = [f"{model.name} {parallel.text} {phase(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:
         place.append(place_of_experts(model, parallel))
     if shared:
@@ -62,26 +63,30 @@ def ragged() -> list[Case]:
     return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True))) for sizes in all_sizes]
 
 
-def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
-    """The uniform routing for each step; other routings, and a fused shared expert, for a few."""
-    decoding = [_case(model, parallel, batch) for batch in BATCHES]
+def _decode(
+    model: ModelConfig, parallel: Parallel, batch: int, drafts: int, shared: int = 0, routing: str = "uniform"
+) -> Case:
+    return _case(model, parallel, batch * (1 + drafts), shared=shared, routing=routing, drafts=drafts)
+
+
+def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
+    """The uniform routing for each step; other routings, and a fused shared expert, for a few. Draft tokens
+    are routed like others, though those of a request choose fewer experts together."""
+    decoding = [_decode(model, parallel, batch, drafts) for batch in BATCHES]
     prefills = [_case(model, parallel, count * ISL, count * ISL) for count in PROMPTS]
-    fused = [_case(model, parallel, batch, shared=1) for batch in (64, 16, 1)]
+    fused = [_decode(model, parallel, batch, drafts, shared=1) for batch in (64, 16, 1)]
     fused.append(_case(model, parallel, ISL, ISL, shared=1))
-    others = [
-        _case(model, parallel, tokens, prompt, routing=routing)
-        for tokens, prompt in ((64, 0), (ISL, ISL))
-        for routing in OTHER_ROUTINGS
-    ]
+    others = [_decode(model, parallel, 64, drafts, routing=routing) for routing in OTHER_ROUTINGS]
+    others += [_case(model, parallel, ISL, ISL, routing=routing) for routing in OTHER_ROUTINGS]
     return decoding + prefills + fused + others
 
 
-def production(model: ModelConfig) -> list[Case]:
+def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
     """The balanced routing is that of DeepSeek's profiles."""
-    decoding = [_case(model, DP_EP8, batch) for batch in DP_BATCHES]
+    decoding = [_decode(model, DP_EP8, batch, drafts) for batch in DP_BATCHES]
     prefills = [_case(model, DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
-    fused = [_case(model, DP_EP8, DP_BATCHES[0], shared=1)]
-    others = [_case(model, DP_EP8, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
+    fused = [_decode(model, DP_EP8, DP_BATCHES[0], drafts, shared=1)]
+    others = [_decode(model, DP_EP8, DP_BATCHES[0], drafts, routing=routing) for routing in OTHER_ROUTINGS]
     return decoding + prefills + fused + others
 
 

@@ -41,14 +41,14 @@ def ragged() -> list[Case]:
     ]
 
 
-def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
+def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """Batches of whole prompts, and one prompt in two chunks."""
     prompts = [(count, str(ISL), "0") for count in PROMPTS]
     prompts += [(1, str(CHUNK), "0"), (1, str(ISL - CHUNK), str(CHUNK))]
     return [_case(model, parallel, *each) for each in prompts if is_dense(model, *each[1:])]
 
 
-def production(model: ModelConfig) -> list[Case]:
+def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
     return [_case(model, DP_EP8, count, str(isl)) for count, isl in DP_PROMPTS if is_dense(model, str(isl))]
 
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from shapes.attention import Parallel, mla_decode_sizes
 from shapes.case import Case, Size
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL
+from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL, decode
 from shapes.lengths import span_text
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
-SEEN = span_text(ISL + 1, ISL + OSL - 1)
-"""The span of tokens that a request attends to from its first to its last decode step (see
-shapes.scheduler)."""
+
+def seen(drafts: int = 0) -> str:
+    """The span of tokens that a request attends to from its first to its last decode step (see
+    shapes.scheduler), its draft tokens included."""
+    return span_text(ISL + 1 + drafts, ISL + OSL - 1 + drafts)
 
 
 def _case(
-    model: ModelConfig, parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16"
+    model: ModelConfig,
+    parallel: Parallel,
+    batch: int,
+    ctx: str,
+    drafts: int = 0,
+    weight: float = 1.0,
+    kv: str = "bf16",
 ) -> Case:
-    sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=kv)
-    return Case("mla_decode", sizes, place=f"{model.name} {parallel.text} decode", weight=weight)
+    sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=kv, q=1 + drafts)
+    return Case("mla_decode", sizes, place=f"{model.name} {parallel.text} {decode(drafts)}", weight=weight)
 
 
 def smoke() -> list[Case]:
@@ -38,23 +46,23 @@ def ragged() -> list[Case]:
     ]
 
 
-def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
+def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """Full batches; the requests of a batch are at all stages of their answers."""
-    return [_case(model, parallel, batch, SEEN) for batch in BATCHES]
+    return [_case(model, parallel, batch, seen(drafts), drafts) for batch in BATCHES]
 
 
-def production(model: ModelConfig) -> list[Case]:
+def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
     """4989 is the mean number of cached tokens for each output token in a day of DeepSeek's service, whose
     spread is not published (open-infra-index, day 6). 128 requests a GPU with prompts of 4K is its decode
     profile, which is said to match the service closely (profile-data)."""
-    service = [_case(model, DP_EP8, 128, ctx) for ctx in ("4989", "4096")]
-    return service + [_case(model, DP_EP8, batch, SEEN) for batch in DP_BATCHES]
+    service = [_case(model, DP_EP8, 128, ctx, drafts) for ctx in ("4989", "4096")]
+    return service + [_case(model, DP_EP8, batch, seen(drafts), drafts) for batch in DP_BATCHES]
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
     from shapes.bins import decode_bins
 
     return [
-        _case(model, run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv)
+        _case(model, run.parallel, bin_.batch, bin_.ctx, weight=bin_.weight, kv=run.kv)
         for bin_ in decode_bins(run.on_rank)
     ]

@@ -11,6 +11,7 @@ from kernels import OPS
 from shapes.attention import Parallel
 from shapes.bins import token_bins
 from shapes.experts import fused_moe_sizes, rows
+from shapes.lengths import parse_span, span_text
 from shapes.models import model
 from shapes.suites import OPS as CASES
 from shapes.suites import ragged, suite, suites
@@ -22,7 +23,7 @@ SIZES = {
     "mla_decode": ("batch", "ctx", "heads", "page", "kv"),
     "mha_prefill": ("batch", "new", "prefix", "heads"),
 }
-UNSAID = ("dtype", "groups", "group_topk", "model_len")
+UNSAID = ("dtype", "groups", "group_topk", "model_len", "q")
 """Sizes that only some cases say."""
 WHOLE = ("serving-3200-800-c64-mixed", "serving-512-512-c10800")
 TP8, R1 = Parallel(tp=8), model("deepseek-r1")
@@ -94,3 +95,27 @@ def test_listing_suites_imports_no_library_and_simulates_nothing():
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[] False"
+
+
+@pytest.mark.parametrize("name", ["r1-tp8", "r1-tp4", "r1-dp-ep8"])
+def test_a_step_that_verifies_drafts_has_their_tokens_too(name):
+    """The same batches of requests, with 1 + drafts tokens of each."""
+    for drafts in (1, 3):
+        plain, verifying = suite(name), suite(f"{name}-mtp{drafts}")
+        for op in plain.by_op:
+            for case, more in zip(plain.cases(op), verifying.cases(op), strict=True):
+                wanted = dict(case.sizes)
+                if "decode" in case.place:
+                    assert more.place.startswith(case.place.partition(" decode")[0] + " decode with ")
+                    if op == "mla_decode":
+                        low, high = parse_span(wanted["ctx"])
+                        own = 0 if low == high else drafts
+                        wanted |= {"ctx": span_text(low + own, high + own), "q": 1 + drafts}
+                    elif op == "block_scale_gemm" or "ep8" not in case.place:
+                        first = next(iter(wanted))
+                        wanted[first] *= 1 + drafts
+                    else:  # of a rank that gets the tokens of its experts alone, a rounded share
+                        assert abs(more.sizes["tokens"] - wanted["tokens"] * (1 + drafts)) <= drafts
+                        wanted["tokens"] = more.sizes["tokens"]
+                assert dict(more.sizes) == wanted and more.weight == case.weight
+    assert suite("kimi-k2-tp16-mtp2").cases("mla_decode")[0].sizes["q"] == 3

@@ -125,8 +125,9 @@ def suite(name: str) -> Suite:
     return suites()[name]
 
 
-def ragged(op: str) -> list[Case]:
+def ragged(op: str, q: int = 1) -> list[Case]:
     """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
-    none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes."""
-    made = _makers("ragged").get(op)
+    none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes,
+    and q, the query tokens of each sequence in MLA decode, though they have room for so many."""
+    made = _makers("ragged", *([q] if q > 1 else [])).get(op)
     return made() if made else suites()["smoke"].cases(op)

@@ -48,7 +48,7 @@ def choose_cases(
     return sorted(merge(cases), key=lambda case: -case.weight)
 
 
-KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page")
+KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page", "q")
 """Sizes by which a row decides what it runs and whether it can run: ragged cases take them from the timed
 case."""
 
@@ -59,10 +59,10 @@ def kept_sizes(case: Case) -> dict[str, Size]:
 
 def ragged_cases(op: Op, case: Case, arch: str) -> list[Case]:
     """The small cases of uneven sizes at which each timed implementation is checked too. They have the
-    dtypes, heads, pages and boundary of the timed case."""
+    dtypes, heads, pages, query tokens and boundary of the timed case."""
     made = [
         op.case({**op.defaults(arch), **each.sizes, **kept_sizes(case)}, boundary=case.boundary)
-        for each in ragged(op.name)
+        for each in ragged(op.name, int(case.sizes.get("q", 1)))
     ]
     return [each for each in merge(made) if each.key != case.key]
 

@@ -27,7 +27,7 @@ from harness.report.terminal import line_width
 from harness.report.text import grouped
 from kernels.platform import KINDS, Platform
 from shapes.attention import Parallel
-from shapes.case import text_of
+from shapes.case import parse, text_of
 from shapes.cases import R1
 from shapes.linears import linears
 from shapes.models import model
@@ -107,10 +107,21 @@ def listing(
     return rows, lambda: _by_source(rows) if what == "published" else table_of(rows)
 
 
-def of_case(op: str, text: str, platform: Platform) -> Listing:
-    """The implementations of an op, with whether they take a case in any boundary. The reason of the others
-    is the one that `run` gives for the widest boundary. Raises UsageError unless the text is one case."""
-    cases = choose_cases(kernels.OPS[op], None, [text], None, platform.arch)
+def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
+    """The implementations of the op that has these sizes, with whether they take a case in any boundary. The
+    reason of the others is the one that `run` gives for the widest boundary. Raises UsageError unless the
+    text is one case, of one op."""
+    try:
+        given = parse(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    having = [op for op in ops if given[0].keys() <= {field.name for field in fields(kernels.OPS[op].Sizes)}]
+    if len(ops) > 1 and len(having) != 1:
+        raise UsageError(f"say whose case {text!r} is: --op {' or --op '.join(having or ops)}")
+    op = having[0] if having else ops[0]
+    first = next(iter(suite("r1-tp8").cases(op)), None)
+    whole = [text_of({**first.sizes, **sizes}) for sizes in given] if first else [text]
+    cases = choose_cases(kernels.OPS[op], None, whole, None, platform.arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
     rows = []

@@ -39,11 +39,11 @@ def smoke() -> list[Case]:
     return cases
 
 
-def ragged() -> list[Case]:
-    """Eleven sequences of one token and more, and sequences that end where their pages end."""
-    return [
-        Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in ((11, "1..190"), (4, "64..256"))
-    ]
+def ragged(q: int = 1) -> list[Case]:
+    """Eleven sequences of q tokens, the query tokens alone, and more; and sequences that end where their
+    pages end."""
+    spans = ((11, f"{q}..190"), (4, "64..256"))
+    return [Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in spans]
 
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:

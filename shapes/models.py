@@ -192,14 +192,12 @@ class ModelConfig:
         if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
             width = self.qk_nope_head_dim + self.qk_rope_head_dim
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
-        if "fused_moe" not in self.unheld and (self.scoring_func, self.routed_scaling_factor) != (
-            "sigmoid",
-            2.5,
-        ):
-            own = f"{self.scoring_func} and {self.routed_scaling_factor:g}"
-            lines.append(f"with_routing has sigmoid and a scaling of 2.5, not {own}")
+        if "fused_moe" not in self.unheld and self.scoring_func != "sigmoid":
+            lines.append(f"with_routing scores experts by sigmoid, not {self.scoring_func}")
+        if "fused_moe" not in self.unheld and (scaling := self.routed_scaling_factor) != 2.5:
+            lines.append(f"fused_moe scales picks by 2.5, not {scaling:g}; no time depends on it")
         if self.num_nextn_predict_layers:
-            lines.append(f"the calls of its {self.num_nextn_predict_layers} MTP layer(s)")
+            lines.append(f"the calls of MTP layers: {self.num_nextn_predict_layers}")
         return [*lines, *self.left_out]
 
 

@@ -26,10 +26,14 @@ CASE_S = 20.0
 """Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
 interval."""
 
-SWEEPS = (
-    ("r1-tp8", R1, 8), ("r1-tp4", R1, 4), ("k2-tp8", "kimi-k2", 8), ("v32-tp8", "deepseek-v3.2", 8),
-)  # fmt: skip
-"""(name of a suite, model, tp): r1-tp8 is the sweep of R1 on 8 ranks."""
+SPREAD = (
+    ("r1-tp8", R1, Parallel(tp=8)),
+    ("r1-tp4", R1, Parallel(tp=4)),
+    ("r1-dp-ep8", R1, Parallel(dp=8, ep=8)),
+    ("k2-tp8", "kimi-k2", Parallel(tp=8)),
+    ("v32-tp8", "deepseek-v3.2", Parallel(tp=8)),
+)
+"""(name of a suite, model, how it is spread over ranks)."""
 
 OPS: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
@@ -69,6 +73,8 @@ class Suite:
     """Op -> the function that makes its cases."""
     per_case_s: float = CASE_S
     """The least seconds of measuring for each case."""
+    model: str = ""
+    """The model that it is of, if it is of one."""
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
@@ -82,29 +88,35 @@ def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
-    found += [_sweep(*each) for each in SWEEPS]
-    text = (
-        f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
-        "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
-    )
-    found.append(Suite("r1-dp-ep8", text, _of_model(R1, "production")))
+    found += [_spread(*each) for each in SPREAD]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
         found.append(Suite(name, text, _of_model(R1, "served", run)))
     return {suite.name: suite for suite in found}
 
 
-def _sweep(name: str, model: str, tp: int) -> Suite:
-    text = f"{model} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
-    return Suite(name, text, _of_model(model, "sweep", Parallel(tp=tp)))
+def _spread(name: str, model: str, parallel: Parallel) -> Suite:
+    what, text = "sweep", "3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+    if parallel.dp > 1:
+        what, text = (
+            "production",
+            (
+                "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
+                "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
+            ),
+        )
+    by_op = _of_model(model, what, parallel)
+    return Suite(name, f"{model} {parallel.text}: {text}", by_op, model=model)
 
 
 def suite(name: str) -> Suite:
-    """A suite by its name, or `MODEL-tpN`: the sweep of a model that shapes.models names or reads from a
-    path. Raises ValueError, which lists the suites, for an unknown name."""
-    if name not in suites() and (made := re.fullmatch(r"(.+)-tp([1-9]\d*)", name)):
+    """A suite by its name, or one like r1-tp8 or r1-dp-ep8 of another model, which shapes.models names or
+    reads from a path: `kimi-k2-tp4`, `kimi-k2-dp8-ep8`. Raises ValueError, which lists the suites, for an
+    unknown name."""
+    if name not in suites() and (made := re.fullmatch(r"(.+?)((?:-(?:tp|dp|ep)\d+)+)", name)):
         named_model(made[1])
-        return _sweep(name, made[1], int(made[2]))
+        degrees = {degree[:2]: int(degree[2:]) for degree in made[2].split("-")[1:]}
+        return _spread(name, made[1], Parallel(**degrees))
     if name not in suites():
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from shapes.attention import Parallel
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, route, rows
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
@@ -76,12 +76,12 @@ def sweep(model: ModelConfig, parallel: Parallel) -> list[Case]:
     return decoding + prefills + fused + others
 
 
-def production(model: ModelConfig) -> list[Case]:
+def production(model: ModelConfig, parallel: Parallel) -> list[Case]:
     """The balanced routing is that of DeepSeek's profiles."""
-    decoding = [_case(model, DP_EP8, batch) for batch in DP_BATCHES]
-    prefills = [_case(model, DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
-    fused = [_case(model, DP_EP8, DP_BATCHES[0], shared=1)]
-    others = [_case(model, DP_EP8, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
+    decoding = [_case(model, parallel, batch) for batch in DP_BATCHES]
+    prefills = [_case(model, parallel, count * isl, count * isl) for count, isl in DP_PROMPTS]
+    fused = [_case(model, parallel, DP_BATCHES[0], shared=1)]
+    others = [_case(model, parallel, DP_BATCHES[0], routing=routing) for routing in OTHER_ROUTINGS]
     return decoding + prefills + fused + others
 
 

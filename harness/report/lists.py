@@ -70,8 +70,15 @@ def listing(
         return [asdict(recipe) for recipe in listed], lambda: text
     if what == "models":
         named = [model(name) for name in models()]
-        rows = [{"model": m.name, "source": m.source, "not modelled": m.not_modelled} for m in named]
-        lines = [text for m in named for text in (m.name, *_wrapped([m.source, *m.not_modelled]))]
+        rows = [
+            {"model": m.name, "source": m.source, "MTP layers, left out": m.num_nextn_predict_layers,
+             "not modelled": m.not_modelled}
+            for m in named
+        ]  # fmt: skip
+        lines = []
+        for m in named:
+            mtp = f"MTP layers, left out: {m.num_nextn_predict_layers}" if m.num_nextn_predict_layers else ""
+            lines += [m.name, *_wrapped([m.source, *m.not_modelled, mtp])]
         return rows, lambda: "\n".join(lines)
     if what == "ops":
         rows = [

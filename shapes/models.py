@@ -107,7 +107,7 @@ class ModelConfig:
     max_position_embeddings: int = 0
     """0: unknown."""
     num_nextn_predict_layers: int = 0
-    """The number of MTP layers, which are not among the num_hidden_layers."""
+    """The number of MTP layers, which run only where drafts are made: no case has their calls."""
     index_topk: int = 0
     """The keys that the indexer of sparse attention leaves to a query; 0: attention is dense."""
     index_n_heads: int = 0
@@ -192,14 +192,10 @@ class ModelConfig:
         if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
             width = self.qk_nope_head_dim + self.qk_rope_head_dim
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
-        if "fused_moe" not in self.unheld and (self.scoring_func, self.routed_scaling_factor) != (
-            "sigmoid",
-            2.5,
-        ):
-            own = f"{self.scoring_func} and {self.routed_scaling_factor:g}"
-            lines.append(f"with_routing has sigmoid and a scaling of 2.5, not {own}")
-        if self.num_nextn_predict_layers:
-            lines.append(f"the calls of its {self.num_nextn_predict_layers} MTP layer(s)")
+        if "fused_moe" not in self.unheld and self.scoring_func != "sigmoid":
+            lines.append(f"with_routing scores experts by sigmoid, not {self.scoring_func}")
+        if "fused_moe" not in self.unheld and (scaling := self.routed_scaling_factor) != 2.5:
+            lines.append(f"fused_moe scales picks by 2.5, not {scaling:g}; no time depends on it")
         return [*lines, *self.left_out]
 
 
@@ -250,7 +246,7 @@ def models() -> list[str]:
 def model(name: str) -> ModelConfig:
     """Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(unknown("model", name, models()))
+        raise ValueError(unknown("model", name, models(), "list models"))
     own = _data(name)
     config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
     return ModelConfig.read(name, own["source"], config, own.get("hf_quant_config"))
@@ -266,7 +262,9 @@ def named_model(name: str) -> ModelConfig:
     if Path(name).exists():
         return read_model(Path(name))
     if name not in models():
-        raise ValueError(f"{unknown('model', name, models())}, or a folder with a config.json")
+        raise ValueError(
+            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
+        )
     return model(name)
 
 

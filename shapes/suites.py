@@ -26,10 +26,14 @@ CASE_S = 20.0
 """Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
 interval."""
 
-SWEEPS = (
-    ("r1-tp8", R1, 8), ("r1-tp4", R1, 4), ("k2-tp8", "kimi-k2", 8), ("v32-tp8", "deepseek-v3.2", 8),
-)  # fmt: skip
-"""(name of a suite, model, tp): r1-tp8 is the sweep of R1 on 8 ranks."""
+SPREAD = (
+    ("r1-tp8", R1, Parallel(tp=8)),
+    ("r1-tp4", R1, Parallel(tp=4)),
+    ("r1-dp-ep8", R1, Parallel(dp=8, ep=8)),
+    ("k2-tp8", "kimi-k2", Parallel(tp=8)),
+    ("v32-tp8", "deepseek-v3.2", Parallel(tp=8)),
+)
+"""(name of a suite, model, how it is spread over ranks)."""
 DRAFTS = (0, 1, 3)
 """Draft tokens a step in the suites of R1: none; 1 as vLLM and TensorRT-LLM with DP attention have it; 3 as
 SGLang and AMD's ATOM have it by default. The suites are named r1-tp8, r1-tp8-mtp1 and r1-tp8-mtp3."""
@@ -72,6 +76,8 @@ class Suite:
     """Op -> the function that makes its cases."""
     per_case_s: float = CASE_S
     """The least seconds of measuring for each case."""
+    model: str = ""
+    """The model that it is of, if it is of one."""
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
@@ -85,41 +91,41 @@ def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
-    found += [_sweep(*each, drafts) for each in SWEEPS for drafts in (DRAFTS if each[1] == R1 else (0,))]
-    text = (
-        f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
-        "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
-    )
-    for drafts in DRAFTS:
-        cases = _of_model(R1, "production", drafts)
-        found.append(Suite(_with_drafts("r1-dp-ep8", drafts), text + _verifying(drafts), cases))
+    for name, model, parallel in SPREAD:
+        found += [_spread(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
         found.append(Suite(name, text, _of_model(R1, "served", run)))
     return {suite.name: suite for suite in found}
 
 
-def _sweep(name: str, model: str, tp: int, drafts: int) -> Suite:
-    text = f"{model} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
-    cases = _of_model(model, "sweep", Parallel(tp=tp), drafts)
-    return Suite(_with_drafts(name, drafts), text + _verifying(drafts), cases)
-
-
-def _with_drafts(name: str, drafts: int) -> str:
-    return f"{name}-mtp{drafts}" if drafts else name
-
-
-def _verifying(drafts: int) -> str:
-    return f"; each step verifies {drafts} draft{'s' if drafts > 1 else ''} a request" if drafts else ""
+def _spread(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
+    what, text = "sweep", "3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+    if parallel.dp > 1:
+        what, text = (
+            "production",
+            (
+                "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
+                "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
+            ),
+        )
+    if drafts:
+        name = f"{name}-mtp{drafts}"
+        text += f"; each step verifies {drafts} draft{'s' if drafts > 1 else ''} a request"
+    by_op = _of_model(model, what, parallel, drafts)
+    return Suite(name, f"{model} {parallel.text}: {text}", by_op, model=model)
 
 
 def suite(name: str) -> Suite:
-    """A suite by its name, or `MODEL-tpN` or `MODEL-tpN-mtpK`: the sweep of a model that shapes.models names
-    or reads from a path, with K drafts (7 at most). Raises ValueError, which lists the suites, for an unknown
-    name."""
-    if name not in suites() and (made := re.fullmatch(r"(.+)-tp([1-9]\d*)(?:-mtp([1-7]))?", name)):
-        named_model(made[1])
-        return _sweep(f"{made[1]}-tp{made[2]}", made[1], int(made[2]), int(made[3] or 0))
+    """A suite by its name, or one like r1-tp8-mtp3 or r1-dp-ep8 of another model, which shapes.models names
+    or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`; at most 7 drafts. Raises ValueError, which
+    lists the suites, for an unknown name."""
+    if name not in suites() and (
+        made := re.fullmatch(r"((.+?)((?:-(?:tp|dp|ep)\d+)+))(?:-mtp([1-7]))?", name)
+    ):
+        named_model(made[2])
+        degrees = {degree[:2]: int(degree[2:]) for degree in made[3].split("-")[1:]}
+        return _spread(made[1], made[2], Parallel(**degrees), int(made[4] or 0))
     if name not in suites():
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]

@@ -7,7 +7,7 @@ import click
 from harness.cli.options import OneOf, answer, json_option, only_op
 from kernels.platform import KINDS
 
-LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "recipes"]
+LISTS = ["ops", "impls", "cases", "suites", "models", "linears", "published", "flags", "recipes"]
 
 
 @click.command("list")
@@ -35,7 +35,8 @@ def list_command(
     json_to: str | None,
 ) -> None:
     """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
-    linears, published, flags or recipes."""
+    models, linears, published, flags or recipes. Each model that has a suite MODEL-tpN, N ranks, is listed
+    with its source and what is not modelled of it."""
     import kernels
     from harness.catalogue.architectures import named_architecture
     from harness.errors import UsageError

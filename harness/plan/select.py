@@ -12,6 +12,7 @@ from kernels.engines import choices, engines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
+from shapes.models import named_model
 from shapes.names import unknown
 from shapes.suites import ragged, suite
 
@@ -36,15 +37,17 @@ def choose_cases(
             sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
             cases = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
         else:
+            chosen = suite(suite_name or "smoke")
             cases = [
                 op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
-                for c in suite(suite_name or "smoke").cases(op.name)
+                for c in chosen.cases(op.name)
                 for b in boundaries
             ]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not cases:
-        raise UsageError(f"suite {suite_name!r} has no cases for {op.name}")
+        why = named_model(chosen.model).unheld.get(op.name) if chosen.model else None
+        raise UsageError(f"suite {suite_name!r} has no cases for {op.name}{f': {why}' if why else ''}")
     return sorted(merge(cases), key=lambda case: -case.weight)
 
 

@@ -1,4 +1,5 @@
-"""Lists of what there is: ops, implementations, cases, suites, linears, published figures, flags, recipes.
+"""Lists of what there is: ops, implementations, cases, suites, models, linears, published figures, flags,
+recipes.
 
 They are made without importing torch.
 """
@@ -30,8 +31,7 @@ from shapes.attention import Parallel
 from shapes.case import parse, text_of
 from shapes.cases import R1
 from shapes.linears import linears
-from shapes.models import model
-from shapes.names import unknown
+from shapes.models import model, models
 from shapes.suites import suite, suites
 
 ALL = "all"
@@ -68,6 +68,18 @@ def listing(
         listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
         text = "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in listed)
         return [asdict(recipe) for recipe in listed], lambda: text
+    if what == "models":
+        named = [model(name) for name in models()]
+        rows = [
+            {"model": m.name, "source": m.source, "MTP layers, left out": m.num_nextn_predict_layers,
+             "not modelled": m.not_modelled}
+            for m in named
+        ]  # fmt: skip
+        lines = []
+        for m in named:
+            mtp = f"MTP layers, left out: {m.num_nextn_predict_layers}" if m.num_nextn_predict_layers else ""
+            lines += [m.name, *_wrapped([m.source, *m.not_modelled, mtp])]
+        return rows, lambda: "\n".join(lines)
     if what == "ops":
         rows = [
             {
@@ -198,8 +210,11 @@ def _by_reason(rows: Sequence[Row], platform: Platform, verb: str) -> Renderable
 
 
 def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]:
-    if suite_name not in (*suites(), ALL):
-        raise UsageError(unknown("suite", suite_name, [*suites(), ALL], "list suites"))
+    try:
+        chosen = list(suites().values()) if suite_name == ALL else [suite(suite_name)]
+        by_op = [(each.name, op, each.cases(op)) for each in chosen for op in ops]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     return [
         {
             "suite": name,
@@ -208,9 +223,8 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
             "weight": round(c.weight, 4),
             "place": c.place,
         }
-        for name in (suites() if suite_name == ALL else [suite_name])
-        for op in ops
-        for c in suite(name).cases(op)
+        for name, op, cases in by_op
+        for c in cases
     ]
 
 

@@ -163,7 +163,7 @@ def _new_folder(what: str, suite: str, platform: Platform) -> Path:
     """A folder that is not there yet: another run may have begun in the same second."""
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
-    name = f"{created}-{what}-{suite.replace(' ', '-')}-{device}"
+    name = f"{created}-{what}-{re.sub('[ /]+', '-', suite)}-{device}"
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     return next(path for end in ends if not (path := RESULTS / "local" / (name + end)).exists())
 

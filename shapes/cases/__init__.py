@@ -4,8 +4,8 @@ smoke()             cases that take a few seconds on any machine
 ragged()            small cases of uneven sizes, at which implementations are checked
 sweep(model, parallel, drafts)
                     3200 tokens in, 800 out, each batch once, as in AMD's and dstack's runs
-production(model, drafts)
-                    DeepSeek's service, and the sweep's requests, with DP attention and expert parallelism
+production(model, parallel, drafts)
+                    DeepSeek's service, and the sweep's requests, with DP attention
 served(model, run)  a documented workload
 
 The last three have no case of an op that does not hold for the model (ModelConfig.unheld). drafts: the draft
@@ -18,8 +18,6 @@ its calls in such a step. The number of layers counts only if it differs between
 
 from __future__ import annotations
 
-from shapes.attention import Parallel
-
 R1 = "deepseek-r1"
 ISL, OSL = 3200, 800
 BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)
@@ -30,7 +28,6 @@ PROMPTS = (1, 4, 40)
 CHUNK = 2048
 """The max_num_batched_tokens of vLLM 0.7 with chunked prefill."""
 
-DP_EP8 = Parallel(dp=8, ep=8)
 DP_BATCHES = (128, 64, 32, 16)
 """The numbers of requests of a rank that decode together. 128 is that of DeepSeek's decode profile
 (deepseek-ai/profile-data), and a rank's share of concurrency 1024; the others are shares of 512, 256 and 128

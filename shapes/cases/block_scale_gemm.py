@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shapes.attention import Parallel
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
 from shapes.workloads import Documented
@@ -53,10 +53,10 @@ def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]
     return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
 
 
-def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
-    decoding = [case for batch in DP_BATCHES for case in _decode(model, DP_EP8, batch, drafts)]
+def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
+    decoding = [case for batch in DP_BATCHES for case in _decode(model, parallel, batch, drafts)]
     prefills = [count * isl for count, isl in DP_PROMPTS]
-    return decoding + [case for tokens in prefills for case in _step(model, DP_EP8, tokens, tokens)]
+    return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:

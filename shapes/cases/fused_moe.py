@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from shapes.attention import Parallel
 from shapes.case import Case
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, DP_PROMPTS, ISL, PROMPTS, phase
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, route, rows
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
@@ -81,12 +81,12 @@ def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]
     return decoding + prefills + fused + others
 
 
-def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
+def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """The balanced routing is that of DeepSeek's profiles."""
-    decoding = [_decode(model, DP_EP8, batch, drafts) for batch in DP_BATCHES]
-    prefills = [_case(model, DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
-    fused = [_decode(model, DP_EP8, DP_BATCHES[0], drafts, shared=1)]
-    others = [_decode(model, DP_EP8, DP_BATCHES[0], drafts, routing=routing) for routing in OTHER_ROUTINGS]
+    decoding = [_decode(model, parallel, batch, drafts) for batch in DP_BATCHES]
+    prefills = [_case(model, parallel, count * isl, count * isl) for count, isl in DP_PROMPTS]
+    fused = [_decode(model, parallel, DP_BATCHES[0], drafts, shared=1)]
+    others = [_decode(model, parallel, DP_BATCHES[0], drafts, routing=routing) for routing in OTHER_ROUTINGS]
     return decoding + prefills + fused + others
 
 

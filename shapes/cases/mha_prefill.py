@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes
 from shapes.case import Case, Size
-from shapes.cases import CHUNK, DP_EP8, DP_PROMPTS, ISL, PROMPTS
+from shapes.cases import CHUNK, DP_PROMPTS, ISL, PROMPTS
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
 
@@ -48,8 +48,8 @@ def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]
     return [_case(model, parallel, *each) for each in prompts if is_dense(model, *each[1:])]
 
 
-def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
-    return [_case(model, DP_EP8, count, str(isl)) for count, isl in DP_PROMPTS if is_dense(model, str(isl))]
+def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
+    return [_case(model, parallel, count, str(isl)) for count, isl in DP_PROMPTS if is_dense(model, str(isl))]
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:

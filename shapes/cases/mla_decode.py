@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shapes.attention import Parallel, mla_decode_sizes
 from shapes.case import Case, Size
-from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL, decode
+from shapes.cases import BATCHES, DP_BATCHES, ISL, OSL, decode
 from shapes.lengths import span_text
 from shapes.models import ModelConfig
 from shapes.workloads import Documented
@@ -51,12 +51,12 @@ def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]
     return [_case(model, parallel, batch, seen(drafts), drafts) for batch in BATCHES]
 
 
-def production(model: ModelConfig, drafts: int = 0) -> list[Case]:
+def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """4989 is the mean number of cached tokens for each output token in a day of DeepSeek's service, whose
     spread is not published (open-infra-index, day 6). 128 requests a GPU with prompts of 4K is its decode
     profile, which is said to match the service closely (profile-data)."""
-    service = [_case(model, DP_EP8, 128, ctx, drafts) for ctx in ("4989", "4096")]
-    return service + [_case(model, DP_EP8, batch, seen(drafts), drafts) for batch in DP_BATCHES]
+    service = [_case(model, parallel, 128, ctx, drafts) for ctx in ("4989", "4096")]
+    return service + [_case(model, parallel, batch, seen(drafts), drafts) for batch in DP_BATCHES]
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:

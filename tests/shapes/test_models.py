@@ -1,14 +1,16 @@
 """Models, and how they are split over ranks."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shapes.models
 from shapes.attention import Parallel
-from shapes.models import model, models, read_model
+from shapes.models import BF16, FP8, model, models, named_model, read_model
 
 DATA = Path(shapes.models.__file__).parent / "data"
 
@@ -46,3 +48,108 @@ def test_a_model_is_read_from_its_folder(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=says):
             read_model(tmp_path)
+
+
+GEMM, MOE, MLA, MHA = "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+ATTENTION = ("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj", "q_b_proj")
+
+
+def nvfp4(*kept: str) -> dict[str, Any]:
+    return {
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "exclude_modules": ["lm_head", "model.layers.99*", *kept],
+    }
+
+
+V4 = {"kv_lora_rank": None, "compress_ratios": [128, 4, 0], "quantization_config": BLOCKS}
+COPIES: dict[str, tuple[str, dict[str, Any], str | tuple[str, set[str]]]] = {
+    "deepseek-v3": ("deepseek-r1", {}, (FP8, set())),
+    "deepseek-v3.1-nvfp4": ("deepseek-r1", nvfp4(*(f"model.layers.60.self_attn.{m}" for m in ATTENTION)),
+                            ("NVFP4", {GEMM, MOE})),
+    "deepseek-v3.2": ("deepseek-v3.2", {}, (FP8, {MLA})),
+    "deepseek-v3.2-nvfp4": ("deepseek-v3.2", nvfp4("model.layers.60.self_attn*"),
+                            ("NVFP4", {GEMM, MOE, MLA})),
+    **dict.fromkeys(("deepseek-v4-flash", "deepseek-v4-flash-fp8", "deepseek-v4-pro", "deepseek-v4-pro-fp8",
+                     "deepseek-v4-pro-nvfp4"),
+                    ("deepseek-r1", V4, "compresses the cache of keys and values (compress_ratios)")),
+    "kimi-k2-instruct": ("kimi-k2", {}, (FP8, set())),
+    "kimi-k2.5": ("kimi-k2.5", {}, ("pack-quantized int4", {GEMM, MOE})),
+    **dict.fromkeys(("kimi-k2.5-nvfp4", "kimi-k2.6-nvfp4"), ("kimi-k2", {"quantization_config": {
+        "quant_method": "modelopt", "quant_algo": "NVFP4",
+        "ignore": ["language_model.model.layers.60.self_attn*"],
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+    }}, ("NVFP4", {GEMM, MOE}))),
+    "kimi-k3": ("kimi-k2", {"linear_attn_config": {"kda_layers": [1]}}, "layers with linear attention"),
+    **dict.fromkeys(("glm-5-fp8", "glm-5.1-fp8"), ("glm-5", {}, (FP8, {MLA, MHA}))),
+    "glm-5.2-fp8": ("glm-5.2", {}, (FP8, {MLA, MHA})),
+    "glm-5-nvfp4": ("glm-5", nvfp4("model.layers.77.self_attn*"), ("NVFP4", {GEMM, MOE, MLA, MHA})),
+    "mistral-large-3": ("mistral-large-3", {}, (FP8, set())),
+    "deepseek-v2": ("deepseek-v2", {}, (BF16, {GEMM, MOE})),
+    "deepseek-v2-lite": ("deepseek-v2", {"q_lora_rank": None, "num_experts_per_tok": None},
+                         "no 'num_experts_per_tok'"),
+    "kimi-k2-thinking": ("kimi-k2", {"quantization_config": None, "n_group": None}, (BF16, {GEMM, MOE})),
+    "glm-4.7-flash": ("glm-4.7-flash", {}, (BF16, {GEMM, MOE, MHA})),
+    "longcat-flash": ("deepseek-r1", {"zero_expert_num": 256}, "has experts that compute nothing"),
+    **dict.fromkeys(("kimi-linear-48b", "hy4-preview", "glm-5.3-flash"),
+                    ("glm-5", {"first_k_dense_replace": None}, "no 'first_k_dense_replace'")),
+    "minicpm3-4b": ("deepseek-r1", {"moe_intermediate_size": None}, "no 'moe_intermediate_size'"),
+    "mistral-small-4": ("deepseek-v2", {"kv_lora_rank": 256, "qk_nope_head_dim": 64},
+                        (BF16, {GEMM, MOE, MLA, MHA})),
+    "ax-k1": ("deepseek-r1", {"n_routed_experts": 192, "quantization_config": None}, (BF16, {GEMM, MOE})),
+    # It has names of its own.
+    "openpangu-ultra-moe-718b": ("deepseek-r1", {
+        "first_k_dense_replace": None, "num_dense_layers": 3, "q_lora_rank": None,
+        "attention_q_lora_dim": 1536, "kv_lora_rank": None, "attention_kv_lora_dim": 512,
+        "n_routed_experts": None, "num_routed_experts": 256,
+        "quantization_config": BLOCKS,
+    }, (FP8, set())),
+}  # fmt: skip
+"""Public configuration -> the data here that it is like, the keys in which it differs (None: it lacks
+them), and its format of weights with the ops that do not hold, or why it is refused."""
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_configurations_are_read_or_refused(tmp_path, name):
+    like, changes, expected = COPIES[name]
+    data = json.loads((DATA / f"{like}.json").read_text(encoding="utf-8"))["config"]
+    if "quant_algo" in changes:  # as modelopt has it
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": changes}))
+        changes = {"quantization_config": None}
+    config = {key: value for key, value in {**data, **changes}.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "text_config": config}))
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            named_model(str(tmp_path))
+        return
+    read = named_model(str(tmp_path))
+    assert (read.weights, set(read.unheld)) == expected
+
+
+@pytest.mark.parametrize("quantization, weights", [
+    ({"quant_method": "fp8"}, "fp8"),  # one scale for each tensor
+    ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "fp8"),
+    ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+      "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}}, "mxfp4-pack-quantized float4"),
+    (BLOCKS | {"quant_algo": "MIXED_PRECISION"}, "MIXED_PRECISION"),
+    ({"bits": 4}, "quantised in an unknown way"),
+    (BLOCKS, FP8),
+])  # fmt: skip
+def test_only_blocks_of_128_are_read_as_such(tmp_path, quantization, weights):
+    config = json.loads((DATA / "deepseek-r1.json").read_text(encoding="utf-8"))["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    assert read_model(tmp_path).weights == weights
+
+
+def test_what_is_not_modelled_is_named():
+    assert model("deepseek-r1").not_modelled == []
+    said = {name: " | ".join(model(name).not_modelled) for name in models()}
+    assert "indexer's scores and top-k in 21 layers" in said["glm-5.2"]
+    assert "mha_prefill holds for prompts of up to 2048 tokens" in said["deepseek-v3.2"]
+    assert said["kimi-k2"] == "fused_moe scales picks by 2.5, not 2.827; no time depends on it"
+    assert "192^-0.5, not 256^-0.5" in said["glm-4.7-flash"]
+    assert (
+        "qkv_a, kv_a: bf16" in said["mistral-large-3"]
+        and "queries that are scaled" in said["mistral-large-3"]
+    )

@@ -1,12 +1,16 @@
 """Suites of cases for all ops."""
 
 import itertools
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from harness.errors import UsageError
 from harness.paths import ROOT
+from harness.plan.select import choose_cases
 from kernels import OPS
 from shapes.attention import Parallel
 from shapes.bins import token_bins
@@ -83,6 +87,59 @@ def test_ranks_get_a_share_of_columns_and_whole_experts():
     assert fused_moe_sizes(R1, Parallel(tp=4, ep=4), 64)["inter"] == 2048
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
         fused_moe_sizes(R1, Parallel(tp=3), 64)
+
+
+def test_without_expert_parallelism_all_ranks_share_each_expert():
+    """vLLM's and SGLang's MoE beside DP attention: 8 ranks, of which each has 64 tokens."""
+    parallel = Parallel(dp=8)
+    sizes = fused_moe_sizes(R1, parallel, rows(R1, parallel, 64))
+    assert (sizes["tokens"], sizes["inter"], sizes["ep"]) == (512, 256, 1)
+
+
+def test_experts_are_routed_as_the_model_routes_them():
+    """Kimi K2 has one group: fewer of its experts are hit than if half of eight groups were chosen, and a
+    rank of eight gets other shares of the tokens."""
+    k2, ep8 = model("kimi-k2"), Parallel(dp=8, ep=8)
+    sizes = fused_moe_sizes(k2, TP8, 64)
+    op = OPS["fused_moe"]
+    assert op.sizes(sizes).group_limit == (1, 1) and "groups=1 group_topk=1" in op.case(sizes).text
+    grouped = op.sizes(sizes | {"groups": 8, "group_topk": 4})
+    assert (op.sizes(sizes).routed.hit, grouped.routed.hit) == (278, 286)
+    assert "groups" not in op.case(fused_moe_sizes(R1, TP8, 64)).text
+    here = rows(k2, ep8, 64)
+    assert op.sizes(fused_moe_sizes(k2, ep8, here)).routed.reach * 8 * 64 == pytest.approx(here, abs=1)
+    assert here > rows(replace(k2, n_group=8, topk_group=4), ep8, 64) * 1.2
+
+
+def test_columns_of_experts_are_padded_and_said():
+    cases = suite("kimi-k2-tp32").cases("fused_moe")
+    assert {case.sizes["inter"] for case in cases} == {128}
+    assert cases[0].place == "kimi-k2 tp32 decode, experts, 64 columns padded"
+
+
+def test_a_suite_of_any_model(tmp_path):
+    (tmp_path / "own").mkdir()
+    data = ROOT / "shapes" / "data" / "kimi-k2.json"
+    (tmp_path / "own" / "config.json").write_text(json.dumps(json.loads(data.read_text("utf-8"))["config"]))
+    own, k2 = suite(f"{tmp_path}/own-tp8"), suite("k2-tp8")
+    for op in SIZES:
+        assert [c.key for c in own.cases(op)] == [c.key for c in k2.cases(op)] != []
+    assert suite("deepseek-r1-dp8-ep8").cases("mla_decode") == suite("r1-dp-ep8").cases("mla_decode")
+    for name, said in (
+        ("kimi-k9-tp8", "unknown model 'kimi-k9'"),
+        ("kimi-k2-tp0", "tp=0 must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            suite(name)
+
+
+def test_sparse_attention_leaves_the_prompts_that_are_dense():
+    assert suite("v32-tp8").cases("mla_decode") == []
+    assert [case.sizes["new"] for case in suite("v32-tp8").cases("mha_prefill")] == ["2048"]
+    with pytest.raises(
+        UsageError, match="no cases for mla_decode: a query reads only the index_topk=2048 keys"
+    ):
+        choose_cases(OPS["mla_decode"], "v32-tp8", (), None)
 
 
 def test_listing_suites_imports_no_library_and_simulates_nothing():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from harness.cli.options import Command, OneOf, json_option
+from harness.cli.options import Command, OneOf, json_option, parsed_by
 from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
 from harness.paths import command
@@ -37,7 +37,19 @@ def _hardware(_: click.Context, __: click.Parameter, word: str) -> str:
     return str((named_sheet(word) or {"name": word})["name"])
 
 
+def _model(name: str) -> None:
+    """Raises ValueError for a model of other layers than DeepSeek-R1's."""
+    from shapes.models import model, named_model
+
+    given, r1 = vars(named_model(name)), vars(model("deepseek-r1"))
+    if others := [f"{key} {value}" for key, value in given.items() if value != r1[key]][2:]:
+        text = f"times of {given['name']} are not modelled, as it is no DeepSeek-R1: {', '.join(others[:5])}"
+        raise ValueError(f"{text}; `run --suite {name}-tpN` times its kernels, `engine` says what runs")
+
+
 OF_SYSTEM = [
+    click.option("--model", metavar="NAME|DIR", default="deepseek-r1", callback=parsed_by(_model),
+                 expose_value=False, help="Serve this model, which has R1's layers.  [default: deepseek-r1]"),
     click.option("--hardware", metavar="NAME", default="", callback=_hardware,
                  help="Serve on this GPU: MI300X, H200, gfx942 ...  [default: that of --times, or H200]"),
     click.option("--engine", metavar="NAME", default="",

@@ -9,6 +9,7 @@ import pytest
 
 from harness.engine import EngineRequest, engine_view
 from harness.page.assemble import engine_section
+from harness.paths import ROOT
 from harness.report.engine_table import Section
 from harness.report.terminal import plain
 from shapes.models import model
@@ -59,6 +60,27 @@ def test_an_empty_word_is_no_path(here, tmp_path, monkeypatch):
     empty = ("--vllm=", "--write=", "--workload=")
     assert facts(here, *AITER, "--aiter=", *empty)["shapes"] == facts(here, *AITER)["shapes"]
     assert not [*tmp_path.iterdir()]
+
+
+def test_ops_that_do_not_hold_are_named_and_the_others_shown(here, tmp_path):
+    found = facts(here, "engine", "vllm", "--arch", "H200", "--model", "glm-5")
+    assert {shape["op"] for shape in found["shapes"]} == {"block_scale_gemm", "fused_moe"}
+    said = "mla_decode does not hold: a query reads only the index_topk=2048 keys of its indexer"
+    assert f"glm-5, not modelled: {said}" in found["notes"]
+    k2 = facts(here, "engine", "sglang", "--arch", "MI300X", "--model", "kimi-k2", "--tp", "32")
+    assert {s["place"] for s in k2["shapes"] if s["op"] == "fused_moe"} == {"experts, 64 columns padded"}
+    config = json.loads((ROOT / "shapes/data/glm-5.json").read_text("utf-8"))["config"]
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for words, said in (
+        (("--model", str(tmp_path)), "has no call of an op here"),
+        (
+            ("--model", "kimi-k2", "--tp", "32"),
+            "an expert of kimi-k2 has 64 columns on a rank: sglang refuses",
+        ),
+    ):
+        done = here("engine", "sglang", "--arch", "H200", *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and said in done.stderr
 
 
 def test_shares_are_of_all_ops(here, tmp_path):

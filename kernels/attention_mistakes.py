@@ -116,8 +116,8 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
             used = before[..., : v.shape[-2]]
         result = how.accumulator(result + used @ v)
         peak, before = highest, rounded
-    log = finite(peak) - how.headroom + total.log2()
-    return log, torch.where(peak == -math.inf, 0.0, result / total)
+    log, none = finite(peak) - how.headroom + total.log2(), peak == -math.inf
+    return torch.where(none, -math.inf, log), torch.where(none, 0.0, result / total)
 
 
 def finite(peak: torch.Tensor) -> torch.Tensor:

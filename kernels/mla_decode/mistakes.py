@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,7 +20,9 @@ from kernels.attention_mistakes import (
     AttentionOp,
     PartResult,
     Wrong,
+    attend,
     combine,
+    combined,
     evenly,
     in_fp8,
     output_with,
@@ -131,6 +134,131 @@ def cache_in_the_other_format(a: Attended) -> torch.Tensor:
     return read(a.operands.replaced(kv=kv.view(OTHER_FP8[kv.dtype])), a.sequence).out()
 
 
+# Wrong query tokens and causal edges, which one query token does not have
+
+Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
+"""(what is read, query rows = token * heads + head) -> the last key that each row sees, int64 [rows]."""
+
+
+def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
+    """The right one."""
+    return len(a.k) - a.operands.sizes.q + row // a.operands.heads
+
+
+EDGES: Mapping[str, Edge] = {
+    "query tokens see all keys": lambda a, row: len(a.k) + 0 * row,
+    "all query tokens have the first one's edge": lambda a, row: edge(a, 0 * row),
+    "causal edge one short": lambda a, row: edge(a, row) - 1,
+    "causal edge one long": lambda a, row: edge(a, row) + 1,
+    "causal edge one short for one token": lambda a, row: (
+        edge(a, row) - (row // a.operands.heads == a.operands.sizes.q // 2).long()
+    ),
+    "causal edge of a length without the query tokens": lambda a, row: edge(a, row) - a.operands.sizes.q,
+    "causal edge of the first sequence": lambda a, row: edge(a, row) - len(a.k) + a.operands.host_lengths[0],
+    "causal edge from the top left": lambda a, row: row // a.operands.heads,
+    "causal edge by row instead of token": lambda a, row: edge(a, row * a.operands.heads),
+    "causal edge by row modulo q": lambda a, row: edge(a, row % a.operands.sizes.q * a.operands.heads),
+    "causal edges in reverse order": lambda a, row: edge(a, row.flip(0)),
+    "causal edge of the first row in a tile of 32": lambda a, row: edge(a, row // 32 * 32),
+    "causal mask in the last page alone": lambda a, row: edge(a, row).clamp(
+        min=(len(a.k) - 1) // a.operands.page * a.operands.page - 1
+    ),
+}
+
+
+def of_edge(last_seen: Edge) -> Wrong:
+    def wrong(a: Attended) -> torch.Tensor:
+        row, key = (torch.arange(n, device=a.q.device) for n in (len(a.q), len(a.k)))
+        return a.out(seen=key <= last_seen(a, row)[:, None])
+
+    return wrong
+
+
+def tokens_of(a: Attended, by_rows: torch.Tensor) -> torch.Tensor:
+    """[q * heads, width] as [q, heads, width]"""
+    return by_rows.unflatten(0, a.operands.q.shape[1:3])
+
+
+def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
+    """change: maps the right output [q, heads, width] to a wrong one of as many values"""
+    return lambda a: change(tokens_of(a, a.out())).reshape(-1, LATENT)
+
+
+def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
+    """source: (operands, sequence, query token) -> what is read for its output, and which token's output of
+    that it is"""
+
+    def wrong(a: Attended) -> torch.Tensor:
+        found = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
+        return torch.cat([tokens_of(other, other.out())[of] for other, of in found])
+
+    return wrong
+
+
+def stored_token_major(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
+    of, sequence = divmod(i * o.sizes.q + token, len(o.q))
+    return read(o, sequence), of
+
+
+def pad_token_stored(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
+    """The sequence before computes its last token once more."""
+    return (read(o, i - 1), -1) if token == 0 else (read(o, i), token)
+
+
+def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
+    """Each query token is made a sequence, which has the length and the pages of another one."""
+    return replace(read(o, (i * o.sizes.q + token) % len(o.q)), q=read(o, i).q), token
+
+
+def last_query_twice(a: Attended) -> torch.Tensor:
+    q = tokens_of(a, a.q)
+    return a.out(q=put(q, -2, q[-1]).view_as(a.q))
+
+
+def starts_one_apart(a: Attended) -> torch.Tensor:
+    i = a.sequence
+    return a.out(q=a.operands.packed[i : i + a.operands.sizes.q].flatten(0, 1).float())
+
+
+def log_sums_head_major(a: Attended) -> torch.Tensor:
+    o = a.operands
+    return combined(lambda logs: logs.unflatten(1, (o.heads, o.sizes.q)).transpose(1, 2).flatten(1, 2))(a)
+
+
+def short_last_part(empty: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
+    """The last part has q - 1 keys at most, so that the first query token sees none of it. empty: maps the
+    part's values to the log-sum and the result that a query row gets which sees none of them"""
+
+    def wrong(a: Attended) -> torch.Tensor:
+        start, scores = max(1, len(a.k) - a.operands.sizes.q + 1), a.scores
+        log, result = attend(scores[:, start:], a.v[start:])
+        none, (its_log, its_result) = log == -math.inf, empty(a.v[start:])
+        part = torch.where(none, its_log, log), torch.where(none, its_result, result)
+        return combine([attend(scores[:, :start], a.v[:start]), part])
+
+    return wrong
+
+
+QUERY_MISTAKES: Mapping[str, Wrong] = {
+    **{name: of_edge(last_seen) for name, last_seen in EDGES.items()},
+    "query tokens in reverse order": output_tokens(lambda out: out.flip(0)),
+    "first query token's answer for all": output_tokens(lambda out: out[:1].expand_as(out)),
+    "output stored head-major": output_tokens(lambda out: out.transpose(0, 1)),
+    "output stored token-major": by_token(stored_token_major),
+    "pad token stored over the first of the next sequence": by_token(pad_token_stored),
+    "sequences repeated in turn for their query tokens": by_token(repeated_in_turn),
+    "last query used for the token before too": last_query_twice,
+    "queries of sequences start one apart": starts_one_apart,
+    "log-sums read head-major": log_sums_head_major,
+    "empty part of an earlier token weighs 1": short_last_part(lambda v: (0.0, 0.0)),
+    "empty part of an earlier token weighs its keys evenly": short_last_part(
+        lambda v: (math.log2(len(v)), v.mean(0))
+    ),
+    "empty part of an earlier token gives NaN": short_last_part(lambda v: (math.nan, math.nan)),
+}
+"""Of operands with several query tokens; with one they are right or have no meaning."""
+
+
 OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_slots(slots, Attended.out) for name, slots in SLOTS.items()},
     "first token of a part counted in the part before too": lambda a: a.in_parts(combine, overlap=1),
@@ -161,8 +289,8 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
 
 
 MISTAKES: tuple[Mistake, ...] = (
-    *ATTENTION.mistakes(OWN_MISTAKES),
-    *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, OWN_FP8_MISTAKES),
+    *ATTENTION.mistakes({**OWN_MISTAKES, **QUERY_MISTAKES}),
+    *ATTENTION.mistakes_in_fp8(OWN_FP8_MISTAKES_EVERYWHERE, {**OWN_FP8_MISTAKES, **QUERY_MISTAKES}),
 )
 
 
@@ -170,5 +298,7 @@ def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
     def shaped(answer: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         return lambda: answer().unflatten(1, o.q.shape[1:3])  # [sequences, q, heads, columns]
 
-    found = ATTENTION.answers([read(o, i) for i in rows], OWN_MISTAKES, columns)
-    return {name: shaped(answer) for name, answer in found.items()}
+    of_tokens = QUERY_MISTAKES if o.sizes.q > 1 else {}
+    found = ATTENTION.answers([read(o, i) for i in rows], {**OWN_MISTAKES, **of_tokens}, columns)
+    # The work is limited: those of query tokens come first.
+    return {name: shaped(found[name]) for name in {**of_tokens, **found}}

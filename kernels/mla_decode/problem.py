@@ -112,7 +112,7 @@ class MlaDecode(Op):
     unsaid = ("model_len", "q")
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
-    axes = ("sequence", "query", "head", "column")
+    axes = ("sequence", "query token", "head", "column")
     fp8_where = "kv"
     operands = staticmethod(generate)
     reference = staticmethod(reference)
@@ -170,5 +170,8 @@ class MlaDecode(Op):
         Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit, a scale of q five
         times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls
         err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
-        weights make the output 3 percent low (mistakes.py)."""
-        return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62)
+        weights make the output 3 percent low (mistakes.py).
+
+        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.52 in FP8. Several rows then have their
+        keys in common, so that over few even rows, 8 to 12 of one sequence, right calls err by up to 0.64."""
+        return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.65)

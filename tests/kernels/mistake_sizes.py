@@ -5,6 +5,7 @@ from typing import Any
 
 from kernels.formats import BLOCK
 from kernels.mistakes import Mistake
+from kernels.mla_decode.mistakes import QUERY_MISTAKES
 
 Fits = Callable[[Any], bool]
 """Sizes of a case -> whether a mistake is to be refused there."""
@@ -20,6 +21,10 @@ def several_sequences(sizes: Any) -> bool:
 
 def several_heads(sizes: Any) -> bool:
     return sizes.heads > 1
+
+
+def several_queries(sizes: Any) -> bool:
+    return sizes.q > 1
 
 
 def fp8_cache(sizes: Any) -> bool:
@@ -127,6 +132,7 @@ FITS: Mapping[str, Mapping[str, Fits]] = {
         "cache's scale left out in values": fp8_cache,
         "cache read in the other FP8 format": fp8_cache,
         "heads shifted by one": several_heads,
+        **dict.fromkeys(QUERY_MISTAKES, several_queries),
     },
 }
 

@@ -36,6 +36,8 @@ SMALL = {
         "batch=3 ctx=1..201 heads=16 page=16 kv=fp8",
         "batch=3 ctx=1..201 heads=16 page=16 kv=fp8 fp8=e4m3fnuz",
         "batch=3 ctx=40..300 heads=16 page=1",
+        "batch=4 ctx=3..193 heads=16 page=16 q=3",
+        "batch=3 ctx=8..193 heads=8 page=16 kv=fp8 q=8",
     ),
 }
 """A mistake is made in the first case that it fits, a right kernel runs in all."""
@@ -49,6 +51,7 @@ LARGE = {
     "mla_decode": (
         "batch=2 ctx=3201..3999 heads=16 page=64",
         "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8",
+        "batch=2 ctx=2050..4097 heads=16 page=64 kv=fp8 q=4",
     ),
 }
 OPS = [op for op in SMALL if (ROOT / "kernels" / op / "mistakes.py").exists()]

@@ -109,7 +109,8 @@ def of_not_finite(
     if names:
         text += f": equals: {' or '.join(names)}"
     elif nans > never and "head" in layout.axes:
-        text += ": memory that no sequence may read holds NaN, so look at pages, lengths and masks"
+        text += ": memory that no sequence may read holds NaN, so look at pages, lengths, masks "
+        text += "and parts without a key"
     equals = {"equals": names} if names else {}
     return _short(text), {"kind": "NaN" if nans else "infinite", **equals, "where": facts}
 

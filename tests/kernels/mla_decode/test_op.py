@@ -157,11 +157,11 @@ def test_errors_of_q_add_up_in_either_order(tokens):
 
 
 def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
-    o = made("batch=12 ctx=1..200 heads=4 page=16")
-    whole, sample = OP.reference(o), OP.reference(o, 5e6)
+    o = made("batch=12 ctx=2..200 heads=4 page=16 q=2")
+    whole, sample = OP.reference(o), OP.reference(o, 1e7)
     rows, lengths = sample.rows, o.host_lengths
     assert whole.rows is None and 4 <= len(rows) < 12
-    assert {0, 11, lengths.index(1), lengths.index(200)} <= set(rows)
+    assert {0, 11, lengths.index(2), lengths.index(200)} <= set(rows)
     assert torch.equal(sample.value, whole.value[rows]) and torch.equal(sample.sigma, whole.sigma[rows])
 
     right = whole.value.bfloat16()
@@ -170,12 +170,12 @@ def test_a_sample_is_judged_exactly_and_the_rest_for_being_finite():
 
     def with_row(row: int, values: torch.Tensor | float) -> dict[str, Any]:
         out = right.clone()
-        out[row, 0, 3] = values
+        out[row, 1, 3] = values
         return report(o, sample, out)
 
     found = report(o, sample, right)
-    assert found["ok"] and (found["rows"], found["of_rows"]) == (len(rows) * 4, 48)
-    assert f"[{seen}, 0, 3," in with_row(seen, right[seen, 0, 2])["reason"]
+    assert found["ok"] and (found["rows"], found["of_rows"]) == (len(rows) * 2 * 4, 96)
+    assert f"[{seen}, 1, 3," in with_row(seen, right[seen, 1, 2])["reason"]
     assert not with_row(unseen, math.nan)["ok"]
     assert with_row(unseen, 0.0)["ok"], "a sample cannot see that"
 

@@ -170,18 +170,19 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
     for (where, at), sigmas in itertools.product(places.items(), (5, 50, 5000)):
         noisy = value + sigmas * of.reference.sigma * noise
         made[f"{sigmas} sigma in {where}"] = part(at, lambda _, noisy=noisy, at=at: noisy[at])(right)
-    at = (3,) * (right.ndim - 1) + (37,)
+    at = (*(min(3, size - 1) for size in right.shape[:-1]), 37)
     made["40 sigma in one"] = part(at, lambda _: (value + 40 * of.reference.sigma)[at])(right)
     if right.shape[-1] == 512:
         factors = torch.tensor([2.0, 0.5, 4.0, 0.25]).repeat_interleave(128)
         made["each block of columns another factor"] = right * factors.bfloat16()
-    if right.ndim == 3:
-        made["head 2"] = filled(np.s_[:, 2], 0.0)(right)
-        made["a tile of heads 1 and 2"] = filled(np.s_[3, 1:3, 64:128], 0.0)(right)
-        made["heads 1 and 3 swapped"] = part(np.s_[:, [1, 3]], lambda right: right[:, [3, 1]])(right)
+    if "head" in of.op.axes:
+        made["head 2"] = filled(np.s_[..., 2, :], 0.0)(right)
+        made["a tile of heads 1 and 2"] = filled(np.s_[3, ..., 1:3, 64:128], 0.0)(right)
+        swap = part(np.s_[..., [1, 3], :], lambda right: right[..., [3, 1], :])
+        made["heads 1 and 3 swapped"] = swap(right)
     if name == "mla_decode":
-        made["a head of each of 8 sequences"] = filled((range(8), range(8)), 0.0)(right)
-        made["3 heads of 4"] = filled(([0, 0, 1], [0, 1, 0]), 0.0)(right)
+        made["a head of each of 8 sequences"] = filled((range(8), 0, range(8)), 0.0)(right)
+        made["3 heads of 4"] = filled(([0, 0, 1], 0, [0, 1, 0]), 0.0)(right)
     if name == "mha_prefill":
         begins, ends = zip(*((s.queries.start, s.queries.stop) for s in of.operands.sequences), strict=True)
         made["sequence 1"] = filled(slice(begins[1], ends[1]), 0.0)(right)
@@ -215,7 +216,7 @@ def test_what_was_never_written_is_told_from_computed_nan():
     out.fill()
     assert of.said(out.tensor) == ("not written", "98304 of 98304 outputs were never written")
     out.tensor[2] = of.right[2]
-    out.tensor[3, 0] = math.nan
+    out.tensor[3, 0, 0] = math.nan
     said = "89600 of 98304 outputs were never written and NaN was computed in 512 of 98304 outputs"
     assert of.said(out.tensor)[1].startswith(said)
 
@@ -225,11 +226,11 @@ def test_places_of_sampled_rows_are_their_numbers():
     numbers, full = [0, 5, 9], of.reference
     sampled = replace(full, value=full.value[numbers], sigma=full.sigma[numbers], rows=numbers)
     layout = replace(of.layout, rows=numbers)
-    out = changed(of, lambda out: out[9, 4].zero_())
+    out = changed(of, lambda out: out[9, 0, 4].zero_())
     report = compare_output(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), layout=layout)
     assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
     assert (report["rows"], report["of_rows"]) == (48, 192)
-    assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
+    assert report["diagnosis"]["worst"]["at"][:3] == [9, 0, 4]
 
 
 def test_an_answer_to_operands_of_which_other_rows_are_known_is_named():

@@ -1,0 +1,114 @@
+"""Several query tokens: what is wrong with them is refused and named, and calls with one token agree."""
+
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from harness.workers.child.diagnosis import Layout
+from harness.workers.child.judge import compare_output
+from kernels.compose import bind
+from kernels.mla_decode.mistakes import ATTENTION, QUERY_MISTAKES, answers
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.op import Implementation
+from tests.kernels.test_mistakes import is_refused, mistakes, problem, sizes_of
+
+OP = kernels.OPS["mla_decode"]
+PAGE = 16
+
+
+def cases(q: int, heads: int, kv: str) -> list[str]:
+    """Lengths around q and around pages, the same for all sequences, and uneven ones. There are not as many
+    sequences as query tokens."""
+    same = [q, q + 1, PAGE - 1, PAGE, PAGE + 1, PAGE + q - 1, 2 * PAGE + 1]
+    spans = [*map(str, same), f"{q}..{PAGE + 1}", f"{q}..{3 * PAGE + 1}"]
+    batch = 4 if q == 3 else 3
+    return [f"batch={batch} ctx={ctx} heads={heads} page={PAGE} kv={kv} q={q}" for ctx in spans]
+
+
+EVERY = [case for of in itertools.product((2, 3, 4, 8), (8, 16), ("bf16", "fp8")) for case in cases(*of)]
+SOME = [case for at, case in enumerate(EVERY) if at % 18 in (at // 18, at // 18 + 9)]
+"""One length of each q and number of heads, on both caches."""
+
+
+def differs(name: str, o: MlaDecodeOperands) -> bool:
+    """Whether the sequence in which the mistake is made gets another answer: that need not be so where
+    lengths are equal, or shorter than a page."""
+    a = ATTENTION.read(o, ATTENTION.victim(o))
+    wrong, right = QUERY_MISTAKES[name](a), a.out()
+    return not torch.allclose(wrong, right, rtol=1e-4, atol=1e-6 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[] if case in SOME else pytest.mark.slow) for case in EVERY
+])  # fmt: skip
+def test_wrong_query_tokens_are_refused(case, monkeypatch):
+    monkeypatch.setattr("harness.workers.child.judge.of_errors", lambda *_: ("wrong", {}))
+    planted = 0
+    for kernel in mistakes("mla_decode"):
+        name = kernel.name.removesuffix(", in FP8")
+        if name in QUERY_MISTAKES and kernel.activations == sizes_of("mla_decode", case).kv:
+            of = [problem("mla_decode", case, "core", adversarial, "cpu").operands for adversarial in (0, 1)]
+            if any(differs(name, operands) for operands in of):
+                is_refused("mla_decode", kernel, case, "cpu")
+                planted += 1
+    assert planted >= len(QUERY_MISTAKES) - 4
+
+
+MOVED = (
+    *("query tokens in reverse order", "first query token's answer for all", "output stored head-major"),
+    *("output stored token-major", "pad token stored over the first of the next sequence"),
+)
+"""Those which are described as rows with the answers of others."""
+
+
+def test_wrong_query_tokens_are_named_and_nothing_is_new_with_one_token():
+    case = "batch=3 ctx=33..65 heads=4 page=16 q=3"
+    made = problem("mla_decode", case, "core", False, "cpu")
+    layout = Layout(tuple(made.right.shape), OP.axes, answers=partial(answers, made.operands))
+    every = answers(made.operands, [0, 1, 2], slice(0, 512))
+    assert [*every][: len(QUERY_MISTAKES)] == [*QUERY_MISTAKES]
+    unnamed = {}
+    for name in QUERY_MISTAKES:
+        out = every[name]().to(made.right.dtype)
+        report = compare_output(out, made.reference, OP.tolerance(made.operands.sizes), layout=layout)
+        assert not report["ok"], name
+        if name not in report["diagnosis"].get("equals", ()):
+            unnamed[name] = report["diagnosis"]["kind"]
+        if name.endswith("see all keys"):
+            assert "in parts of query tokens 0..1: equals: " in report["reason"]
+    assert unnamed == dict.fromkeys(MOVED, "moved") | {"empty part of an earlier token gives NaN": "NaN"}
+    one = problem("mla_decode", "batch=3 ctx=1..9 heads=4 page=16", "core", False, "cpu").operands
+    assert not QUERY_MISTAKES.keys() & answers(one, [0], slice(0, 512)).keys()
+
+
+def output(row: Implementation, o: MlaDecodeOperands) -> torch.Tensor:
+    out = OP.empty_output(o.sizes, "cpu").fill_(math.nan)
+    bind(OP, row, o, out).call()
+    return out
+
+
+def apart(row: Implementation, o: MlaDecodeOperands) -> dict[str, Any]:
+    """The judge's report on a row's output, with that of calls with one token each in place of the reference:
+    token t of a sequence of n is the only one of a sequence of n - q + 1 + t tokens."""
+    q, of_tokens = o.sizes.q, []
+    for t in range(q):
+        lengths = [n - q + 1 + t for n in o.host_lengths]
+        one = {"lengths": torch.tensor(lengths, dtype=torch.int32), "host_lengths": lengths}
+        sizes = replace(o.sizes, q=1, ctx=f"{min(lengths)}..{max(lengths)}")
+        of_tokens.append(output(row, o.replaced(q=o.q[:, t : t + 1].contiguous(), sizes=sizes, **one)))
+    calls = replace(OP.reference(o), value=torch.cat(of_tokens, 1).double())
+    return compare_output(output(row, o), calls, OP.tolerance(o.sizes))
+
+
+@pytest.mark.parametrize("name", ["torch.naive", "torch.sdpa"])
+@pytest.mark.parametrize("case", ["ctx=2..50 page=16 q=2", "ctx=8..70 heads=8 page=16 kv=fp8 q=8"])
+def test_a_call_is_as_many_calls_with_one_query_token(name, case):
+    row = next(each for each in kernels.implementations("mla_decode") if each.name == name)
+    report = apart(row, problem("mla_decode", f"batch=3 {case}", "core", True, "cpu").operands)
+    assert report["ok"], report["reason"]

@@ -135,7 +135,7 @@ def test_the_reference_of_query_tokens_is_that_of_calls_with_one(case):
 @pytest.mark.parametrize(("q", "ctx", "names"), [
     ("9", "100", "q=9 of mla_decode must be at most 8"),
     ("0", "100", "q=0 of mla_decode must be at least 1"),
-    ("4", "3..100", "ctx=3..100 of mla_decode counts the q=4 query tokens of a sequence: it must be at least"),
+    ("4", "3..100", "ctx=3..100 of mla_decode counts the q=4 query tokens of a sequence: it must be"),
 ])  # fmt: skip
 def test_query_tokens_are_part_of_their_sequence(q, ctx, names):
     with pytest.raises(ValueError, match=names):

@@ -141,7 +141,6 @@ Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
 
 
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
-    """The right one."""
     return len(a.k) - a.operands.sizes.q + row // a.operands.heads
 
 
@@ -174,23 +173,22 @@ def of_edge(last_seen: Edge) -> Wrong:
     return wrong
 
 
-def tokens_of(a: Attended, by_rows: torch.Tensor) -> torch.Tensor:
-    """[q * heads, width] as [q, heads, width]"""
-    return by_rows.unflatten(0, a.operands.q.shape[1:3])
+def output(a: Attended) -> torch.Tensor:
+    """The right one of what is read, [q, heads, width]."""
+    return a.out().unflatten(0, a.operands.q.shape[1:3])
 
 
 def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
-    """change: maps the right output [q, heads, width] to a wrong one of as many values"""
-    return lambda a: change(tokens_of(a, a.out())).reshape(-1, LATENT)
+    """change: maps the right output to a wrong one of as many values"""
+    return lambda a: change(output(a)).reshape(-1, LATENT)
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: (operands, sequence, query token) -> what is read for its output, and which token's output of
-    that it is"""
+    """source: (operands, sequence, query token) -> what is read, and which token's output of that it gets"""
 
     def wrong(a: Attended) -> torch.Tensor:
         found = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
-        return torch.cat([tokens_of(other, other.out())[of] for other, of in found])
+        return torch.cat([output(other)[of] for other, of in found])
 
     return wrong
 
@@ -210,14 +208,9 @@ def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended
     return replace(read(o, (i * o.sizes.q + token) % len(o.q)), q=read(o, i).q), token
 
 
-def last_query_twice(a: Attended) -> torch.Tensor:
-    q = tokens_of(a, a.q)
-    return a.out(q=put(q, -2, q[-1]).view_as(a.q))
-
-
-def starts_one_apart(a: Attended) -> torch.Tensor:
-    i = a.sequence
-    return a.out(q=a.operands.packed[i : i + a.operands.sizes.q].flatten(0, 1).float())
+def of_queries(change: Callable[[MlaDecodeOperands, int], torch.Tensor]) -> Wrong:
+    """change: (operands, sequence) -> other query tokens [q, heads, 576]"""
+    return lambda a: a.out(q=change(a.operands, a.sequence).flatten(0, 1).float())
 
 
 def log_sums_head_major(a: Attended) -> torch.Tensor:
@@ -247,8 +240,8 @@ QUERY_MISTAKES: Mapping[str, Wrong] = {
     "output stored token-major": by_token(stored_token_major),
     "pad token stored over the first of the next sequence": by_token(pad_token_stored),
     "sequences repeated in turn for their query tokens": by_token(repeated_in_turn),
-    "last query used for the token before too": last_query_twice,
-    "queries of sequences start one apart": starts_one_apart,
+    "last query used for the token before too": of_queries(lambda o, i: put(o.q[i], -2, o.q[i, -1])),
+    "queries of sequences start one apart": of_queries(lambda o, i: o.packed[i : i + o.sizes.q]),
     "log-sums read head-major": log_sums_head_major,
     "empty part of an earlier token weighs 1": short_last_part(lambda v: (0.0, 0.0)),
     "empty part of an earlier token weighs its keys evenly": short_last_part(

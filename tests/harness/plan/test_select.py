@@ -49,10 +49,7 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
             lines += [f"=== {op}, {name}", *texts]
     snapshot(Path(__file__).parent / "snapshots" / "ragged.txt", "\n".join(lines) + "\n")
     verifying = of.case({"batch": 1, "ctx": 64, "q": 4})
-    assert [(each.sizes["ctx"], each.sizes["q"]) for each in ragged_cases(of, verifying, CPU.arch)] == [
-        ("4..190", 4),
-        ("64..256", 4),
-    ]
+    assert [each.sizes["ctx"] for each in ragged_cases(of, verifying, CPU.arch)] == ["4..190", "64..256"]
     first, *others = ragged
     assert ragged_cases(of, first, CPU.arch) == others, "the case itself is left out"
 

@@ -62,13 +62,6 @@ def test_wrong_query_tokens_are_refused(case, monkeypatch):
     assert planted >= len(QUERY_MISTAKES) - 4
 
 
-MOVED = (
-    *("query tokens in reverse order", "first query token's answer for all", "output stored head-major"),
-    *("output stored token-major", "pad token stored over the first of the next sequence"),
-)
-"""Those which are described as rows with the answers of others."""
-
-
 def test_wrong_query_tokens_are_named_and_nothing_is_new_with_one_token():
     case = "batch=3 ctx=33..65 heads=4 page=16 q=3"
     made = problem("mla_decode", case, "core", False, "cpu")
@@ -82,9 +75,10 @@ def test_wrong_query_tokens_are_named_and_nothing_is_new_with_one_token():
         assert not report["ok"], name
         if name not in report["diagnosis"].get("equals", ()):
             unnamed[name] = report["diagnosis"]["kind"]
-        if name.endswith("see all keys"):
+        if name == "query tokens see all keys":
             assert "in parts of query tokens 0..1: equals: " in report["reason"]
-    assert unnamed == dict.fromkeys(MOVED, "moved") | {"empty part of an earlier token gives NaN": "NaN"}
+    kinds = ["moved"] * 5 + ["NaN"]  # five give the answers of other rows, and NaN has many causes
+    assert sorted(unnamed.values()) == sorted(kinds), unnamed
     one = problem("mla_decode", "batch=3 ctx=1..9 heads=4 page=16", "core", False, "cpu").operands
     assert not QUERY_MISTAKES.keys() & answers(one, [0], slice(0, 512)).keys()
 

@@ -172,6 +172,6 @@ class MlaDecode(Op):
         err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
         weights make the output 3 percent low (mistakes.py).
 
-        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.52 in FP8. Several rows then have their
-        keys in common, so that over few even rows, 8 to 12 of one sequence, right calls err by up to 0.64."""
-        return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.65)
+        With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
+        8 to 12 even rows, of one short sequence; over those right calls err by up to 0.655."""
+        return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62 if sizes.q == 1 else 0.66)

@@ -268,8 +268,10 @@ def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
 
 
 def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
-    sizes = {**sizes, "heads/tp": request.model.num_attention_heads // request.tp}
-    return engines.default(request.engine, op, arch, sizes, request.given)
+    every = asdict(kernels.OPS[op].sizes(sizes)) | {
+        "heads/tp": request.model.num_attention_heads // request.tp
+    }
+    return engines.default(request.engine, op, arch, every, request.given)
 
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:

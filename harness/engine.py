@@ -21,13 +21,13 @@ from kernels.engines import EngineDefault
 from kernels.engines.deploy import TABLES, columns, deployed, known_settings
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem
-from kernels.tables.files import Files, TableError
+from kernels.tables.files import RECORDED, Files, TableError
 from kernels.tables.lookup import LIBRARIES, Lookups
 from kernels.tuning import Target
 from kernels.vendor import READ_TO
 from shapes.case import Size
 from shapes.deployment import Call, Deployment, served, sweep
-from shapes.models import ModelConfig
+from shapes.models import ModelConfig, model
 from shapes.names import near
 from shapes.scheduler import Workload
 
@@ -222,6 +222,12 @@ def engine_view(request: EngineRequest) -> EngineView:
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
     notes = [*left_out, *_without_effect(request, arch, shapes), *_unread(request, arch, libraries)]
+    r1 = model("deepseek-r1")
+    if replace(request.model, name=r1.name, source=r1.source) != r1:
+        notes.append(f"what {request.engine} runs was read for DeepSeek-R1; other shapes may run another row")
+        text = "were recorded for DeepSeek-R1's shapes: a miss of another shape may be none; give"
+        recorded = [name for name, files in tables.asked.items() if files.path.parent == RECORDED]
+        notes += [f"tables of {name} {text} --{name} PATH" for name in recorded]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
@@ -262,8 +268,10 @@ def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
 
 
 def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
-    sizes = {**sizes, "heads/tp": request.model.num_attention_heads // request.tp}
-    return engines.default(request.engine, op, arch, sizes, request.given)
+    every = asdict(kernels.OPS[op].sizes(sizes)) | {
+        "heads/tp": request.model.num_attention_heads // request.tp
+    }
+    return engines.default(request.engine, op, arch, every, request.given)
 
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:

@@ -136,14 +136,15 @@ class ModelConfig:
         if config.get("moe_layer_freq", 1) != 1:
             raise ValueError("its moe_layer_freq is not 1, which is not modelled")
         found: dict[str, Any] = {}
-        for field in fields(ModelConfig)[2:-4]:
+        for field in fields(ModelConfig)[2:-4]:  # those that are keys
             value = config.get(field.name)
             if value is None and field.default is MISSING:
                 raise KeyError(field.name)
             found[field.name] = field.default if value is None else value
         layers = found["num_hidden_layers"]
         indexers = list(config.get("indexer_types") or ["full"] * layers).count("full")
-        weights, kept = _weights(quantization or config.get("quantization_config") or {})
+        own = config.get("quantization_config") or config.get("quantization")  # so in params.json
+        weights, kept = _weights(quantization or own or {})
         return ModelConfig(
             name,
             source,
@@ -159,10 +160,17 @@ class ModelConfig:
         return BF16 if name in self.unquantised else self.weights
 
     @property
+    def parts(self) -> list[str]:
+        """The names of MODULES that the model has."""
+        absent = ["q", "kv_a"] if self.q_lora_rank else ["qkv_a", "q_b"]
+        absent += [] if self.index_topk else ["indexer wq_b"]
+        return [name for name in MODULES if name not in absent]
+
+    @property
     def unheld(self) -> dict[str, str]:
         """Op -> why it is not what the model computes, for the ops that do not hold."""
         reasons = {}
-        kinds = dict.fromkeys(self.kind(name) for name in MODULES if name != "experts")
+        kinds = dict.fromkeys(self.kind(name) for name in self.parts if name != "experts")
         if FP8 not in kinds:
             reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
         if self.kind("experts") != FP8:
@@ -185,10 +193,9 @@ class ModelConfig:
             if "mha_prefill" not in self.unheld:
                 text += f"; mha_prefill holds for prompts of up to {self.index_topk} tokens, which are dense"
             lines.append(text)
-        if self.weights == FP8 and self.unquantised:
-            lines.append(
-                f"{', '.join(name for name in MODULES if name in self.unquantised)}: {BF16}, not {FP8}"
-            )
+        kept = ", ".join(name for name in self.parts if name in self.unquantised)
+        if kept and self.weights == FP8:
+            lines.append(f"{kept}: {BF16}, not {FP8}")
         if "mla_decode" not in self.unheld and self.qk_nope_head_dim != 128:
             width = self.qk_nope_head_dim + self.qk_rope_head_dim
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")

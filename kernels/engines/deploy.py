@@ -7,7 +7,7 @@ model_executor/models/deepseek_v2.py, config/parallel.py and _aiter_ops.py of vL
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from kernels.engines import default, entries
@@ -108,7 +108,7 @@ def _fuses(arch: str, split: Deployment) -> bool:
 
     op = kernels.OPS["fused_moe"]
     sizes = fused_moe_sizes(split.model, split.attention, 64, 1)
-    found = default("sglang", op.name, arch, op.case({**op.defaults(arch), **sizes}).sizes)
+    found = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})))
     return bool(found and found.row)
 
 

@@ -176,7 +176,10 @@ def plans(
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
         rank = named_model(model)
-        lacks = [*rank.unheld.values(), *(f"its {name} is in bf16" for name in sorted(rank.unquantised))]
+        lacks = [
+            *rank.unheld.values(),
+            *(f"its {name} is in bf16" for name in rank.parts if name in rank.unquantised),
+        ]
         if lacks or not rank.q_lora_rank:
             raise UsageError(f"{rank.name} cannot be replayed: {[*lacks, 'its queries have no latent'][0]}")
         if not re.fullmatch(r"\d+(,\d+)*", batch):

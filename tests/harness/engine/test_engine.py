@@ -68,6 +68,8 @@ def test_ops_that_do_not_hold_are_named_and_the_others_shown(here, tmp_path):
     said = "mla_decode does not hold: a query reads only the index_topk=2048 keys of its indexer"
     assert f"glm-5, not modelled: {said}" in found["notes"]
     k2 = facts(here, "engine", "sglang", "--arch", "MI300X", "--model", "kimi-k2", "--tp", "32")
+    assert "what sglang runs was read for DeepSeek-R1; other shapes may run another row" in k2["notes"]
+    assert any(note.startswith("tables of aiter were recorded for DeepSeek-R1's") for note in k2["notes"])
     assert {s["place"] for s in k2["shapes"] if s["op"] == "fused_moe"} == {"experts, 64 columns padded"}
     config = json.loads((ROOT / "shapes/data/glm-5.json").read_text("utf-8"))["config"]
     del config["quantization_config"]

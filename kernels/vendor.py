@@ -223,6 +223,18 @@ class Sglang(Vendor):
         return {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "SGL_ENABLE_JIT_DEEPGEMM": "0"}
 
 
+def extend_attention(when: str = "") -> Function:
+    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal. On ROCm
+    the lengths make a grid without idle programs."""
+    return Function(
+        *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
+        needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices "
+        "custom_mask mask_indptr max_len_extend sm_scale",
+        wishes="is_causal k_scale v_scale extend_seq_lens_cpu",
+        when=when,
+    )
+
+
 class TileLang(Vendor):
     """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
     prepared.

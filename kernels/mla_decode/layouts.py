@@ -36,6 +36,7 @@ def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, **
         "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
         "cu_seqlens_q qo_indptr": query_starts(o),
         "max_seqlen_q": o.q.shape[1],
+        "causal": o.q.shape[1] > 1,
         "num_heads_kv": 1,
         "max_seq_len": o.sizes.model_len,
         "batch_size": len(o.q),
@@ -69,6 +70,16 @@ def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
     return torch.tensor(starts, dtype=torch.int32, device=operands.q.device)
 
 
+def flattened(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    """For a kernel of one query token: the page table and the lengths with a row for each query token, in the
+    order of `packed`, int32 [batch * q, max_pages + 1] and [batch * q]. A length ends at the token's key."""
+    queries = operands.q.shape[1]
+    if queries == 1:
+        return operands.page_table, operands.lengths
+    ends = torch.arange(1 - queries, 1, dtype=torch.int32, device=operands.q.device)
+    return operands.page_table.repeat_interleave(queries, 0), (operands.lengths[:, None] + ends).flatten()
+
+
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
     """The page numbers of all sequences one after the other, int32 [pages]. page: tokens of a page, which
     divide the cache's own. The first page number fills the list up to `least` entries, and SLACK further ones
@@ -93,6 +104,12 @@ def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tok
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The latent and the rope part of q or of the cache [..., 576]: views [..., 512] and [..., 64]."""
     return tensor[..., :LATENT], tensor[..., LATENT:]
+
+
+def flattened_bytes(sizes: MlaDecodeSizes) -> int:
+    """The bytes of that table, where sequences have several query tokens."""
+    pages = -(-max(sizes.lengths()) // sizes.page) + 1
+    return sizes.batch * sizes.q * pages * 4 if sizes.q > 1 else 0
 
 
 def partial_bytes(rows: int) -> int:

@@ -78,7 +78,12 @@ class MlaDecodeSizes:
 
 
 def takes(
-    kv: str = "", most_heads: int = 0, pages_of: int = 1, pages_within: int = 0, most_q: int = 1
+    kv: str = "",
+    most_heads: int = 0,
+    pages_of: int = 1,
+    pages_within: int = 0,
+    most_q: int = 1,
+    why_most_q: str = "",
 ) -> Callable[[MlaDecodeSizes], Support]:
     """What a row declares as `fits` that takes caches of this dtype, so many heads and query tokens at most,
     and pages that are a multiple of a number of tokens, or that divide one. Where an argument is left out it
@@ -88,7 +93,11 @@ def takes(
         format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
-            need(sizes.q <= most_q, f"takes {most_q or 'no'} query token{'s' * (most_q > 1)}, not {sizes.q}"),
+            need(
+                sizes.q <= most_q,
+                f"takes {most_q or 'no'} query token{'s' * (most_q > 1)}, not {sizes.q}"
+                + (why_most_q and f": {why_most_q}"),
+            ),
             need(
                 not most_heads or sizes.heads <= most_heads,
                 f"takes up to {most_heads} heads, not {sizes.heads}",

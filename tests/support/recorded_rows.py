@@ -14,6 +14,8 @@ def mla_decode() -> Iterator[Case]:
     page_1, page_16, page_64 = (f"{RAGGED} page={page}" for page in (1, 16, 64))
     many, fp8 = f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 fp8={{fp8}}"
     short = "batch=2 ctx=1..130 page=64 model_len=1000"
+    q_16, q_64 = (f"batch=3 ctx=4..130 page={page} q=4" for page in (16, 64))
+    q_fp8 = f"{q_64} kv=fp8 fp8={{fp8}}"
     for name, archs, libraries, *texts in (
         ("aiter.asm", "gfx942 gfx950", "aiter", page_1, page_16, many, fp8),
         ("aiter.asm", "gfx942", "aiter 0.1.9.post1", short, fp8),
@@ -26,27 +28,28 @@ def mla_decode() -> Iterator[Case]:
         ("aiter.triton", "gfx942", "aiter", page_16, many, fp8),
         ("aiter.triton_split", "gfx942", "aiter", page_1, many, fp8),
         ("aiter.gluon", "gfx950", "aiter", page_1, f"{RAGGED} heads=8 page=16"),
-        ("flashmla", "sm_90", "flash_mla 1.0.0+20260429", page_64, f"{RAGGED} heads=128 page=128"),
-        ("flashmla", "sm_90", "flash_mla 1.0.0+20250428", page_64),
-        ("flashmla", "sm_90", "flash_mla 1.0.0+sgl", page_64, fp8),
-        ("flashmla@vllm", "sm_90", "vllm", page_64, fp8, f"{RAGGED} heads=128 page=128"),
-        ("flashinfer.fa2", "sm_90", "flashinfer", page_1, page_16, many, fp8),
-        ("flashinfer.fa3", "sm_90", "flashinfer", page_16, fp8),
+        ("flashmla", "sm_90", "flash_mla 1.0.0+20260429", page_64, f"{RAGGED} heads=128 page=128", q_64),
+        ("flashmla", "sm_90", "flash_mla 1.0.0+20250428", page_64, q_64),
+        ("flashmla", "sm_90", "flash_mla 1.0.0+sgl", page_64, fp8, q_fp8),
+        ("flashmla@vllm", "sm_90", "vllm", page_64, fp8, f"{RAGGED} heads=128 page=128", q_64, q_fp8),
+        ("flashinfer.fa2", "sm_90", "flashinfer", page_1, page_16, many, fp8, q_16),
+        ("flashinfer.fa3", "sm_90", "flashinfer", page_16, fp8, q_16, q_fp8),
         ("flashinfer.cutlass", "sm_100", "flashinfer", many, f"{RAGGED} heads=128 page=16"),
-        *((name, "sm_100 sm_103", "flashinfer", page_64, f"{RAGGED} heads=128 page=32", fp8)
+        *((name, "sm_100 sm_103", "flashinfer", page_64, f"{RAGGED} heads=128 page=32", fp8, q_64, q_fp8)
           for name in ("flashinfer.trtllm", "flashinfer.cute_dsl", "flashinfer.auto")),
         ("flashinfer.trtllm", "sm_100", "flashinfer 0.6.14", short),
         ("flashinfer.auto", "sm_100", "flashinfer", f"{RAGGED} heads=24 page=32"),
-        ("flash_attn.fa3", "sm_90", "flash_attn_interface", page_1, page_16, many),
-        ("flash_attn.fa3@vllm", "sm_90", "vllm", page_16, many),
-        ("flash_attn.fa3@sglang", "sm_90", "sgl_kernel", page_16, many, short),
-        ("flash_attn.fa4", "sm_100 sm_103", "flash_attn.cute", page_16, many),
+        ("flash_attn.fa3", "sm_90", "flash_attn_interface", page_1, page_16, many, q_16),
+        ("flash_attn.fa3@vllm", "sm_90", "vllm", page_16, many, q_16),
+        ("flash_attn.fa3@sglang", "sm_90", "sgl_kernel", page_16, many, short, q_16),
+        ("flash_attn.fa4", "sm_100 sm_103", "flash_attn.cute", page_16, many, q_16),
         ("flash_attn.fa4", "sm_100", "flash_attn.cute 4.0.0b35", page_16),
         ("vllm.cutlass_mla", "sm_100", "vllm", page_16, f"{RAGGED} heads=128 page=128", short),
-        ("vllm.triton", "sm_90 gfx942", "vllm", page_16, fp8, short),
+        ("vllm.triton", "sm_90 gfx942", "vllm", page_16, fp8, short, q_16, q_fp8),
         ("tokenspeed_mla", "sm_100 sm_103", "tokenspeed_mla",
-         f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8", f"{short} kv=fp8"),
+         f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8", f"{short} kv=fp8", q_fp8),
         ("sglang.triton", "sm_90 sm_120 gfx942", "sglang", page_1, many, fp8, "batch=3 ctx=130 page=16"),
+        ("sglang.triton", "sm_90 gfx942", "sglang", q_16, q_fp8),
         ("sglang.triton", "sm_90", "sglang 0.5.9", short, "batch=300 ctx=2 heads=1"),
     ):  # fmt: skip
         yield from rows("mla_decode", name, archs, libraries, *texts)

@@ -7,20 +7,13 @@ hardware.
 
 from __future__ import annotations
 
-from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import bound, new_tokens, new_tokens_bytes
 from kernels.mha_prefill.operands import MhaPrefillOperands, takes
 from kernels.op import Prepared, implementation
-from kernels.vendor import Sglang
+from kernels.vendor import Sglang, extend_attention
 
-# Versions without is_causal are causal. On ROCm the lengths make a grid without idle programs.
-EXTEND = Function(
-    *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
-    needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices custom_mask "
-    "mask_indptr max_len_extend sm_scale",
-    wishes="is_causal k_scale v_scale extend_seq_lens_cpu",
-)
+EXTEND = extend_attention()
 
 
 @implementation(

@@ -18,7 +18,7 @@ from kernels.attention import needed
 from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import MOST_QUERIES, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
@@ -59,7 +59,7 @@ MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     """The bytes of the copy of the cache and of partial results: the call allocates for all splits."""
-    return layouts.partial_bytes(sizes.batch * splits * sizes.heads) + layouts.cache_bytes(sizes)
+    return layouts.partial_bytes(sizes.batch * splits * sizes.q * sizes.heads) + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -67,8 +67,8 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     vendor.FlashAttention3,
     requires="FlashAttention 3 with qv and get_scheduler_metadata (2025-03 or later, from source), sm_90",
     symbols=(WITH_CACHE, SCHEDULE),
-    fits=takes("bf16"),
-    workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, max(sizes.lengths()))),
+    fits=takes("bf16", most_q=MOST_QUERIES),
+    workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.q * sizes.heads, max(sizes.lengths()))),
 )
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
@@ -76,8 +76,8 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     table = layouts.full_pages(o, o.page)
     # The call chooses its splits by the longest sequence that the table has room for.
     longest = table.shape[1] * o.page
-    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest, causal=False)()
-    cache, call = attend(WITH_CACHE, o, o.q, table, causal=False, scheduler_metadata=schedule)
+    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest)()
+    cache, call = attend(WITH_CACHE, o, o.q, table, scheduler_metadata=schedule)
     return cache.prepared(None, call)
 
 
@@ -87,7 +87,7 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="vLLM for CUDA (read at 0.33), sm_90",
     archs=("sm_90",),
     symbols=(VLLM_VARLEN, VLLM_SCHEDULE),
-    fits=takes("bf16"),
+    fits=takes("bf16", most_q=MOST_QUERIES),
     workspace=lambda sizes: fa3_bytes(sizes, SPLITS_OF_VLLM),
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
@@ -108,9 +108,9 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     requires="sglang-kernel (read at 0.4.10), sm_90",
     archs=("sm_90",),
     symbols=(SGLANG_WITH_CACHE,),
-    fits=takes("bf16"),
+    fits=takes("bf16", most_q=MOST_QUERIES),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
-    workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.heads, sizes.model_len)),
+    workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.q * sizes.heads, sizes.model_len)),
 )
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
@@ -127,18 +127,21 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     archs=vendor.BLACKWELL,  # those on which it takes qv
     symbols=(FA4_VARLEN,),
     fits=lambda sizes: Support.all_of(
-        takes("bf16")(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
+        takes("bf16", most_q=MOST_QUERIES)(sizes),
+        need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}"),
     ),
     # Partial results of splits that fill the device; the cache.
     workspace=lambda sizes: (
-        layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.heads) + layouts.cache_bytes(sizes)
+        layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * sizes.heads)
+        + layouts.cache_bytes(sizes)
     ),
 )
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
-    pages, so it gets a cache without NaN."""
+    pages, so it gets a cache without NaN. Its loop over blocks of 64 keys takes fewer than 64 heads only with
+    one query token; with more, another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
     table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
-    further = {"causal": False, "max_seqlen_k": max(o.host_lengths), "num_splits": splits}
+    further = {"max_seqlen_k": max(o.host_lengths), "num_splits": splits}
     cache, call = attend(FA4_VARLEN, o, o.q, table, **further)
     return cache.prepared(None, call, result=lambda answer: answer[0])
 
@@ -154,9 +157,9 @@ def attend(
     return cache, layouts.bound(function, o, None, **needed(function, parts), **further)
 
 
-def most_splits(heads: int, tokens: int) -> int:
+def most_splits(rows: int, tokens: int) -> int:
     """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them, at most
-    128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 heads and 64 tokens
-    (tile_size_fwd_sm90 in hopper/tile_size.h)."""
-    fills = layouts.HOPPER_UNITS // math.ceil(heads / 64)
+    128 (num_splits_heuristic in hopper/heuristics.h). A tile for MLA has 64 rows, which are
+    heads of query tokens, and 64 keys (tile_size_fwd_sm90 in hopper/tile_size.h)."""
+    fills = layouts.HOPPER_UNITS // math.ceil(rows / 64)
     return max(1, min(128, fills, math.ceil(tokens / 64)))

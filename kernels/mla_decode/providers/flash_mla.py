@@ -17,7 +17,7 @@ from typing import Any
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.vendor import Vendor, Vllm
 
@@ -51,9 +51,9 @@ VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     """Partial results of all parts; the table; q in FP8."""
-    partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.heads)
+    partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.q * sizes.heads)
     table = sizes.batch * max(sizes.lengths()) // PAGE * 4
-    return partial + table + sizes.batch * sizes.heads * WIDTH
+    return partial + table + sizes.batch * sizes.q * sizes.heads * WIDTH
 
 
 DENSE: dict[str, Any] = {
@@ -61,7 +61,7 @@ DENSE: dict[str, Any] = {
     "archs": ("sm_90",),
     "activations": "fp8",
     "allocates": True,
-    "fits": takes(pages_of=PAGE),
+    "fits": takes(pages_of=PAGE, most_q=MOST_QUERIES),
     "workspace": workspace,
 }
 """What both rows declare."""
@@ -127,7 +127,6 @@ def decoding(
         block_table=layouts.full_pages(o, PAGE),
         tile_scheduler_metadata=schedule,
         num_splits=splits,
-        causal=False,
         **further,
     )
     call = layouts.after_query(o, query, decode)

@@ -10,10 +10,12 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -42,7 +44,7 @@ DECODE = Function(
     "flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla",
     needs="query kv_cache workspace_buffer qk_nope_head_dim kv_lora_rank qk_rope_head_dim block_tables "
     "seq_lens max_seq_len bmm1_scale bmm2_scale backend",
-    wishes="multi_ctas_kv_counter_buffer",
+    wishes="multi_ctas_kv_counter_buffer cum_seq_lens_q max_q_len",
 )
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
 COUNTER = (COUNTER_BYTES, DECODE)
@@ -68,7 +70,7 @@ class Planned(FlashInfer):
         return sizes.used_pages * 4
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes()(sizes)
+        return takes(most_q=MOST_QUERIES)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + (8 << 20)
@@ -101,7 +103,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
         raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
     wrapper = WRAPPER.bind(workspace(o), backend=backend)()
     lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
-    layouts.bound(PLAN, o, None, of=wrapper, **lists, causal=False)()
+    layouts.bound(PLAN, o, None, of=wrapper, **lists)()
     scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
     return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
 
@@ -115,7 +117,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     symbols=(WRAPPER, RUN_CUTLASS),
     fits=lambda sizes: Support.all_of(
         need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
-        takes("bf16", pages_within=TILE)(sizes),
+        takes("bf16", pages_within=TILE, why_most_q="no engine calls it with more")(sizes),
     ),
     workspace=lambda sizes: WORKSPACE + 2 * layouts.cache_bytes(sizes),
 )
@@ -150,10 +152,10 @@ class Paged(FlashInfer):
     allocates = True  # versions differ in the shape of the output that they take
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes(pages_of=32)(sizes)
+        return takes(pages_of=32, most_q=MOST_QUERIES)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
+        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
 
 
 @implementation(
@@ -182,7 +184,7 @@ CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE,),
-    fits=takes(most_heads=128),
+    fits=takes(most_heads=128, most_q=MOST_QUERIES),
 )
 def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     """FlashInfer's kernels in the CuTe DSL: what vLLM runs where TensorRT-LLM's may not take the heads, and
@@ -193,7 +195,7 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
 def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     """Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
     (_TRTLLM_GEN_MLA_MAX_BATCH)."""
-    return Paged().workspace(sizes) + 8192 * sizes.heads * 2 * (WIDTH + LATENT)
+    return Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT)
 
 
 @implementation(
@@ -202,22 +204,29 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     since="0.6.13",
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
-    fits=takes(most_heads=128),
+    fits=takes(most_heads=128, most_q=MOST_QUERIES),
     workspace=workspace_and_batches,
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
-    whichever its autotuner measures to be faster, before timing as vLLM does when it starts."""
-    prepared = paged(operands, "auto" if tiles_heads(operands.heads) else "cute-dsl")
+    whichever its autotuner measures to be faster, before timing as vLLM does when it starts.
+
+    vLLM gives several query tokens of a sequence packed, where FlashInfer takes that (cum_seq_lens_q).
+    FlashInfer does not tune such a call and takes TensorRT-LLM's wherever it can."""
+    packed = operands.sizes.q > 1 and DECODE.takes("cum_seq_lens_q")
+    prepared = paged(operands, "auto" if tiles_heads(operands.heads) else "cute-dsl", packed)
     with AUTOTUNE.bind(tune_mode=True)():
         prepared.call()
     return prepared
 
 
-def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
+def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
+    """packed: the query tokens of all sequences one after the other, and where each begins"""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     page = 64 if o.page % 64 == 0 else 32
-    further = {}
+    further: dict[str, Any] = {}
+    if packed:
+        further |= {"cum_seq_lens_q": layouts.query_starts(o), "max_q_len": o.sizes.q}
     if backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer"):
         size = COUNTER_BYTES.bind(len(o.q), o.heads, layouts.compute_units(o.q.device))()
         # Each launch leaves the counters, zeros, as it found them.
@@ -226,7 +235,7 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
         DECODE,
         o,
         None,
-        query=query,
+        query=query.flatten(0, 1) if packed else query,
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
         qk_nope_head_dim=128,  # of a head's query before absorption

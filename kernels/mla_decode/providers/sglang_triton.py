@@ -8,16 +8,19 @@ hardware.
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
-from kernels.op import Call, Unsupported, implementation
-from kernels.platform import of
-from kernels.vendor import BLACKWELL, Sglang
+from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.platform import Platform, of
+from kernels.support import Support, need
+from kernels.vendor import BLACKWELL, Sglang, extend_attention
+from shapes.case import Case
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 """Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
@@ -36,9 +39,21 @@ SCHEDULE = Function(
     needs="MAX_NUM_SEQ",
     wishes="uneven_batch_ptr",
 )
+EXTEND = extend_attention(when="q>1")
+
+
+class Triton(Sglang):
+    def supports(self, case: Case, platform: Platform) -> Support:
+        verifies_apart = case.sizes.get("q", 1) != 1 and platform.arch == "gfx950"
+        return Support.all_of(
+            super().supports(case, platform),
+            need(not verifies_apart, "SGLang verifies drafts on gfx950 with verify_splitkv, another kernel"),
+        )
 
 
 def workspace(sizes: MlaDecodeSizes) -> int:
+    if sizes.q > 1:  # the mask, keys of the query tokens
+        return sizes.q * (sizes.tokens + sizes.batch * WIDTH * 2)
     # The device with the most units has the lower cap of all devices.
     splits = most_splits(sizes.model_len, layouts.MOST_UNITS, "gfx942")
     return layouts.partial_bytes(sizes.batch * sizes.heads * splits)
@@ -46,21 +61,26 @@ def workspace(sizes: MlaDecodeSizes) -> int:
 
 @implementation(
     "sglang.triton",
-    Sglang,
+    Triton,
     requires="SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)",
     activations="fp8",
     any_fp8=True,
-    symbols=(DECODE, SCHEDULE),
-    fits=takes(),
+    symbols=(DECODE, SCHEDULE, EXTEND),
+    fits=takes(most_q=MOST_QUERIES),
     layout=lambda sizes: (sizes.tokens + layouts.SLACK) * (4 + 8),
     workspace=workspace,
 )
-def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     """`decode_attention_fwd`: split-KV in two kernels. SGLang's scheduler kernel chooses the splits of each
     sequence and looks whether lengths differ (sequences then change places on ROCm); it runs before timing.
-    On an FP8 cache the softmax weights are rounded to FP8."""
-    if o.is_fp8 and not DECODE.takes("k_scale"):
-        raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
+    On an FP8 cache the softmax weights are rounded to FP8.
+
+    Where a sequence has several query tokens, `extend_attention_fwd` in one kernel, without splits."""
+    function = DECODE if o.sizes.q == 1 else EXTEND
+    if o.is_fp8 and not function.takes("k_scale"):
+        raise Unsupported(f"{function.release} has no scales for an FP8 cache")
+    if function is EXTEND:
+        return verify(o, out)
     device = o.q.device
     platform, cores = of(device), layouts.compute_units(device)
     batch, heads = len(o.q), o.heads
@@ -93,6 +113,45 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         use_pdl=platform.arch in WITH_PDL,
         uneven_batch=uneven,
     )
+
+
+def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    """The query tokens' keys come apart from those that were cached before them, as bf16, and a mask says
+    which of them each query token sees."""
+    device, queries = o.q.device, o.sizes.q
+    of_sequences = [o.token_slots(i) for i in range(len(o.host_lengths))]
+    new_slots = torch.cat([slots[-queries:] for slots in of_sequences])
+    new = o.q.new_empty(len(new_slots), 1, WIDTH)
+
+    def copy() -> None:
+        # As bytes, because indexing does not take FP8.
+        rows = o.kv.view(-1, WIDTH).view(torch.uint8)[new_slots].view(o.kv.dtype)
+        new.copy_((rows.float() * o.kv_scale)[:, None])
+
+    copy()
+    masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
+    cache = o.kv.view(-1, 1, WIDTH)
+    ends = itertools.accumulate(n - queries for n in o.host_lengths)
+    attend = layouts.bound(
+        EXTEND,
+        o,
+        out,
+        q_extend=o.packed,
+        k_extend=new,
+        v_extend=new[..., :LATENT],
+        o_extend=out.flatten(0, 1),
+        k_buffer=cache,
+        v_buffer=cache[..., :LATENT],
+        kv_indptr=torch.tensor([0, *ends], dtype=torch.int32, device=device),
+        kv_indices=torch.cat([slots[:-queries] for slots in of_sequences]),
+        custom_mask=torch.cat(masks).to(device),
+        mask_indptr=torch.tensor([0, *itertools.accumulate(map(len, masks))], device=device),
+        max_len_extend=queries,
+        is_causal=True,
+        k_scale=o.kv_scale,
+        v_scale=o.kv_scale,
+    )
+    return Prepared(o, out, attend, after_load=copy)
 
 
 def most_splits(model_len: int, cores: int, arch: str) -> int:

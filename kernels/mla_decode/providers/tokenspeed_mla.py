@@ -27,7 +27,7 @@ UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     partial = layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
-    return partial + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
+    return partial + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
 
 
 @implementation(
@@ -42,7 +42,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     allocates=True,
     symbols=(DECODE, UNITS),
-    fits=takes("fp8", most_heads=128, pages_of=32),
+    fits=takes("fp8", most_heads=128, pages_of=32, most_q=QUERIES),
     workspace=workspace,
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:

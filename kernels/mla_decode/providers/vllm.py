@@ -13,9 +13,12 @@ import math
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
+
+PREFILL = "vLLM verifies drafts by its prefill path"
+"""Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py)."""
 
 HEADS = 128
 """CUTLASS's output has so many, and vLLM pads the query to them."""
@@ -40,7 +43,7 @@ CUTLASS_BYTES = Function(
     archs=BLACKWELL,
     symbols=(CUTLASS, CUTLASS_BYTES),
     # It takes no scales, so an FP8 cache would need scales of 1.
-    fits=takes("bf16", most_heads=HEADS, pages_within=TILE),
+    fits=takes("bf16", most_heads=HEADS, pages_within=TILE, why_most_q=PREFILL),
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
     workspace=lambda sizes: (
         WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT)
@@ -91,12 +94,16 @@ TRITON = Function(
     requires="vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)",
     any_fp8=True,
     symbols=(TRITON,),
-    fits=takes(),
+    fits=takes(most_q=MOST_QUERIES),
+    layout=layouts.flattened_bytes,
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`decode_attention_fwd`: split-KV in two kernels, into as many parts as vLLM records into its graphs,
-    which is for the server's context length. An FP8 cache is dequantised to bf16 on the way."""
+    which is for the server's context length. An FP8 cache is dequantised to bf16 on the way.
+
+    It takes one query token. vLLM verifies drafts with a sequence for each of them, so the cache is read q
+    times. vLLM makes that page table and these lengths in the call of each layer, the row before timing."""
     if o.is_fp8 and not TRITON.takes("k_scale"):
         raise Unsupported(f"{TRITON.release} has no scales for an FP8 cache")
     return split_kv(o, out, TRITON, o.sizes.model_len)
@@ -105,7 +112,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
     """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
     `longest` tokens."""
-    batch, heads = len(o.packed), o.heads
+    (table, lengths), (batch, heads) = layouts.flattened(o), o.packed.shape[:2]
     splits = splits_for(longest, layouts.compute_units(o.q.device))
     cache = o.kv[:, :, None]
     # fp32 of no dimension: a call without scales makes some of its own each time.
@@ -116,7 +123,8 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
         out,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
-        req_to_token=o.page_table,
+        req_to_token=table,
+        b_seq_len=lengths,
         attn_logits=torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
         num_kv_splits=splits,
         k_scale=scale,
@@ -128,7 +136,9 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
 
 def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
     """The bytes of partial results, for as many splits as the largest device makes."""
-    return layouts.partial_bytes(sizes.batch * sizes.heads * splits_for(longest, layouts.MOST_UNITS))
+    return layouts.partial_bytes(
+        sizes.batch * sizes.q * sizes.heads * splits_for(longest, layouts.MOST_UNITS)
+    )
 
 
 def splits_for(longest: int, units: int) -> int:
@@ -153,7 +163,7 @@ AMX = vllm_operator("decode_attention_cpu", positions=17)
     symbols=(VEC,),
     rebinds=True,
     stationary=lambda operands: operands.split_pages(VEC_PAGE),
-    fits=takes("bf16", pages_of=VEC_PAGE),
+    fits=takes("bf16", pages_of=VEC_PAGE, why_most_q=PREFILL),
 )
 def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
@@ -173,7 +183,7 @@ def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, tor
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
     stationary=tables,
-    fits=takes("bf16"),
+    fits=takes("bf16", why_most_q=PREFILL),
     # Partial results of 64 splits at most.
     workspace=lambda sizes: layouts.partial_bytes(sizes.batch * sizes.heads * 64) + sizes.tokens * 4,
 )

@@ -44,8 +44,8 @@ CASES = [
     (MOE, f"tokens=5 {EXPERTS} ep=2 routing=uniform", "with_quant"),
     (MLA, f"{RAGGED} page=1", "core"),
     (MLA, "batch=2 ctx=1..70 heads=32 page=64", "core"),
-    (MLA, f"{RAGGED} page=16 kv=fp8", "core"),
     (MLA, "batch=2 ctx=3..70 page=16 q=3", "core"),
+    (MLA, f"{RAGGED} page=16 kv=fp8", "core"),
 ]
 TOLD = [
     (0, EngineConfig(16, 64, 128, 1, 4, 3)),

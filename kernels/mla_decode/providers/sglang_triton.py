@@ -1,9 +1,10 @@
-"""SGLang's Triton kernel for MLA decode, its default on GPUs without a kernel of their own.
+"""SGLang's Triton kernels for MLA decode, its default on GPUs without a kernel of their own.
 
-Sources: sglang/kernels/ops/attention/decode_attention.py and metadata.py of SGLang 0.5.23, and how its
-sglang/srt/layers/attention/triton_backend.py calls them; sglang/srt/layers/attention/triton_ops, where they
-were before, of SGLang 0.5.10. The "lean" kernel for long sequences on ROCm is not asked for. Untested on
-hardware.
+Sources: decode_attention.py, extend_attention.py and metadata.py in sglang/kernels/ops/attention of SGLang
+0.5.23, and how its sglang/srt/layers/attention/triton_backend.py calls them; in
+sglang/srt/layers/attention/triton_ops, where they were before, of SGLang 0.5.10. The "lean" kernel for long
+sequences on ROCm is not asked for. Untested on hardware; extend_attention.py was right interpreted, on a bf16
+cache.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SLACK = 256
 """Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
 
 
-def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, **further: Any) -> Call:
+def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /, **further: Any) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. q and the output are packed: [batch * q, heads, width]."""
     usual = {

@@ -17,17 +17,18 @@ def mla_decode() -> Iterator[Case]:
     q_16, q_64 = (f"batch=3 ctx=4..130 page={page} q=4" for page in (16, 64))
     q_fp8 = f"{q_64} kv=fp8 fp8={{fp8}}"
     for name, archs, libraries, *texts in (
-        ("aiter.asm", "gfx942 gfx950", "aiter", page_1, page_16, many, fp8),
+        ("aiter.asm", "gfx942 gfx950", "aiter", page_1, page_16, many, fp8, q_16, q_fp8),
         ("aiter.asm", "gfx942", "aiter 0.1.9.post1", short, fp8),
         ("aiter.asm_persistent", "gfx942 gfx950", "aiter", page_16, fp8, ZERO_SPARE,
-         f"{RAGGED} heads=8 page=16", f"{RAGGED} heads=12 page=16 kv=fp8 fp8={{fp8}}"),
+         f"{RAGGED} heads=8 page=16", f"{RAGGED} heads=12 page=16 kv=fp8 fp8={{fp8}}", q_fp8,
+         f"{q_16} heads=8", f"{q_16} heads=12"),
         ("aiter.asm_persistent", "gfx950", "aiter", f"{RAGGED} heads=64 page=64 kv=fp8"),
         ("aiter.asm_persistent", "gfx942", "aiter 0.1.9.post1", page_16, fp8),
         ("aiter.asm_persistent@sglang", "gfx942 gfx950", "aiter",
-         "batch=2 ctx=200..700 page=64 kv=fp8 fp8={fp8}"),
-        ("aiter.triton", "gfx942", "aiter", page_16, many, fp8),
+         *(f"batch=2 ctx=200..700 page=64 kv=fp8 fp8={{fp8}}{q}" for q in ("", " q=4"))),
+        ("aiter.triton", "gfx942", "aiter", page_16, many, fp8, q_16),
         ("aiter.triton_split", "gfx942", "aiter", page_1, many, fp8),
-        ("aiter.gluon", "gfx950", "aiter", page_1, f"{RAGGED} heads=8 page=16"),
+        ("aiter.gluon", "gfx950", "aiter", page_1, f"{RAGGED} heads=8 page=16", q_16),
         ("flashmla", "sm_90", "flash_mla 1.0.0+20260429", page_64, f"{RAGGED} heads=128 page=128", q_64),
         ("flashmla", "sm_90", "flash_mla 1.0.0+20250428", page_64, q_64),
         ("flashmla", "sm_90", "flash_mla 1.0.0+sgl", page_64, fp8, q_fp8),

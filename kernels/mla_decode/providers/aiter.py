@@ -13,13 +13,22 @@ Untested on hardware.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import (
+    LATENT,
+    MOST_QUERIES,
+    SPARE_PAGES,
+    WIDTH,
+    MlaDecodeOperands,
+    MlaDecodeSizes,
+    takes,
+)
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
@@ -35,9 +44,9 @@ ENOUGH = 163_840
 """Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer
 changes: tried with get_meta_param for 256 and 304 compute units and all batches up to 512."""
 
-SPLITS_OF_SGLANG = 64
-"""The most parts into which SGLang has a sequence split, without speculation and without data-parallel
-attention (max_split_per_batch)."""
+SPLITS_OF_SGLANG, SPLITS_WITH_DRAFTS = 64, 32
+"""The most parts into which SGLang has a sequence split without data-parallel attention, without and with
+speculation (max_split_per_batch)."""
 
 LEAST_TOKENS = 196
 """The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
@@ -82,17 +91,37 @@ class Asm(Aiter):
 
 
 def fits_asm(sizes: MlaDecodeSizes) -> Support:
-    """For one query token a sequence. A query on an FP8 cache is FP8 too."""
+    """A query on an FP8 cache is FP8 too."""
     heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
-    return Support.all_of(
-        need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}"),
-        takes()(sizes),
+    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
+
+
+def supports_asm(case: Case, platform: Platform) -> Support:
+    """By the kernels in hsa/*/mla/mla_asm.csv; with FP8, by AITER's table of splits too, which ends at 512
+    query tokens times heads, and has not 80, 96 or 112."""
+
+    def most_q(sizes: MlaDecodeSizes) -> int:
+        if sizes.heads == 8:
+            return 2 if platform.arch == "gfx950" and sizes.kv == "bf16" else 1
+        return 4 if sizes.kv == "fp8" else MOST_QUERIES
+
+    return has_kernel(case, platform, most_q)
+
+
+def has_kernel(case: Case, platform: Platform, most_q: Callable[[MlaDecodeSizes], int]) -> Support:
+    sizes = OPS["mla_decode"].sizes(case.sizes)
+    assert isinstance(sizes, MlaDecodeSizes)
+    most = most_q(sizes)
+    return need(
+        sizes.q <= most,
+        f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads with "
+        f"kv={sizes.kv}; the most are {most}",
     )
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     """The bytes of partial results of so many splits, of q in FP8 and of the copy of the cache."""
-    rows = sizes.batch * sizes.heads
+    rows = sizes.batch * sizes.q * sizes.heads
     return layouts.partial_bytes(rows * splits) + rows * WIDTH + layouts.cache_bytes(sizes)
 
 
@@ -100,14 +129,16 @@ def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     "aiter.asm",
     Asm,
     symbols=(DECODE, DECODE_FP8),
+    supports=supports_asm,
     fits=fits_asm,
     layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
     workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
 )
 def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """Without a schedule: the sequence is split evenly, and a Triton kernel combines. SGLang's choice for a
-    bf16 cache at 16 and 128 heads. AITER chooses the splits by the length of the list of pages, which is
-    that of the buffer in SGLang's graphs, whatever the sequences hold."""
+    bf16 cache at 16 and 128 heads. The kernels of 16 heads are for 1, 4 and 8 query tokens, on an FP8 cache
+    for 1, 2 and 4: other numbers run the next larger one. AITER chooses the splits by the length of the list
+    of pages, which is that of the buffer in SGLang's graphs, whatever the sequences hold."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
     decode = function.bind(**needed(function, arguments(o, cache, query, out, REQUESTS["sglang"])))
@@ -118,9 +149,22 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
     output of these; the cache."""
     tiles, heads = sizes.batch + layouts.MOST_UNITS, padded(sizes.heads)
-    rows = sizes.batch * heads
+    rows = sizes.batch * sizes.q * heads
     repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
-    return layouts.partial_bytes(tiles * heads) + repeated + layouts.cache_bytes(sizes)
+    return layouts.partial_bytes(tiles * sizes.q * heads) + repeated + layouts.cache_bytes(sizes)
+
+
+def supports_persistent(case: Case, platform: Platform) -> Support:
+    """By the kernels in hsa/*/mla/mla_asm.csv. On gfx942 AITER folds other heads into query tokens of 16
+    heads; AITER's kernels of gfx950 take several query tokens at numbers of heads that are powers of two."""
+
+    def most_q(sizes: MlaDecodeSizes) -> int:
+        heads = padded(sizes.heads)
+        if platform.arch == "gfx950":
+            return MOST_QUERIES if heads in (16, 32, 64, 128) else 1
+        return MOST_QUERIES if heads == 128 and sizes.kv == "fp8" else 4
+
+    return has_kernel(case, platform, most_q)
 
 
 @implementation(
@@ -128,7 +172,8 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     Asm,
     truncates=True,
     symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
-    fits=takes(most_heads=128),
+    supports=supports_persistent,
+    fits=takes(most_heads=128, most_q=MOST_QUERIES),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
     workspace=persistent_bytes,
 )
@@ -176,9 +221,12 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     sizes = OPS["mla_decode"].sizes(case.sizes)
     assert isinstance(sizes, MlaDecodeSizes)
     least = min(sizes.lengths())
-    return need(
-        platform.arch != "gfx950" or least >= LEAST_TOKENS,
-        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
+    return Support.all_of(
+        has_kernel(case, platform, lambda sizes: MOST_QUERIES if platform.arch == "gfx950" else 4),
+        need(
+            platform.arch != "gfx950" or least >= LEAST_TOKENS,
+            f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
+        ),
     )
 
 
@@ -191,7 +239,6 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
         need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
-        takes()(sizes),
     ),
     layout=lambda sizes: list_bytes(sizes, 0),
     workspace=lambda sizes: split_bytes(sizes, SPLITS_OF_SGLANG),
@@ -247,7 +294,7 @@ def arguments(
         # Tokens that a schedule of either engine deals out at a time. AITER's own test
         # (op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache.
         "kv_granularity": 16,
-        "num_kv_splits max_split_per_batch": SPLITS_OF_SGLANG,
+        "num_kv_splits max_split_per_batch": SPLITS_WITH_DRAFTS if o.q.shape[1] > 1 else SPLITS_OF_SGLANG,
     }
     if o.is_fp8:
         # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
@@ -303,10 +350,12 @@ class AiterTriton(Aiter):
     symbols=(SEGMENTED,),
     fits=lambda sizes: Support.all_of(
         need(tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"),
-        takes()(sizes),
+        takes(most_q=MOST_QUERIES)(sizes),
     ),
     # Partial results of 128 segments; the cache.
-    workspace=lambda sizes: sizes.batch * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
+    workspace=lambda sizes: (
+        sizes.batch * sizes.q * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
+    ),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
@@ -345,7 +394,8 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
     return Support.all_of(
         need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        takes(most_heads=16)(sizes),  # the most that all versions take, in batches of any size
+        # The most heads that all versions take, in batches of any size.
+        takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(cache <= 2 << 30, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
     )
 
@@ -359,16 +409,19 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     fits=fits_gluon,
     layout=lambda sizes: sizes.tokens * 4,
     # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
-    workspace=lambda sizes: max(sizes.batch, 256) * sizes.heads * (LATENT * 2 + 4),
+    workspace=lambda sizes: max(sizes.batch * sizes.q, 256) * sizes.heads * (LATENT * 2 + 4),
 )
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
-    takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
-    q_nope, q_pe = layouts.parts(o.packed)
+    takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`. Several query
+    tokens it takes as [batch, q, heads, width]."""
+    several = o.q.shape[1] > 1
+    q_nope, q_pe = layouts.parts(o.q if several else o.packed)
     return layouts.bound(
         GLUON,
         o,
-        out,
+        None,
+        o=out if several else out[:, 0],
         q_nope=q_nope,
         q_pe=q_pe,
         kv_c=o.kv.view(-1, WIDTH),

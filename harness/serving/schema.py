@@ -194,11 +194,32 @@ class ServingRun(StrictRecord):
         """`eagle`, `mtp`, `2.84 tokens a step` ...; `none`; empty: not said."""
         said = self.option("speculative-algorithm", "speculative-config", *SPECULATION)
         drafts = self.option("num-speculative-tokens")
-        said = said or (drafts and f"{drafts} tokens drafted")
-        accepted = self.value("accept_length", "mean")
+        said = said or (drafts and DRAFTED.format(drafts))
+        accepted = self.accept_length
         if not said and accepted is not None:
             return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
         return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
+
+    @property
+    def drafts(self) -> int | None:
+        """Draft tokens that a step verifies of each request; None: not said."""
+        tokens = self.option("speculative-num-draft-tokens")  # SGLang's, the verified one included
+        config = NUM_DRAFTS.search(self.option("speculative-config"))
+        said = [str(int(tokens) - 1) if tokens.isdigit() else "", config[1] if config else ""]
+        said += map(self.option, ("num-speculative-tokens", "speculative-num-steps"))
+        drafted, steps = map(self._count, ("spec_decode_draft_tokens", "spec_decode_num_drafts"))  # vLLM's
+        counted = round(drafted / steps) if steps else None
+        return next((int(word) for word in said if word.isdigit()), counted)
+
+    def _count(self, key: str) -> float:
+        return float(value) if isinstance(value := self.extra.get(key), (int, float)) else 0.0
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens that a request gets of a step: accepted drafts + 1. By its name, by TensorRT-LLM's
+        `global_acceptance_rate`, which is that, or by vLLM's rate, per cent of the drafts; None: not said."""
+        rate, length = self._count("spec_decode_acceptance_rate"), self.value("accept_length", "mean")
+        return 1 + self.drafts * rate / 100 if length is None and rate and self.drafts else length
 
 
 def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
@@ -207,6 +228,8 @@ def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
     return next((m for m in metrics if all(getattr(m, key) == given[key] for key in given)), None)
 
 
+DRAFTED = "{} tokens drafted"
+NUM_DRAFTS = re.compile(r"num_speculative_tokens\W+(\d+)")
 OFF = ("", "none", "null", "false", "off", "0")
 """Values of an option that is off."""
 

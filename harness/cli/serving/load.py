@@ -18,12 +18,12 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     """Read the results of serving clients, and check them. Every run is held to what must be true between its
     numbers. Latencies that were not measured are left out. Exit code 1: a number is wrong; 2: a file cannot
     be read."""
+    from harness.cli.serving.load_display import as_csv, as_json, runs_table
     from harness.errors import FAILED, OK, USAGE, UsageError
     from harness.files import require_writable, write
     from harness.report.terminal import show
     from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
-    from harness.serving.clients.report import as_csv, as_json, runs_table
 
     require_writable(json_to, csv_to)
     inputs = {Path(name).resolve() for name in files}

@@ -30,11 +30,11 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     class and kernel, prefill and decode steps apart, with what overlaps and what is exposed. --json has each
     step. Exit code 1 where something in it is wrong or, with --partial, it breaks off; 2 where it cannot be
     read."""
+    from harness.cli.serving.trace_display import as_json, trace_text
     from harness.errors import FAILED, OK, UsageError
     from harness.files import write
     from harness.report.terminal import show
     from harness.serving.trace import decompose
-    from harness.serving.trace.result import as_json, trace_text
 
     decomposed = decompose(file, partial=partial)
     if phase and phase not in decomposed.phases():

@@ -40,6 +40,7 @@ from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
+DRAFTS = re.compile(r"num[-_](?:speculative[-_]tokens|steps)\W+(\d+)|num[-_]draft[-_]tokens\W+(\d+)")
 PREDICTED_OF = "predicted of "
 
 
@@ -64,7 +65,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
         where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
         for workload in document["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
-                said = document | workload["load"]
+                said = {"drafts": 0} | document | workload["load"]  # older ones have no drafts
                 fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -86,7 +87,10 @@ def _of_commands(plan: Plan) -> JsonObject:
     tp, named = re.search(TP, plan.launch), f"{plan.image} {plan.launch}"
     engine = next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", named)), None)
     isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
-    return {"engine": engine, "gpus": int(tp[1]) if tp else None, "isl": isl, "osl": osl}
+    if not (found := DRAFTS.search(plan.launch)) and "--speculative" in plan.launch:
+        raise UsageError("--predict: the launch command does not say how many tokens a step drafts")
+    drafts = (int(found[1] or 0) or int(found[2]) - 1) if found else 0  # draft tokens hold the verified one
+    return {"engine": engine, "gpus": int(tp[1]) if tp else None, "isl": isl, "osl": osl, "drafts": drafts}
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
@@ -122,7 +126,7 @@ def _of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, .
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")
     machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
     hardware = hardware_name(str(machine.get("device", "")))
-    model = link(System(hardware=hardware, tp=own["gpus"] or 1))
+    model = link(System(hardware=hardware, tp=own["gpus"] or 1, drafts=own["drafts"]))
     load_ = Load(isl, osl, plan.concurrency, range_ratio=1.0)
     return predict(model, load_, changes)
 

@@ -33,6 +33,9 @@ def report(draft: Draft) -> None:
         elif alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
             what = f"{key!r} is {alone:g}, but the average of its distribution {known:g}"
             fields.find("mean", "wrong", what)
+    for name in ("decoding_stats", "performance", "request_info"):  # a rate by its name alone
+        if (length := row.inside(name).number("global_acceptance_rate")) and not draft.value("accept_length"):
+            draft.add("accept_length", length, "1", statistic="mean")
     if totals["duration_s"] is None:
         totals["duration_s"] = row.inside("performance").number("total_latency_s")
     requests, count = row.inside("request_info"), totals["completed"]

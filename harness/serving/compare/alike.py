@@ -267,6 +267,9 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
         is_loose = "fp8" in (one, other) or UP_TO in one + other
         if one and other and one != other and is_loose and FIELDS[name].agree(one, other):
             yield f"{name}: {against(one, other)}"
+    accepted = [quantity.run.accept_length or 1.0 for quantity in (a, b)]
+    if abs(accepted[0] / accepted[1] - 1) > 0.01:
+        yield f"accept length: {accepted[0]:.3g} against {accepted[1]:.3g}, which the ratio holds, too"
     silent = [quantity.run.id for quantity in (a, b) if not server_settings(quantity.run)]
     if len(silent) == 1:
         yield f"{silent[0]} does not say its server's flags"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.serving.names import engine_name, hardware_name, known_engine, model_name
-from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, StrictRecord
+from harness.serving.schema import DRAFTED, OFF, OfferedLoad, Parallelism, ServingRun, StrictRecord
 from shapes.names import unknown
 
 UNKNOWN = ""
@@ -298,7 +298,8 @@ class Setting(StrictRecord):
     """Where a change was made, or what a prediction is of: the machine, the engine, the load.
 
     precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
-    plain:     no speculative decoding, no DP attention, no disaggregation
+    plain:     no speculative decoding, unless there are drafts, no DP attention, no disaggregation
+    drafts:    tokens that a step verifies of each request
     launch:    of decode steps, graph or eager; recv_interval: SGLang's scheduler-recv-interval
     prefill_tokens: the most of one step
     """
@@ -311,6 +312,7 @@ class Setting(StrictRecord):
     precision: str = ""
     kv_cache: str = ""
     plain: bool | None = None
+    drafts: int | None = None
     launch: str = ""
     recv_interval: int | None = None
     prefill_tokens: int | None = None
@@ -326,6 +328,7 @@ def of_setting(setting: Setting) -> dict[str, str]:
     said = of_run(ServingRun(id="", source="", mode="online", **about))
     features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
     plain = dict.fromkeys(features, "none") | {"prefix caching": NO_HITS}
+    plain |= {features[0]: DRAFTED.format(setting.drafts)} if setting.drafts else {}
     is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
     return said | {
         **(plain if setting.plain else dict.fromkeys(plain, UNKNOWN)),
@@ -369,9 +372,12 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
     assumed: names of FIELDS that are taken to be alike where they are not known; `all`: each
     """
     free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
+    theirs = of_run(run)
+    if setting.drafts and theirs["speculative decoding"] not in ("none", UNKNOWN):  # under any name
+        theirs["speculative decoding"] = DRAFTED.format(run.drafts or setting.drafts)
     return [
         each
-        for each in unlike(of_setting(setting), of_run(run))
+        for each in unlike(of_setting(setting), theirs)
         if each.is_known or ((each.row or FIELDS[each.name].needed) and each.name not in free)
     ]
 

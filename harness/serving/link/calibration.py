@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,6 +100,8 @@ T90 = 1.7
 """Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
 TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """Of single points about the fitted, as a share, and how many points that is worth beside a system's own."""
+ACCEPT_SCATTER = 0.03
+"""Of points about the fitted, what an accept length that is not known adds, as it differs between prompts."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
 BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
@@ -201,9 +203,18 @@ class Constants:
     tpot_scatter: float = TPOT_SCATTER
     ttft_scatter: float = TTFT_SCATTER
 
+    def unsure(self, share: float) -> Constants:
+        """With a and k off by one factor more, of this deviation: an accept length that is not known."""
+        if not share:
+            return self
+        off = share * self.tpot.mean * (1, 1, 0)
+        scatter = math.hypot(self.tpot_scatter, ACCEPT_SCATTER)
+        tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(off, off))
+        return replace(self, tpot=tpot, tpot_scatter=scatter)
+
     def fitted(self, measured: Sequence[Measured]) -> Constants:
         """After these points."""
-        tpot, ttft = tpot_rows(measured), ttft_rows(measured)
+        tpot, ttft = replace(tpot_rows(measured), scatter=self.tpot_scatter), ttft_rows(measured)
         of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
         pairs = ((tpot, of_tpot), (ttft, of_ttft))
         return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, 2) for rows, of in pairs))
@@ -220,7 +231,7 @@ class Constants:
         a, k, p = (float(constant) for constant in self.tpot.mean)
         return Served(
             tpot, steady, mean, Value.of(sums.load.output(life), share),
-            decode_ms=a + k * float(found.tpot[1]), stall_ms=p * float(found.tpot[2]),
+            decode_ms=a + k * float(found.tpot[1] / found.tpot[0]), stall_ms=p * float(found.tpot[2]),
             prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1), features=found,
         )  # fmt: skip
 

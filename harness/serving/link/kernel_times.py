@@ -424,7 +424,7 @@ PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launc
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
     "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
-    "mla_decode": (("heads", "kv"), ("batch", "ctx")),
+    "mla_decode": (("heads", "kv", "q"), ("batch", "ctx")),
     "mha_prefill": (("heads", "prefix"), ("batch", "new")),
 }
 """By op: the sizes that are looked up, and those between which times are interpolated."""
@@ -467,7 +467,7 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
     best: dict[Key, dict[tuple[float, ...], float]] = {}
     for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
-        sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
+        sizes = {"q": "1"} | dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
         fixed, axes = AXES[cell["op"]]
         key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
         best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]

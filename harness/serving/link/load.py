@@ -3,10 +3,12 @@
 A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
 all that decode, and over the life of one request every other one is prefilled once:
 
-    TPOT = a + k * decode + p * stall               stall = batch / (tokens out - 1) * prefill of one prompt
+    TPOT = (a + k * decode) / accepted + p * stall  stall = batch / (tokens out - 1) * prefill of one prompt
     TTFT = h + q * prefill + what it waits          and, over a whole run, its first wave of prompts
 
-The constants a, k, p and h, q are one system's; see calibration.py, where the first wave's two are, too.
+`accepted` is of speculation: the tokens that a request gets of a step, 1 without it. All of a step but the
+stalls is spread over them. The constants a, k, p and h, q are one system's; see calibration.py, where the
+first wave's two are, too.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Load:
     prefill_tokens: of one step (SGLang's --chunked-prefill-size)
     waves:          prompts for each place, of which the first come all at once
     recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
+    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: as the server's others
 
     Raises UsageError for a number that no load has.
     """
@@ -60,6 +63,7 @@ class Load:
     prefill_tokens: int = PREFILL_TOKENS
     waves: int = 10
     recv_interval: int = 1
+    accept_length: float | None = None
 
     def __post_init__(self) -> None:
         least = {"isl": 1, "osl": 2, "concurrency": 1, "prefill_tokens": 1, "waves": 1, "recv_interval": 1}
@@ -148,10 +152,10 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
                 f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
             )
-    chunks = math.ceil(load.mean_isl / load.prefill_tokens)
+    chunks, q = math.ceil(load.mean_isl / load.prefill_tokens), 1 + structure.drafts
     together = min(load.most_together, float(load.concurrency))
     decode = _phase(structure.decode, min(float(load.concurrency), capacity),
-                    lambda batch: StepLoad(batch, batch, load.mean_context), 1)  # fmt: skip
+                    lambda batch: StepLoad(q * batch, batch, load.mean_context, q), 1)  # fmt: skip
     prefill = _phase(structure.prefill, together,
                      lambda n: StepLoad(n * load.mean_isl / chunks, n, load.mean_isl), chunks)  # fmt: skip
     return KernelSums(load, decode, prefill, capacity, cold)
@@ -172,7 +176,7 @@ def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad]
 class Features:
     """What the constants are multiplied with, at given TPOT and TTFT.
 
-    tpot:    of a, k, p: 1, ms of a decode step, ms of stall
+    tpot:    of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
     steady:  of h, q, cold, each: TTFT after the first wave, as a client's median
     mean:    of the same constants: TTFT over the whole run
     waiting, waiting_mean: ms of either TTFT that no constant is of: for the end of a decode step, for memory
@@ -191,7 +195,7 @@ class Features:
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
     """ttft_ms: of the steady state"""
-    load = sums.load
+    load, accepted = sums.load, sums.load.accept_length or 1.0
     c, n, waves = load.concurrency, load.mean_osl - 1, load.waves
     others = (c - 1) / c
     free = c * n * tpot_ms / (ttft_ms + n * tpot_ms)
@@ -205,14 +209,14 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
         batch, stall, waiting, prefilling = float(c), (last - mean) / n, 0.0, mean
     else:
         stall = batch / n * others * one
-        waiting = others * tpot_ms * load.recv_interval / 2
+        waiting = others * tpot_ms * accepted * load.recv_interval / 2
         residual = others * min(rate * one, 1.0) * one / 2  # of a prefill that runs when a prompt comes
         together = min(1 + rate * others * (waiting + residual), load.most_together)
         prefilling = sums.prefill.ms(together) + residual
     steady = np.array([1.0, prefilling, 0.0, 0.0])
     first = np.array([1.0, mean, sums.cold, sums.cold * (c + 1) / 2])
     return Features(
-        tpot=np.array([1.0, sums.decode.ms(batch), stall]),
+        tpot=np.array([1 / accepted, sums.decode.ms(batch) / accepted, stall]),
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
         waiting=waiting + queue,

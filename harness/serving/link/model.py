@@ -13,7 +13,7 @@ from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
-from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
+from harness.serving.link.calibration import PRIOR, T90, Constants, Measured, Point, Served
 from harness.serving.link.kernel_times import (
     TABLES,
     AssumedTables,
@@ -40,6 +40,13 @@ RANGE_RATIO = 0.8
 """Of lengths, where nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+MOST_DRAFTS = 7
+ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
+"""By drafts a step, accept lengths of R1 and V3 that were published: DeepSeek-V3's report, SGLang's pull
+requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give others."""
+UNTOLD = 0.7
+"""Deviation of the logarithm of an accept length that points do not tell: InferenceX's and ATOM's own runs of
+one system are a factor of 2 apart (InferenceX's pull request 1628)."""
 CACHED = 0.4
 """A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
 FAR = 5.0
@@ -57,6 +64,8 @@ class System:
                lack is this project's, or assumed from data sheets
     calibrate: files of serving results of this server; none: the constants are those of other systems
     warm:      whether the server has served before, so that its first wave is not cold
+    drafts:    tokens that the model's MTP layer drafts of each request in a step; 0: no speculation
+    accept_length: tokens that a request gets of a step: accepted drafts + 1; None: not known
     """
 
     hardware: str = ""
@@ -67,6 +76,8 @@ class System:
     times: tuple[str, ...] = ()
     calibrate: tuple[str, ...] = ()
     warm: bool = False
+    drafts: int = 0
+    accept_length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Link:
 
     system:          with its hardware and engine named
     constants:       fitted to own points, or those of other systems
+    accept_length:   of loads that say none
     notes:           what was taken for granted, one line each
     """
 
@@ -82,6 +94,7 @@ class Link:
     structure: Structure
     constants: Constants = PRIOR
     memory_gb: float | None = None
+    accept_length: float = 1.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -100,12 +113,14 @@ class Link:
         return Setting(
             hardware=self.system.hardware, gpus=self.gpus, engine=self.system.engine, model="DeepSeek-R1",
             precision="fp8 block-scale", kv_cache=self.system.kv, plain=True, launch="graph",
+            drafts=self.system.drafts or None,
             parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp), note=parallel.text,
         )  # fmt: skip
 
     def sums(self, load: Load) -> KernelSums:
         warm_from = 0.0 if self.system.warm else WARM_FROM.get(self.system.engine, math.inf)
         cold = max(1 - load.mean_isl / warm_from, 0.0) if warm_from else 0.0
+        load = load if load.accept_length else replace(load, accept_length=self.accept_length)
         return kernel_sums(self.structure, load, self.memory_gb, cold)
 
     def served(self, load: Load) -> Served:
@@ -124,15 +139,61 @@ def link(system: System | None = None) -> Link:
     if len(sets) > 1:
         raise UsageError(f"--times names more than one set of tables: {', '.join(sets)}; give one")
     tables = read_tables(Path(sets[0])) if sets else None
+    served = [run for name in system.calibrate for run in load_runs(name)]
+    system, told = _told(system, served)
     model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
-    points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
+    points, notes = own_points(served, model.setting, engine_given=bool(system.engine))
     measured = model.measured(points)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
-    return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
+    return replace(model, constants=model.constants.fitted(measured), notes=(*model.notes, *told, *notes))
+
+
+def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]]:
+    """The system with the drafts and the accept length that its runs tell, where the user gave none."""
+    speculate = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
+    drafts, lengths = {run.drafts for run in speculate}, [run.accept_length for run in speculate]
+    known, notes = [length for length in lengths if length], []
+    if not system.drafts and len(drafts) == 1 and (told := drafts.pop()):
+        system, notes = replace(system, drafts=told), [f"the points tell {told} drafts a step"]
+    if system.drafts and system.accept_length is None and known:
+        mean = sum(known) / len(known)
+        system = replace(system, accept_length=mean)
+        notes.append(f"the points tell an accept length of {mean:.3g}; --accept-length gives another")
+    return system, notes
+
+
+def accepted(system: System) -> tuple[float, str]:
+    """The accept length that predictions take, and what is to be known of it. Raises UsageError."""
+    drafts, length = system.drafts, system.accept_length
+    if not 0 <= drafts <= MOST_DRAFTS:
+        raise UsageError(f"--drafts {drafts}: 1 to {MOST_DRAFTS}, or 0 for none")
+    if length is not None and not 1 <= length <= 1 + drafts:
+        why = "" if drafts else "; --drafts N says how many tokens a step drafts"
+        raise UsageError(f"accept length {length:g}: a step of {drafts} drafts gives 1 to {1 + drafts}{why}")
+    if not drafts or length is not None:
+        return length or 1.0, ""
+    if drafts not in ACCEPTED and not system.calibrate:
+        raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
+    low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
+    off = 100 * (math.sqrt(high / low) - 1)
+    note = (
+        f"{low:g} to {high:g}, as published of {drafts} drafts, +-{off:.0f} % of TPOT; give --accept-length"
+    )
+    if system.calibrate:
+        note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
+    return math.sqrt(low * high), f"accept length unknown: {note}"
+
+
+def unsureness(system: System, *, calibrated: bool) -> float:
+    """Deviation of the logarithm of the accept length: 0 where it is known."""
+    if not system.drafts or system.accept_length is not None:
+        return 0.0
+    low, high = ACCEPTED.get(system.drafts, (1.0, 1.0))
+    return UNTOLD if calibrated else math.log(high / low) / 2 / T90
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
@@ -151,13 +212,15 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         parallel = Parallel(tp=system.tp, ep=system.ep)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    length, note = accepted(system)
     if tables is None:
         folder = next(TABLES.glob(f"{hardware}-{engine}-*"), None)
         tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
     _require_same(hardware, engine, tables, runs)
     tables = of_engine(tables, engine, hardware)
     fallback = AssumedTables.of(hardware, engine) if data_sheet(hardware) else None
-    built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
+    built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback,
+                      drafts=system.drafts)  # fmt: skip
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
     notes = list(tables.notes)
     if built.assumed:
@@ -176,7 +239,9 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         notes.insert(0, f"this does not fit: {fits_not}; predicted as if it did")
         memory_gb = 0.0
     resolved = replace(system, hardware=hardware, engine=engine)
-    return Link(resolved, built, memory_gb=memory_gb or None, notes=tuple(dict.fromkeys(notes)))
+    constants = PRIOR.unsure(unsureness(system, calibrated=bool(system.calibrate)))
+    notes += [note] if note else []
+    return Link(resolved, built, constants, memory_gb or None, length, tuple(dict.fromkeys(notes)))
 
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
@@ -196,19 +261,16 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
 
 
 def own_points(
-    files: Sequence[str], setting: Setting, *, engine_given: bool
+    runs: Sequence[ServingRun], setting: Setting, *, engine_given: bool
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Of all runs in the files, and what is to be known of them, a line each.
+    """Of all runs, and what is to be known of them, a line each.
 
     setting:      the system whose points they are to be
     engine_given: whether the user said the engine, which then goes before what a file calls it
 
-    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths,
-    TPOT or TTFT, or with TTFTs that were not measured.
+    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths
+    or TPOT, with TTFTs that were not measured, or with an accept length that its drafts cannot give.
     """
-    runs = [run for name in files for run in load_runs(name)]
-    if not runs:
-        raise UsageError(f"no run in {', '.join(files)} to calibrate on")
     if engine_given:
         runs = [with_engine(run, setting.engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
@@ -224,12 +286,18 @@ def own_points(
         if unlike:
             is_engine = any(each.name == "engine" for each in unlike)
             hint = "; --engine says it where a file is wrong" if is_engine else ""
+            if not setting.drafts and any(each.name == "speculative decoding" for each in unlike):
+                hint = "; --drafts N says how many tokens a step drafts"
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        if (accepted := run.accept_length) and not 1 <= accepted <= 1 + (setting.drafts or 0):
+            of = f"{setting.drafts or 0} drafts a step"
+            raise UsageError(f"{run.id} does not calibrate this: accept length {accepted:.3g} with {of}")
         severe = (each for each in run.findings if each.severity == "wrong" or each.rule == "prefix_cache")
         if bad := next(severe, None):
             raise UsageError(f"{run.id} cannot calibrate: {bad.message}")
         unsaid += [d.name for d in differences(wanted, run) if d.run == UNKNOWN]
         unsaid += ["range of lengths"] if _range(run) is None else []
+        unsaid += [] if run.value("ttft", "mean") else ["TTFT"]
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
     points = tuple(dict.fromkeys(map(_point, runs)))
     of_lengths: dict[str, list[str]] = {}
@@ -265,7 +333,8 @@ def _point(run: ServingRun) -> Point:
         "concurrency": asked.concurrency, "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
     }  # fmt: skip
-    if lacks := [name for name, value in wanted.items() if not value]:
+    is_found = any(found.severity != "note" for found in run.findings)
+    if lacks := [name for name, value in wanted.items() if not value and (name != "mean TTFT" or is_found)]:
         why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
@@ -273,9 +342,9 @@ def _point(run: ServingRun) -> Point:
         round(isl), round(osl), concurrency=round(concurrency), range_ratio=ratio,
         prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
         waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
-        recv_interval=_count(run, "scheduler-recv-interval") or 1,
+        recv_interval=_count(run, "scheduler-recv-interval") or 1, accept_length=run.accept_length,
     )  # fmt: skip
-    return Point(of_run, tpot, ttft, run.value("ttft", "median") or None)
+    return Point(of_run, tpot, ttft or None, run.value("ttft", "median") or None)
 
 
 def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:

@@ -168,6 +168,7 @@ class Outlook:
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
     found, beside_ms = served.features, float(link.constants.tpot.mean[0])
+    accepted = float(1 / found.tpot[0])
     of_stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     decode_us = sums.decode.at(found.batch) * link.in_server["decode"]
     # name: where from, calls, ms in decode steps, ms in stalls
@@ -177,8 +178,9 @@ def outlook(link: Link, load: Load) -> Outlook:
     for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0) * of_stall, strict=True):
         origin, calls, decode_ms, _ = parts.get(term.name, (term.origin, term.calls, 0.0, 0.0))
         parts[term.name] = (origin, calls, decode_ms, float(us) / 1e3)
-    shares = [Share(name, *part, sum(part[2:]) / served.tpot.value) for name, part in parts.items()]
-    return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
+    of_token = {name: part[2] / accepted + part[3] for name, part in parts.items()}
+    shares = [Share(name, *part, of_token[name] / served.tpot.value) for name, part in parts.items()]
+    return Outlook(sums.load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:

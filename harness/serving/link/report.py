@@ -37,6 +37,8 @@ def prediction(
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
     least = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {least}{load.isl} in and {load.osl} out"
+    if drafts := link.system.drafts:
+        lengths = f"{drafts} drafts a step, {load.accept_length:.3g} accepted; {lengths}"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
     parts: list[RenderableType] = [where]
     if look.changes:
@@ -74,6 +76,7 @@ def as_json(
     document = {
         "hardware": link.system.hardware, "engine": link.system.engine,
         "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
+        "drafts": link.system.drafts,
         "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
         "calibration": list(link.system.calibrate), "notes": list(link.notes), "what_if": list(changes),
         "target_tpot_ms": target_ms, "workloads": [_workload(look) for look in looks],
@@ -102,10 +105,11 @@ def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, f
 def _notes(link: Link, look: Outlook) -> Notes:
     values = _constants(link.constants.tpot, OF_TPOT)
     known = ", ".join(f"{name} {of['value']:.2f} (+-{of['deviation']:.2f})" for name, of in values.items())
+    step = "(a + k * decode) / accept length" if link.system.drafts else "a + k * decode"
     server = "a server that has served before" if link.system.warm else "a server that is cold at first"
     lines = [*link.notes, *(note for of in look.changes for note in of.assumptions)]
     return [
-        ("model", f"TPOT = a + k * decode + p * stall, with {known}. a: ms of a step beside its kernels; k: "
+        ("model", f"TPOT = {step} + p * stall, with {known}. a: ms of a step beside its kernels; k: "
          "time of its kernels in the server over their sum; p: the same of the prefills of other requests, "
          "which stall those that decode"),
         ("times", f"of kernels: {link.structure.where}"),
@@ -181,7 +185,8 @@ def validation(found: Validation) -> RenderableType:
         *(("times", f"of kernels: {where}") for where in dict.fromkeys(s.times for s in found.servers)),
     ]  # fmt: skip
     each = table_of([row for server in found.servers for row in _errors(server)])
-    return Group(table_of(list(_errors(found.together))), "", each, "", noted(notes))
+    every = [row for of in (found.together, found.with_drafts) for row in _errors(of)]
+    return Group(table_of(every), "", each, "", noted(notes))
 
 
 def _errors(of: Validated) -> Iterator[dict[str, object]]:
@@ -211,7 +216,8 @@ def validation_json(validation: Validation) -> str:
         "TPOT": constants(OF_TPOT, validation.prior.tpot),
         "TTFT": constants(OF_TTFT, validation.prior.ttft),
     }
-    document = {"servers": servers, "all": errors(validation.together), "prior": prior}
+    every = {"all": errors(validation.together), "all_with_drafts": errors(validation.with_drafts)}
+    document = {"servers": servers, **every, "prior": prior}
     return json.dumps(document, indent=1) + "\n"
 
 

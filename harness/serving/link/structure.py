@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.errors import UsageError
-from harness.serving.link.kernel_times import AssumedTables, MeasuredTimes, MissingTable, Tables
-from harness.serving.names import engine_name
+from harness.serving.link.kernel_times import (
+    AssumedTables,
+    MeasuredTimes,
+    MissingTable,
+    Tables,
+    data_sheet_us,
+)
+from harness.serving.names import data_sheet, engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.linears import BATCHED, Linear, linears
 from shapes.models import BF16, FP8, ModelConfig, model
@@ -43,11 +49,13 @@ class StepLoad:
     tokens:  rows of the linears
     batch:   sequences
     context: of decode: cached tokens of each sequence; of prefill: its prompt's tokens
+    q:       of decode: query tokens of each sequence, 1 + drafts where it verifies drafts
     """
 
     tokens: float
     batch: float
     context: float
+    q: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Structure:
     weights_gb: of a rank, and kv_bytes of a token on a rank
     where:      the tables
     assumed:    ops whose times are from data sheets
+    drafts:     draft tokens of a sequence that a step of decode makes and verifies
     """
 
     parallel: Parallel
@@ -86,6 +95,7 @@ class Structure:
     kv_bytes: int
     where: str
     assumed: tuple[str, ...] = ()
+    drafts: int = 0
 
 
 def structure(
@@ -95,6 +105,7 @@ def structure(
     kv: str = "bfloat16",
     measured_times: MeasuredTimes | None = None,
     assumed: Tables | None = None,
+    drafts: int = 0,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
@@ -102,6 +113,7 @@ def structure(
     assumed: times that stand where the tables have none
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     measured_times: come first where they are near
+    drafts:  of a sequence, which the model's MTP layer makes
     """
     if parallel.ep not in (1, parallel.tp):
         raise UsageError(
@@ -145,7 +157,10 @@ def structure(
         between = Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
         common.append(between)
     decode_attention = Term("mla_decode", "", layers, "table",
-                            lambda load: tables.mla_decode(load.batch, load.context, heads, kv))  # fmt: skip
+                            lambda load: tables.mla_decode(load.batch, load.context, heads, kv)
+                            * verifying(tables.device, load, heads, kv))  # fmt: skip
+    q = 1 + drafts
+    timed = q if measured_times and ("mla_decode", (heads, cache, q)) in measured_times.surfaces else 1
     prefill_attention = Term("mha_prefill", "", layers,
                              "regression" if tables.prefill_is_absorbed else "table",
                              lambda load: plain_prefill(tables, config, load, heads, kv))  # fmt: skip
@@ -157,7 +172,8 @@ def structure(
         for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
             if calls:
                 terms.append(own(_product(tables, linear, calls), (linear.n, linear.k), rows))
-    decode += [*common, own(decode_attention, (heads, cache), sequences)]
+    decode += [*common, own(decode_attention, (heads, cache, timed), sequences,
+                            lambda load: verifying(tables.device, load, heads, kv, timed))]  # fmt: skip
     prefill += [*common, own(prefill_attention, (heads, 0), sequences)]
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
@@ -165,11 +181,53 @@ def structure(
         decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
     _require_all(tables, parallel, [*decode, *prefill])
     where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
-    latent = layers * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a token, on each rank
+    latent = (layers + bool(drafts)) * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a rank's token
     kv_bytes = latent * (2 if kv == "bfloat16" else 1)
-    weights_gb = _weights_gb(config, parallel)
+    weights_gb = _weights_gb(config, parallel, bool(drafts))
+    if drafts:
+        head = next(linear for linear in products if linear.name == "lm_head")
+        decode = [*_with_drafts(decode, layers, 2 * hidden / head.n, drafts)]
     phases = tuple(decode), tuple(prefill)
-    return Structure(parallel, *phases, weights_gb, kv_bytes, where, tuple(lacking))
+    return Structure(parallel, *phases, weights_gb, kv_bytes, where, tuple(lacking), drafts)
+
+
+def _with_drafts(terms: Sequence[Term], layers: int, share: float, drafts: int) -> Iterator[Term]:
+    """The terms with the calls of the MTP layer's passes, their times the mean over all calls.
+
+    A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens and
+    passes as many through the MTP layer for the first draft, then one token for each of the others.
+
+    share: of weights of its product that joins hidden state and embedding, in those of lm_head
+    """
+
+    def passes(term: Term, load: StepLoad, whole: bool) -> float:
+        one = replace(load, tokens=load.batch, q=1)
+        return term.time(load if whole else one) + (drafts - 1) * term.time(one)
+
+    def both(term: Term, calls: int, load: StepLoad) -> float:
+        us = term.calls * term.time(load) + calls * passes(term, load, term.part != "lm_head")
+        return us / (term.calls + calls * drafts)
+
+    for term in terms:
+        is_head = term.part == "lm_head"  # of one token in each pass
+        calls = 1 if is_head else round(term.calls / layers)
+        time = functools.partial(both, term, calls) if calls else term.time
+        yield replace(term, calls=term.calls + calls * drafts, time=time)
+        if is_head:  # The product that joins hidden state and embedding, which no table has, by its weights.
+            yield replace(term, part="eh_proj", calls=drafts, time=functools.partial(
+                lambda term, load: share * passes(term, load, True) / drafts, term))  # fmt: skip
+
+
+def verifying(device: str, load: StepLoad, heads: int, kv: str, timed: int = 1) -> float:
+    """Time of MLA decode with load.q query tokens over that with `timed`, by the data sheet (the H200's where
+    there is none): the cache is read once, and products have rows of (token, head), at least 64, as FlashMLA
+    pads them."""
+    sheet = data_sheet(hardware_name(device)) or data_sheet("h200")
+    tokens, size = load.batch * load.context, 2 if kv == "bfloat16" else 1
+    of_row, moved = 2 * tokens * (576 + 512), tokens * 576 * size
+    rows = (max(q * heads, BLOCK_ROWS) for q in (load.q, timed))
+    us, of_timed = (data_sheet_us(sheet, count * of_row, moved, "bf16") for count in rows)
+    return us / of_timed
 
 
 def _product(tables: Tables, linear: Linear, calls: int) -> Term:
@@ -179,8 +237,9 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
         return Term("absorbed_bmm", part, calls, "table",
                     lambda load: tables.absorbed_bmm(which, load.tokens, linear.batch))  # fmt: skip
     op, kind = {FP8: ("block_scale_gemm", "fp8_block"), BF16: ("bf16_gemm", "bfloat16")}[linear.kind]
-    if part == "lm_head":  # It sees one token of each sequence.
-        return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.batch, linear.n, linear.k))
+    if part == "lm_head":  # It sees one token of each sequence, or all that are verified.
+        return Term(op, part, calls, "table",
+                    lambda load: tables.gemm(kind, load.batch * load.q, linear.n, linear.k))  # fmt: skip
     return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.tokens, linear.n, linear.k))
 
 
@@ -295,13 +354,13 @@ def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
     return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
 
 
-def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:
-    """Of a rank, in FP8, router and vocabulary in bf16."""
+def _weights_gb(config: ModelConfig, parallel: Parallel, mtp: bool) -> float:
+    """Of a rank, in FP8, router and vocabulary in bf16; with the experts of the MTP layer where it drafts."""
     total = 0.0
     for linear in linears(config, parallel):
         size = 1 if linear.kind == FP8 else 2
         total += linear.n * linear.k * linear.batch * max(linear.decode_calls, linear.prefill_calls) * size
-    moe_layers = config.num_hidden_layers - config.first_k_dense_replace
+    moe_layers = config.num_hidden_layers - config.first_k_dense_replace + mtp
     expert = 3 * config.hidden_size * config.moe_intermediate_size
     total += moe_layers * config.n_routed_experts * expert / max(parallel.tp, parallel.ep)
     total += 2 * config.vocab_size * config.hidden_size / parallel.tp  # embedding

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from harness.cli.serving.load_display import runs_table
 from harness.paths import ROOT
 from harness.report.terminal import plain
 from harness.serving import load
 from harness.serving.clients.files import UnreadableError
 from harness.serving.clients.load import beside_each_other
-from harness.serving.clients.report import runs_table
 from harness.serving.compare.identity import of_run
 from harness.serving.schema import Metric, OfferedLoad, ServingRun
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, content_of, of, rules, written

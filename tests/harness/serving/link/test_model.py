@@ -403,6 +403,10 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
         found = validation.together.errors(mode, quantity)
         assert found.covered >= 0.85 * found.points and found.width <= width, (mode, quantity)
     assert validation.holds
+    drafted = validation.with_drafts.errors(ON_TWO, "TPOT")
+    assert drafted.points == 20 and drafted.mean <= 0.1 and drafted.covered >= 0.85 * drafted.points
+    names = {each.name for each in stored_series() if each.system.drafts}
+    assert names and not names & {row.series for row in validation.together.rows}
     assert sum(len(server.rows) for server in validation.servers if server.left_out) > 0
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
+from harness.serving.clients.load import load
 from harness.serving.link.calibration import PRIOR, Measured, Point
 from harness.serving.link.kernel_times import MeasuredTimes, Surface, read_measured_times, read_tables
 from harness.serving.link.load import Load
@@ -24,7 +25,7 @@ from tests.support.serving_link_tables import written
 
 def points_of(*files, engine="sglang", engine_given=False):
     setting = link(System(engine=engine)).setting
-    return own_points([str(file) for file in files], setting, engine_given=engine_given)
+    return own_points([run for file in files for run in load(str(file))], setting, engine_given=engine_given)
 
 
 def test_json_holds_every_number_with_its_interval():
@@ -91,8 +92,8 @@ def test_which_time_of_own_runs_is_taken(monkeypatch):
     ]
     monkeypatch.setattr("harness.results.read.load", lambda _: pandas.DataFrame(cells).assign(machine="A"))
     surfaces = read_measured_times(["a"]).surfaces
-    assert surfaces.keys() == {("mla_decode", (16, "bf16")), ("block_scale_gemm", (2112, 7168))}
-    assert surfaces["mla_decode", (16, "bf16")].at(64, 1500) == pytest.approx(40.0)
+    assert surfaces.keys() == {("mla_decode", (16, "bf16", 1)), ("block_scale_gemm", (2112, 7168))}
+    assert surfaces["mla_decode", (16, "bf16", 1)].at(64, 1500) == pytest.approx(40.0)
     assert surfaces["block_scale_gemm", (2112, 7168)].at(64) == pytest.approx(9.0)
 
 
@@ -108,7 +109,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
     monkeypatch.setattr("harness.results.read.load", load)
     found = read_measured_times(["a", "wrong"])
     assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
-    assert found.surfaces["mla_decode", (16, "bf16")].at(8, 100) == pytest.approx(9.0)
+    assert found.surfaces["mla_decode", (16, "bf16", 1)].at(8, 100) == pytest.approx(9.0)
     for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
         with pytest.raises(UsageError, match=says):
             read_measured_times(given)
@@ -117,7 +118,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
     tables = read_tables(written(tmp_path))
     surface = Surface({(8.0, 150.0): 200.0})
-    own = MeasuredTimes("NVIDIA X1", "runs", {("mla_decode", (16, "bf16")): surface})
+    own = MeasuredTimes("NVIDIA X1", "runs", {("mla_decode", (16, "bf16", 1)): surface})
     load = Load(isl=100, osl=100, concurrency=8, range_ratio=1.0)
     plain, measured = (uncalibrated(System(), tables, one) for one in (None, own))
     term = next(t for t in measured.structure.decode if t.op == "mla_decode")

@@ -356,7 +356,7 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
     assert {term.origin for term in assumed.structure.decode} == {"assumed"}
     measured, slow = (
         uncalibrated(System(hardware="mi300x"), runs=MeasuredTimes(
-            "AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16")): attention(us)}))
+            "AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16", 1)): attention(us)}))
         for us in (40.0, 80.0)
     )  # fmt: skip
     origins = {term.op: term.origin for term in measured.structure.decode}

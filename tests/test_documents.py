@@ -28,6 +28,7 @@ from kernels.triton_runtime import interpreter_fits
 from shapes.case import parse
 from shapes.suites import suites
 from tests.support.paths import ROOT
+from tests.support.workers_here import run_here
 
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
@@ -231,14 +232,18 @@ def test_tables_are_of_committed_runs():
 
 @pytest.mark.parametrize(("example", "name"), [(0, "mine.mla"), (1, "mine.triton")])
 def test_an_example_of_an_implementation_is_right(cli, tmp_path, example, name):
-    """A block of adding-a-kernel.md, as a file of one's own; Triton's by its interpreter."""
+    """A block of adding-a-kernel.md, as a file of one's own; Triton's by its interpreter, in a process of its
+    own."""
     if name == "mine.triton":
         pytest.importorskip("triton")
         if not (support := interpreter_fits()).ok:
             pytest.skip(support.reason)
-    (tmp_path / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-kernel.md", "python")[example])
+    (plugin := tmp_path / "mine.py").write_text(blocks(ROOT / "docs/adding-a-kernel.md", "python")[example])
     case = ("--op", "mla_decode", "--case", "batch=2 ctx=1..40 heads=2 page=16", "--device", "cpu")
-    done = cli("check", *case, "--impl", name, KERNEL_BENCH_PLUGINS=tmp_path / "mine.py")
+    if name == "mine.triton":
+        done = cli("check", *case, "--impl", name, KERNEL_BENCH_PLUGINS=plugin)
+    else:
+        done = run_here(*case, "--impl", name, plugin=plugin, command="check")
     assert f"{name} is right" in done.stdout, done.stderr
 
 
@@ -294,15 +299,19 @@ def coined(text: str, *places: str) -> list[str]:
 
 
 def texts(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines of a file's docstrings (of attributes too) and comments, with their numbers."""
+    """Lines of a file's docstrings (of attributes too) and comments, with their numbers; none of a file
+    without a coined word."""
     source = file.read_text()
+    if not COINED.search(source):
+        return
+    lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str)
         ):
-            yield from enumerate(ast.get_source_segment(source, node).splitlines(), node.lineno)
+            yield from enumerate(lines[node.lineno - 1 : node.end_lineno], node.lineno)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

@@ -139,7 +139,7 @@ def test_what_cheats_on_turns_or_on_the_boundary_is_wrong(tmp_path, source, op, 
     plugin.write_text(source)
     done = run_here(
         *("--op", op, "--device", "cpu", "--threads", "1", "--boundary", boundary, "--case", case),
-        *("--impl", "wrong.*,torch.naive", "--baseline", "torch.naive", "--budget", "2s"),
+        *("--impl", "wrong.*,torch.naive", "--baseline", "torch.naive", "--budget", "1s"),
         *("--json", "-", "--quiet", "--out", tmp_path / "run"),
         plugin=plugin,
     )

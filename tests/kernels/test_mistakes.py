@@ -241,10 +241,9 @@ UNNAMED = {
 """What the first three give for a row depends on which others are computed, which a sample does not show. The
 next four give rows of NaN, which has many causes. The last four are rounding; the limit of work cuts them."""
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
-
-@pytest.mark.parametrize("op", ["mla_decode", *map(slow, ["block_scale_gemm", "fused_moe", "mha_prefill"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
 def test_a_mistake_that_is_made_everywhere_is_named(op, monkeypatch):
     monkeypatch.setattr("harness.workers.child.judge.of_errors", diagnosis.of_errors)
     made, of = problem(op, SMALL[op][0], "core", False, "cpu"), module(op)

@@ -134,7 +134,9 @@ def test_what_is_launched(op, snapshot):
     """Constants and options of each launch: a compiler takes many others, and computes the same."""
     lines = []
     for arch, architecture in architectures().items():
-        for launch in launches(op, architecture, [Case(op, parse(text)[0]) for text in TEXTS[op]]):
+        found = launches(op, architecture, [Case(op, parse(text)[0]) for text in TEXTS[op]])
+        assert found and len({(one.kernel, one.data) for one in found}) == len(found), "each is compiled once"
+        for launch in found:
             options = json.loads(launch.data)["options"]
             more = [f" {n}={options[n]}" for n in ("kpack", "waves_per_eu") if options.get(n, 0) > 1]
             lines.append(

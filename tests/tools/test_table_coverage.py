@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from kernels.tables.lookup import LIBRARIES
 from tools.table_coverage import FOLDER, made
 
 
+@pytest.mark.slow
 def test_the_committed_coverage_is_that_of_the_recorded_tables():
     """Without the page, which contains the code of a release of Vega."""
     files = made(dict.fromkeys(LIBRARIES, Path("recorded")))

@@ -182,15 +182,6 @@ def test_resources_are_read_from_what_compilers_write(asm, log, instruction, dty
     )  # fmt: skip
 
 
-def test_each_architecture_and_each_op_has_something_to_compile():
-    for op in kernels.OPS:
-        assert implementations(op)
-        for architecture in architectures().values():
-            found = launches(op, architecture, shipped(op)[:2])
-            assert found, f"{op} {architecture.arch}"
-            assert len({(one.kernel, one.data) for one in found}) == len(found)
-
-
 @pytest.mark.parametrize("op", kernels.OPS)
 def test_empty_operands_are_as_those_with_values(op: str):
     """Shapes, strides and dtypes are compared for each boundary: they decide what is compiled."""

@@ -82,7 +82,7 @@ DEFECTS = (
         rows=("aiter.asm_persistent",),
         archs=("gfx942",),
         versions=">=0.1.18.dev0",
-        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 64,
+        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 64 and sizes.q == 1,
         refuse=True,
     ),
     Defect(
@@ -91,7 +91,7 @@ DEFECTS = (
         op="mla_decode",
         rows=("aiter.asm_persistent",),
         archs=("gfx942", "gfx950"),
-        when=lambda sizes: sizes.kv == "fp8" and sizes.batch > 1,
+        when=lambda sizes: sizes.kv == "fp8" and sizes.batch > 1 and sizes.q == 1,
     ),
     Defect(
         issue="ROCm/aiter#4638",
@@ -99,7 +99,7 @@ DEFECTS = (
         op="mla_decode",
         rows=("aiter.asm_persistent", "aiter.asm_persistent@sglang"),
         archs=("gfx950",),
-        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 16,
+        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 16 and sizes.q == 1,
     ),
     Defect(
         issue="ROCm/aiter#5679",

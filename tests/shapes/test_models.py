@@ -150,6 +150,5 @@ def test_what_is_not_modelled_is_named():
     assert said["kimi-k2"] == "fused_moe scales picks by 2.5, not 2.827; no time depends on it"
     assert "192^-0.5, not 256^-0.5" in said["glm-4.7-flash"]
     assert (
-        "qkv_a: bf16, not" in said["mistral-large-3"]
-        and "queries that are scaled" in said["mistral-large-3"]
+        "qkv_a: bf16, not" in said["mistral-large-3"] and "queries that are scaled" in said["mistral-large-3"]
     )

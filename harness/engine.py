@@ -53,6 +53,8 @@ class EngineRequest:
     ep: int = 1
     dp_attention: bool = False
     kv: str = "bf16"
+    drafts: int = 0
+    """The draft tokens of each request that a decode step verifies."""
     workload: Workload | None = None
     """What is served; None means the sweep of shapes.deployment."""
     given: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class EngineRequest:
     def deployed(self, arch: str) -> Deployment:
         """Raises ValueError."""
         how = self.tp, self.ep, self.dp_attention, self.kv
-        return deployed(self.engine, arch, self.model, *how, self.given)
+        return replace(deployed(self.engine, arch, self.model, *how, self.given), drafts=self.drafts)
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class EngineView:
             "ep": asked.ep,
             "dp_attention": asked.dp_attention,
             "kv": asked.kv,
+            "drafts": asked.drafts,
             "with": dict(asked.given),
             "libraries": dict(self.libraries),
             "shapes": [shape.facts() for shape in self.shapes],

@@ -44,6 +44,8 @@ class Deployment:
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
     kv: str = "bf16"
     """The format of the KV cache."""
+    drafts: int = 0
+    """The draft tokens of each request that a decode step verifies."""
 
     @property
     def attention(self) -> Parallel:
@@ -79,9 +81,9 @@ def sweep(deployment: Deployment) -> list[Call]:
     model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     calls: list[Call] = []
     for batch in DP_BATCHES if spread else BATCHES:
-        step = f"decode, {batch} requests"
-        sizes = mla_decode_sizes(model, parallel, batch, seen(), kv=deployment.kv)
-        calls += _of_tokens(deployment, step, batch)
+        step, queries = f"decode, {batch} requests", 1 + deployment.drafts
+        sizes = mla_decode_sizes(model, parallel, batch, seen(deployment.drafts), kv=deployment.kv, q=queries)
+        calls += _of_tokens(deployment, step, batch * queries)
         calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
     for count, tokens in DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]:
         step = f"prefill, {count} x {tokens} tokens"
@@ -94,9 +96,14 @@ def sweep(deployment: Deployment) -> list[Call]:
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
     """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
-    do not hold for the model have none."""
+    do not hold for the model have none. Raises ValueError with drafts: how many steps decode then depends on
+    how many drafts are accepted."""
     from shapes.bins import decode_bins, prefill_bins, token_bins
 
+    if deployment.drafts:
+        raise ValueError(
+            "a workload with drafts has steps that depend on how many are accepted; ask without it"
+        )
     model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     on_rank = workload.on_rank(deployment.dp)
     phases = list(simulate(on_rank))

@@ -22,6 +22,9 @@ OWN_OPTIONS = {
     "kv-cache-dtype": "--kv bf16 or --kv fp8",
     **dict.fromkeys(("model", "model-path"), "--model NAME|DIR"),
     **dict.fromkeys(("chunked-prefill-size", "max-num-batched-tokens"), "--workload ...,chunk=TOKENS"),
+    **dict.fromkeys(
+        ("speculative-config", "speculative-num-steps", "speculative-num-draft-tokens"), "--drafts N"
+    ),
 }
 """A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
 
@@ -104,6 +107,8 @@ def _path(text: str) -> Path | None:
 @click.option("--dp-attention", is_flag=True, help="Give each rank requests of its own.")
 @click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
               help="Keep the KV cache in this dtype.")  # fmt: skip
+@click.option("--drafts", type=click.IntRange(0, 7), metavar="N", default=0,
+              help="Let a decode step verify N draft tokens of each request.")  # fmt: skip
 @click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip

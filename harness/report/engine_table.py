@@ -93,6 +93,8 @@ def heading(view: EngineView) -> list[str]:
         how.append(f"--ep {asked.ep}")
     if asked.dp_attention:
         how.append("--dp-attention")
+    if asked.drafts:
+        how.append(f"--drafts {asked.drafts}")
     how += [as_given(name, value) for name, value in asked.given.items()]
     read = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
     served = f"{asked.model.name} {' '.join(how)}, KV cache in {asked.kv}"

@@ -25,6 +25,8 @@ def sizes(calls, op):
     (TP8, "r1-tp8"),
     (Deployment(R1, 4, dense_tp=4, shared_tp=4), "r1-tp4"),
     (DP_EP8, "r1-dp-ep8"),
+    (replace(TP8, drafts=3), "r1-tp8-mtp3"),
+    (replace(DP_EP8, drafts=1), "r1-dp-ep8-mtp1"),
 ])  # fmt: skip
 def test_a_sweep_is_of_the_suites_cases(deployment, suite):
     calls = sweep(deployment)

@@ -54,6 +54,7 @@ class CampaignRequest:
     """The options of `campaign` as they were given."""
 
     file: str | None = None
+    cases: str | None = None
     budget: str = "25m"
     cluster: str | None = None
     device: str | None = None

@@ -134,6 +134,7 @@ ad_hoc_cases = click.option(
     "--case", multiple=True, metavar='"NAME=V[,V...] ..."',
     help="Take these cases, not a suite's. Spaces separate sizes; commas separate values, which multiply.",
 )  # fmt: skip
+cases_file = click.option("--cases", metavar="FILE", help="Take the cases of this file: see `shapes from`.")
 cluster_option = click.option(
     "--cluster",
     metavar="[ADDRESS]",
@@ -181,6 +182,7 @@ MEASURING = [
                  help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
     click.option("--suite", metavar="NAME", help="Measure these cases: see `list suites`.  [default: smoke]"),
     ad_hoc_cases,
+    cases_file,
     click.option("--boundary", metavar="NAME",
                  help="Let a call cover core, with_quant or with_routing.  [default: each in turn]"),
     target_device,

@@ -11,7 +11,7 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -123,9 +123,9 @@ def suite(name: str) -> Suite:
     of another model, which shapes.models names or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`;
     at most 7 drafts. Raises ValueError, which lists the suites, for an unknown name."""
     if name.endswith(".json"):
-        cases, by_op = cases_file(name)[0], {}
-        for op in dict.fromkeys(case.op for case in cases):
-            by_op[op] = functools.partial(list, [case for case in cases if case.op == op])
+        by_op: dict[str, Callable[[], list[Case]]] = {
+            op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name)[0]).items()
+        }
         return Suite(name, f"cases in {name}", by_op)
     if name not in suites() and (
         made := re.fullmatch(r"((.+?)((?:-(?:tp|dp|ep)\d+)+))(?:-mtp([1-7]))?", name)
@@ -136,6 +136,17 @@ def suite(name: str) -> Suite:
     if name not in suites():
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]
+
+
+LOAD = ("isl", "osl", "concurrency", "range_ratio")
+
+
+def by_ops(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Op -> its cases."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.op, []).append(case)
+    return found
 
 
 def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
@@ -157,6 +168,7 @@ def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
             )
             for row, sizes in rows
         ]
+        load = {name: float(read["load"][name]) for name in LOAD} if read.get("load") else {}
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -168,7 +180,7 @@ def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
         raise ValueError(
             f"cannot read cases in {path}: at least one, each of a weight above 0 and one list of sizes"
         )
-    return cases, read.get("load") or {}
+    return cases, load
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

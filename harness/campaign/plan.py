@@ -24,8 +24,7 @@ from harness.run.folder import select_all, worth_s
 from harness.run.plan import Request
 from harness.tune.race import TuneRequest, implementations_here, race_selection
 from kernels.platform import Platform
-from shapes.case import Case
-from shapes.suites import cases_file
+from shapes.suites import by_ops, cases_file
 
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
@@ -102,9 +101,12 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
     """The steps in a TOML file, or `run` at the cases of a JSON file; without a file the default
     steps of each kind of platform, for that kind alone. Raises UsageError."""
     if file and file.endswith(".json"):
-        ops = list(dict.fromkeys(case.op for case in _cases(file)))
-        table = StepTable(command="run", name="cases", ops=ops, options={"cases": file})
-        return list(_steps_of_table(table, 0))
+        try:
+            ops = list(by_ops(cases_file(file)[0]))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        step = {"command": "run", "name": "cases", "ops": ops, "options": {"cases": file}}
+        return list(_steps_of_table(StepTable.model_validate(step), 0))
     if file:
         return _steps(Path(file))
     return [
@@ -112,13 +114,6 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
         for kind in dict.fromkeys(kinds)
         for step in _steps(DEFAULTS / f"{kind}.toml")
     ]
-
-
-def _cases(file: str) -> list[Case]:
-    try:
-        return cases_file(file)[0]
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _steps(file: Path) -> list[Step]:

@@ -67,7 +67,9 @@ def select_all(request: Request, platform: Platform) -> Selection:
         if named and not (support := named.available(platform)).ok:
             raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
     require_understood(request, platform)
-    suite = "ad hoc" if request.case else request.cases or request.suite or "smoke"
+    suite = "ad hoc" if request.case else request.suite or "smoke"
+    if request.cases:
+        suite = Path(request.cases).name
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 
 

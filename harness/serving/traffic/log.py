@@ -42,7 +42,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
     found: Counter[str] = Counter()
     kv_tokens, snapshots, batchsizes, positions = 0, [], "", 0
     shapes: dict[tuple[str, str], None] = {}
-    iterations = []
+    iterations: list[tuple[int, int, int, int, float | None]] = []
     for line in lines:
         if match := KV_SIZE.search(line):
             kv_tokens = int(match[1].replace(",", ""))
@@ -50,7 +50,8 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             if "(dummy)" in line:
                 traffic.left_out["idle steps of a DP rank (dummy)"] += 1
                 continue
-            iterations.append((*map(int, match.groups()), _used(line, kv_tokens)))
+            prompts, new, decoding, tokens = map(int, match.groups())
+            iterations.append((prompts, new, decoding, tokens, _used(line, kv_tokens)))
         elif match := RUNNING.search(line):
             snapshots.append((int(match[1]), _used(line, kv_tokens)))
         elif match := ACCEPTED.search(line):
@@ -92,9 +93,9 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
     if batchsizes:
         found["Batchsize lines of vLLM"] += 1
         traffic.tokens.update({size: count for size, count, _ in ast.literal_eval(batchsizes)})
-    for requests, new, decoding, tokens, used in iterations:
+    for requests, new, decoding, tokens, use in iterations:
         found["Iteration lines of vLLM"] += 1
-        ctx = used / (requests + decoding) if used and requests + decoding else None
+        ctx = use / (requests + decoding) if use and requests + decoding else None
         chunks = even_chunks(requests, new, 0) if requests and new else ()
         traffic.add(1, decoding, tokens / decoding if decoding else 1, ctx, chunks, new)
     if any(new for _, new, *_ in iterations):

@@ -76,7 +76,7 @@ def _flashinfer(document: Document, traffic: Traffic) -> str:
     of_calls = [row for row in rows if isinstance(row.get("workload"), Mapping) and "definition" in row]
     if rows and not of_calls and all("axes" in row and "name" in row for row in rows):
         raise UnreadableError(
-            f"cannot use {document.path}: FlashInfer's trace {rows[0]['name']} has the constant axes alone and "
+            f"cannot use {document.path}: FlashInfer's trace {rows[0]['name']} has the constant axes alone, "
             "no number of tokens; its workloads (JSONL) have them"
         )
     for row in of_calls:
@@ -131,8 +131,9 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     for phase in simulate(workload.on_rank(traffic.dp)):
         traffic.steps.append(Step(1, phase, len(phase.lengths), q))
     traffic.load = {"isl": round(isl), "osl": round(osl), "concurrency": most, "range_ratio": ratio}
-    traffic.note("steps were simulated as a closed loop of these lengths and concurrency, prompts first; a "
-                 "request's draft tokens are all accepted or none")  # fmt: skip
+    traffic.note("steps were simulated as a closed loop of these lengths and concurrency, prompts first")
+    if q > 1:
+        traffic.note("no draft is accepted in it: steps that decode are too many beside those that prefill")
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {most}, no times of requests"
 
 

@@ -83,10 +83,10 @@ def _sglang(name: str, count: int, traffic: Traffic) -> None:
             traffic.left_out["EXTEND steps of SGLang that do not say their tokens"] += count
             return
         requests = said.get("g", 0)
-        ctx = said["g_sk"] / requests if requests and "g_sk" in said else None
+        mean = said["g_sk"] / requests if requests and "g_sk" in said else None
         prefix = max(said.get("c_sk", new) - new, 0)
         chunks = _chunks(prompts, new, prefix, said.get("c_sqsq", 0))
-        traffic.add(count, requests, decoding / requests if requests else 1, ctx, chunks, new)
+        traffic.add(count, requests, decoding / requests if requests else 1, mean, chunks, new)
     else:
         traffic.left_out[f"{mode} steps of SGLang"] += count
 

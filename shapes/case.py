@@ -67,7 +67,7 @@ def _short(spec: str, op: str) -> list[dict[str, str]]:
         new = int(match[2]) * (1024 if match[3] else 1)
         total = int(match[4]) * (1024 if match[5] else 1) if match[4] else new
         if not (int(match[1] or 1) and new and total >= new):
-            raise ValueError(f"{segment!r} must have requests, and at least one and at most all tokens new")
+            raise ValueError(f"{segment!r} has no request, no new token, or more new tokens than in all")
         requests.append((int(match[1] or 1), new, total))
     tokens = sum(count * new for count, new, _ in requests)
     if op == "block_scale_gemm":
@@ -87,7 +87,10 @@ def _short(spec: str, op: str) -> list[dict[str, str]]:
         elif not decodes and op == "mha_prefill":
             sizes.append({"batch": str(count), "new": str(new), "prefix": str(total - new)})
     if not sizes:
-        raise ValueError(f"{spec!r} has no requests that {'decode' if op == 'mla_decode' else 'prefill'}")
+        raise ValueError(
+            f"{spec!r} has no requests that {'decode' if op == 'mla_decode' else 'prefill'}; up to "
+            f"{MOST_DECODED} new tokens, not all of a request's, decode"
+        )
     return sizes
 
 

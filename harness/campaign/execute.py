@@ -54,7 +54,6 @@ class CampaignRequest:
     """The options of `campaign` as they were given."""
 
     file: str | None = None
-    cases: str | None = None
     budget: str = "25m"
     cluster: str | None = None
     device: str | None = None
@@ -64,6 +63,7 @@ class CampaignRequest:
     devices: Sequence[str] = ()
     threads: int | None = None
     quiet: bool = False
+    cases: str | None = None
 
     @property
     def budget_s(self) -> float:

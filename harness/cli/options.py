@@ -124,6 +124,13 @@ def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.
     return callback
 
 
+def _cases_file(name: str | None) -> str | None:
+    """Raises ValueError."""
+    if name and not name.endswith(".json"):
+        raise ValueError(f"--cases {name}: a file of cases is NAME.json, as `shapes from` writes it")
+    return name
+
+
 only_op = click.option("--op", metavar="OP", help="Take only this op.")
 target_device = click.option(
     "--device", metavar="NAME",
@@ -134,7 +141,10 @@ ad_hoc_cases = click.option(
     "--case", multiple=True, metavar='"NAME=V[,V...] ..."',
     help="Take these cases, not a suite's. Spaces separate sizes; commas separate values, which multiply.",
 )  # fmt: skip
-cases_file = click.option("--cases", metavar="FILE", help="Take the cases of this file: see `shapes from`.")
+cases_file = click.option(
+    "--cases", metavar="FILE", callback=parsed_by(_cases_file),
+    help="Take the cases of this file: see `shapes from`.",
+)  # fmt: skip
 cluster_option = click.option(
     "--cluster",
     metavar="[ADDRESS]",

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 
-@click.group("shapes")
-def shapes() -> None:
-    """Shapes of real traffic, as cases for run, campaign, engine and serving predict."""
+def _from(word: str) -> None:
+    """Raises ValueError."""
+    if word != "from":
+        raise ValueError(f"write `shapes from FILE...`, not `shapes {word}`")
 
 
-@shapes.command("from", cls=Command)
+@click.command(cls=Command)
+@click.argument("what", metavar="from", callback=parsed_by(_from))
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "-o", "--out", metavar="FILE", default="cases.json", show_default=True, help="Write the cases there."
@@ -35,14 +37,14 @@ def shapes() -> None:
               help="The KV cache has this dtype.")  # fmt: skip
 @click.option("--drafts", type=click.IntRange(0, 7), metavar="N",
               help="A step verifies N draft tokens a request, where the files do not say it.")  # fmt: skip
-def from_command(
-    files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str,
-    drafts: int | None,
+def shapes(
+    what: None, files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool,
+    kv: str, drafts: int | None,
 ) -> None:  # fmt: skip
-    """Make cases with weights from traffic: traces of torch.profiler (step annotations of vLLM, SGLang and
-    ATOM, `Input Dims`, names of kernels), logs of vLLM, SGLang and AITER, results of serving clients, and
-    FlashInfer-Bench's workloads. Logs and traces are taken as those of one DP rank. Printed is what was read,
-    and what was left out and why."""
+    """Make cases with weights from traffic. Other commands take them with --cases. It reads traces of
+    torch.profiler (step annotations of vLLM, SGLang and ATOM, `Input Dims`, names of kernels), logs of vLLM,
+    SGLang and AITER, results of serving clients, and FlashInfer-Bench's workloads. Logs and traces are taken
+    as those of one DP rank. Printed is what was read, and what was left out and why."""
     from harness.errors import UsageError
     from harness.files import require_writable
     from harness.serving.traffic.read import read_files

@@ -79,7 +79,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             found["fused_moe lines of AITER"] += 1
             if text := _fmoe(match[1], traffic):
                 shapes["fused_moe", text] = None
-    traffic.calls.update(shapes)
+    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
     if shapes:
         traffic.note("AITER logs each shape once a process, those of graph captures and of the profiling run "
                      "too: weights are unknown, all are equal here; fused_moe's tokens are the next power of "

@@ -113,9 +113,8 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     if traffic.drafts is None and run.speculation not in ("", "none"):
         traffic.q(f"{run.source}: the server speculates ({run.speculation})")
     q = 1 + (traffic.drafts or 0)
-    starts = run.extra.get("start_times")
-    if isinstance(starts, (list, tuple)) and len(starts) == len(kept.itls_ms) == len(kept.output_lens) > 0:
-        return _timed(list(starts), run, q, traffic)
+    if kept.starts_s and kept.itls_ms and kept.input_lens:
+        return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or _mean(run.totals.input_tokens, count)
     osl = asked.longest_output_len or asked.output_len or _mean(run.totals.output_tokens, count)
@@ -129,7 +128,8 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     most = round(concurrency)
     workload = Workload(round(isl), round(osl), most, max(count, most), range_ratio=ratio)
     for phase in simulate(workload.on_rank(traffic.dp)):
-        traffic.steps.append(Step(1, phase, len(phase.lengths), q))
+        drafted = phase._replace(lengths=tuple(length + q - 1 for length in phase.lengths))
+        traffic.steps.append(Step(1, drafted, len(phase.lengths), q))
     traffic.load = {"isl": round(isl), "osl": round(osl), "concurrency": most, "range_ratio": ratio}
     traffic.note("steps were simulated as a closed loop of these lengths and concurrency, prompts first")
     if q > 1:
@@ -141,16 +141,12 @@ def _mean(total: int | None, count: int) -> float:
     return (total or 0) / count if count else 0.0
 
 
-def _timed(starts: list[float], run: ServingRun, q: int, traffic: Traffic) -> str:
+def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
     """Decode steps by overlap: a moment when n requests decode has 1/n of a step for each arrival of tokens.
     Contexts rise evenly from the first token of an answer to its last."""
     kept, requests, arrivals = run.samples, [], []
-    for start, isl, osl, ttft, itls in list(
-        zip(starts, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms, strict=True)
-    )[:: traffic.dp]:
-        if not osl:
-            traffic.left_out["requests without an answer"] += 1
-            continue
+    columns = kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms
+    for start, isl, osl, ttft, itls in list(zip(*columns, strict=True))[:: traffic.dp]:
         now = start + ttft / 1e3
         times = [now := now + itl / 1e3 for itl in itls]
         traffic.add(1, chunks=((isl, 0),))

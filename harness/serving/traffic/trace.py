@@ -25,7 +25,7 @@ VLLM = re.compile(
 SGLANG = re.compile(r"step\[([A-Z_0-9]+) bs=(\d+)(.*)\]")
 ATOM = re.compile(r"(prefill|decode)\[bs=(\d+)(?:/\d+)? tok=(\d+)(?:.* ctx=\[([\d, ]*)\])?")
 VERIFIES = ("VERIFY", "TARGET_VERIFY")
-DEEP_GEMM = re.compile(r"sm\d+_fp8_gemm_\w*impl<[^>]*?(\d+)u?, (\d+)u?, (\d+)u?,")
+DEEP_GEMM = re.compile(r"sm\d+_fp8_gemm_\w*impl<(?:[^<>,]*Major[^<>,]*, )?(\d+)u?, (\d+)u?, (\d+)u?,")
 EXPERTS = re.compile("moe", re.IGNORECASE)
 
 

@@ -118,8 +118,8 @@ def _load_in(path: str) -> Load:
     if not load:
         raise UsageError(f"{path} has no lengths and concurrency: only a client's results without times of "
                          "requests give them; give --lengths and --concurrency")  # fmt: skip
-    counts = (int(load[name]) for name in ("isl", "osl", "concurrency"))
-    return Load(*counts, range_ratio=load["range_ratio"])
+    isl, osl, concurrency = (int(load[name]) for name in ("isl", "osl", "concurrency"))
+    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"])
 
 
 def model_of(options: dict[str, Any]) -> Link:

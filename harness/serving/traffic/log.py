@@ -26,7 +26,7 @@ ITERATION = re.compile(
 )
 RUNNING = re.compile(r"Avg generation throughput: .*Running: (\d+) reqs")
 ACCEPTED = re.compile(r"SpecDecoding metrics: .*Per-position acceptance rate: ([\d.]+(?:, [\d.]+)*)")
-GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\w+)\s*\|\s*(\d+)\s*\|")
+GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECEWISE|NONE)\s*\|\s*(\d+)\s*\|")
 BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")

@@ -140,7 +140,7 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
     steps, total = traffic.steps, traffic.count()
     if not (steps or traffic.tokens):
         return []
-    counts = traffic.tokens and [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items()]
+    counts = traffic.tokens and [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items() if m]
     by_requests = [
         Phase(step.count * step.phase.steps, (0,) * (step.decoding * step.q), step.phase.prefill)
         for step in steps

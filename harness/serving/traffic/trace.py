@@ -124,11 +124,15 @@ def _dimensions(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> 
     """The calls whose operators' `Input Dims` show block scales. A replayed graph has no operators."""
     shapes, ops = list(recorded.shapes), recorded.ops
     found: Counter[tuple[str, str]] = Counter()
-    with_shapes = ops.shapes != NONE
-    pairs, counts = np.unique(
-        np.stack([ops.name[with_shapes], ops.shapes[with_shapes]]), axis=1, return_counts=True
-    )
-    for (name, number), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+    calls: Counter[tuple[int, int]] = Counter()
+    ends: dict[tuple[int, int], int] = {}  # of operators by thread and dimensions: those inside repeat them
+    columns = (each.tolist() for each in (ops.start, ops.length, ops.thread, ops.shapes, ops.name))
+    for start, length, thread, shape, name in sorted(zip(*columns, strict=True), key=lambda row: row[0]):
+        key = thread, shape
+        if shape != NONE and start >= ends.get(key, start):
+            calls[name, shape] += 1
+            ends[key] = start + length
+    for (name, number), count in calls.items():
         dims = ast.literal_eval(shapes[number])
         case = _experts(dims) if EXPERTS.search(names[name]) else _gemm(dims)
         if case:

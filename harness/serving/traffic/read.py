@@ -110,9 +110,10 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     """A client's run: by the times of each request where it kept them, else as a closed loop of its lengths
     and concurrency. Raises UsageError where it has neither."""
     asked, kept = run.workload, run.samples
-    if traffic.drafts is None and run.speculation not in ("", "none"):
+    drafts = run.drafts if traffic.drafts is None else traffic.drafts
+    if drafts is None and run.speculation not in ("", "none"):
         traffic.q(f"{run.source}: the server speculates ({run.speculation})")
-    q = 1 + (traffic.drafts or 0)
+    q = 1 + (drafts or 0)
     if kept.starts_s and kept.itls_ms and kept.input_lens:
         return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0

@@ -225,6 +225,8 @@ def test_results_of_clients(made, here, tmp_path):
     assert '"isl": 100' in predicted and '"concurrency": 2' in predicted
     cases, _ = made(json.dumps(RESULT), "--drafts", 3, name="r.json")
     assert of(cases, "mla_decode") == {MLA.format(2, 106) + " q=4": 48.8} and experts(cases)[8] == 46.4
+    told = RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30}
+    assert made(json.dumps(told), name="r.json")[0] == cases
     made(json.dumps(RESULT | TIMES), name="r.json")
     assert (
         "has no lengths and concurrency"

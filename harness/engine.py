@@ -30,6 +30,7 @@ from shapes.deployment import Call, Deployment, served, sweep
 from shapes.models import ModelConfig, model
 from shapes.names import near
 from shapes.scheduler import Workload
+from shapes.suites import cases_file
 
 MOST_ROWS = 16384
 """The most rows of experts for which picks are drawn, as drawing many more takes seconds. Beyond it the
@@ -57,6 +58,8 @@ class EngineRequest:
     """The draft tokens of each request that a decode step verifies."""
     workload: Workload | None = None
     """What is served; None means the sweep of shapes.deployment."""
+    cases: str | None = None
+    """A file of cases (shapes.suites.cases_file), which takes the place of calls of a workload."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The variables and flags that are set for the engine."""
     paths: Mapping[str, Path] = field(default_factory=dict)
@@ -197,7 +200,13 @@ def engine_view(request: EngineRequest) -> EngineView:
         raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
     try:
         deployment = request.deployed(arch)
-        calls = served(deployment, workload) if workload else sweep(deployment)
+        if request.cases:
+            calls = [
+                Call(each.op, {**each.sizes}, "", each.weight, each.place, int(each.sizes.get("tokens", 0)))
+                for each in cases_file(request.cases)[0]
+            ]
+        else:
+            calls = served(deployment, workload) if workload else sweep(deployment)
         shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None

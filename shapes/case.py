@@ -48,9 +48,60 @@ def merge(cases: Iterable[Case]) -> list[Case]:
     return list(merged.values())
 
 
-def parse(text: str) -> list[dict[str, str]]:
-    """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. Raises
+SEGMENT = re.compile(r"(\d*)q(\d+)(k?)(?:s(\d+)(k?))?")
+"""Requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests of 4
+new tokens each and 4096 in all; without `s` all are new."""
+MOST_DECODED = 8
+"""The most new tokens of a request that counts as decoding."""
+
+
+def _short(spec: str, op: str) -> list[dict[str, str]]:
+    """The sizes that the segments of a short form (`2q2k_32q1s1k`) have in an op. Raises ValueError."""
+    requests = []
+    for segment in spec.split("_"):
+        match = SEGMENT.fullmatch(segment)
+        if not match:
+            raise ValueError(
+                f"cannot read {segment!r} in {spec!r}; write requests as 16q4s4k or 2q2k_32q1s1k"
+            )
+        new = int(match[2]) * (1024 if match[3] else 1)
+        total = int(match[4]) * (1024 if match[5] else 1) if match[4] else new
+        if not (int(match[1] or 1) and new and total >= new):
+            raise ValueError(f"{segment!r} has no request, no new token, or more new tokens than in all")
+        requests.append((int(match[1] or 1), new, total))
+    tokens = sum(count * new for count, new, _ in requests)
+    if op == "block_scale_gemm":
+        raise ValueError(f"{spec!r} has m={tokens} but no n and k; write m={tokens} n=2112 k=7168")
+    if op == "fused_moe":
+        return [{"tokens": str(tokens)}]
+    if op not in ("mla_decode", "mha_prefill"):
+        raise ValueError(
+            f"{spec!r} is a batch of requests: say which op has it, --op mla_decode or mha_prefill"
+        )
+    sizes = []
+    for count, new, total in requests:
+        decodes = new == 1 or (new <= MOST_DECODED and total > new)
+        if decodes and op == "mla_decode":
+            query = {"q": str(new)} if new > 1 else {}
+            sizes.append({"batch": str(count), "ctx": str(total), **query})
+        elif not decodes and op == "mha_prefill":
+            sizes.append({"batch": str(count), "new": str(new), "prefix": str(total - new)})
+    if not sizes:
+        raise ValueError(
+            f"{spec!r} has no requests that {'decode' if op == 'mla_decode' else 'prefill'}; up to "
+            f"{MOST_DECODED} new tokens, not all of a request's, decode"
+        )
+    return sizes
+
+
+def parse(text: str, op: str = "") -> list[dict[str, str]]:
+    """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first
+    word may be a batch in vLLM's short form, whose sizes depend on the op: `16q4s4k heads=8`. Raises
     ValueError with one line."""
+    spec, _, rest = text.strip().partition(" ")
+    if re.match(r"\d*q\d[^=]*$", spec):
+        others = parse(rest) if rest.strip() else [{}]
+        return [{**sizes, **other} for sizes in _short(spec, op) for other in others]
     spaced = re.sub(r"[,;]\s*(?=\w+=)", " ", text)
     if spaced != text:
         raise ValueError(f"sizes are separated by spaces, not {text!r}; write {spaced!r}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
 from shapes.case import Size
@@ -13,6 +14,9 @@ from shapes.experts import fused_moe_sizes, place_of_experts, rows
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
 from shapes.scheduler import Workload, simulate
+
+if TYPE_CHECKING:
+    from shapes.bins import DecodeBin, PrefillBin, TokenBin
 
 PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
@@ -104,25 +108,40 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
         raise ValueError(
             "a workload with drafts has steps that depend on how many are accepted; ask without it"
         )
-    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     on_rank = workload.on_rank(deployment.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
     decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
     prefilling = sum(phase.steps for phase in phases if phase.chunks) / steps
+    return mean_step(
+        deployment,
+        token_bins(on_rank),
+        [(bin_._replace(weight=bin_.weight * decoding), 1) for bin_ in decode_bins(on_rank)],
+        [bin_._replace(weight=bin_.weight * prefilling) for bin_ in prefill_bins(on_rank)],
+    )
+
+
+def mean_step(
+    deployment: Deployment,
+    tokens: Iterable[TokenBin],
+    decodes: Iterable[tuple[DecodeBin, int]],
+    prefills: Iterable[PrefillBin],
+) -> list[Call]:
+    """The calls of the mean of many steps, of which each bin's weight is the share. decodes: with the query
+    tokens of each request"""
+    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)
-        for bin_ in token_bins(on_rank)
+        for bin_ in tokens
         for call in _of_tokens(deployment, "", bin_.tokens, bin_.prompt)
     ]
-    for decode in decode_bins(on_rank):
-        sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv)
-        calls.append(Call("mla_decode", sizes, "", decode.weight * decoding * layers, "MLA decode"))
-    for prefill in prefill_bins(on_rank):
+    for decode, q in decodes:
+        sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv, q=q)
+        calls.append(Call("mla_decode", sizes, "", decode.weight * layers, "MLA decode"))
+    for prefill in prefills:
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
         if is_dense(model, prefill.new, prefill.prefix):
-            times = prefill.weight * prefilling * layers
-            calls.append(Call("mha_prefill", sizes, "", times, "MHA prefill"))
+            calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "MHA prefill"))
     return [call for call in calls if call.op not in model.unheld]
 
 

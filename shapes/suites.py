@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 
 from shapes import cases as _cases
 from shapes.attention import Parallel
-from shapes.case import Case, merge
+from shapes.case import Case, merge, parse
 from shapes.cases import R1
 from shapes.models import named_model
 from shapes.names import unknown
@@ -117,9 +119,14 @@ def _spread(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
 
 
 def suite(name: str) -> Suite:
-    """A suite by its name, or one like r1-tp8-mtp3 or r1-dp-ep8 of another model, which shapes.models names
-    or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`; at most 7 drafts. Raises ValueError, which
-    lists the suites, for an unknown name."""
+    """A suite by its name, a file of cases (NAME.json, see cases_file), or one like r1-tp8-mtp3 or r1-dp-ep8
+    of another model, which shapes.models names or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`;
+    at most 7 drafts. Raises ValueError, which lists the suites, for an unknown name."""
+    if name.endswith(".json"):
+        by_op: dict[str, Callable[[], list[Case]]] = {
+            op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name)[0]).items()
+        }
+        return Suite(name, f"cases in {name}", by_op)
     if name not in suites() and (
         made := re.fullmatch(r"((.+?)((?:-(?:tp|dp|ep)\d+)+))(?:-mtp([1-7]))?", name)
     ):
@@ -129,6 +136,51 @@ def suite(name: str) -> Suite:
     if name not in suites():
         raise ValueError(unknown("suite", name, suites(), "list suites"))
     return suites()[name]
+
+
+LOAD = ("isl", "osl", "concurrency", "range_ratio")
+
+
+def by_ops(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Op -> its cases."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.op, []).append(case)
+    return found
+
+
+def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
+    """The cases of a file that `shapes from` wrote, and the load that it was read from, which may be empty:
+
+    {"sources": [line...], "load": {"isl", "osl", "concurrency", "range_ratio"},
+     "cases": [{"op", "sizes": "batch=16 ctx=4096", "place", "weight"}...]}
+
+    Only cases with op and sizes are needed. Raises ValueError."""
+    try:
+        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = [(row, parse(row["sizes"])) for row in read["cases"]]
+        cases = [
+            Case(
+                row["op"],
+                {name: int(text) if text.isdecimal() else text for name, text in sizes[0].items()},
+                place=row.get("place", path),
+                weight=float(row.get("weight", 1.0)),
+            )
+            for row, sizes in rows
+        ]
+        load = {name: float(read["load"][name]) for name in LOAD} if read.get("load") else {}
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
+    if wrong := next((case.op for case in cases if case.op not in OPS), None):
+        raise ValueError(f"cannot read cases in {path}: no op {wrong!r}")
+    if not cases or any(case.weight <= 0 for case in cases) or any(len(sizes) > 1 for _, sizes in rows):
+        raise ValueError(
+            f"cannot read cases in {path}: at least one, each of a weight above 0 and one list of sizes"
+        )
+    return cases, load
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

@@ -63,6 +63,7 @@ class CampaignRequest:
     devices: Sequence[str] = ()
     threads: int | None = None
     quiet: bool = False
+    cases: str | None = None
 
     @property
     def budget_s(self) -> float:

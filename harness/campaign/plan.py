@@ -24,6 +24,7 @@ from harness.run.folder import select_all, worth_s
 from harness.run.plan import Request
 from harness.tune.race import TuneRequest, implementations_here, race_selection
 from kernels.platform import Platform
+from shapes.suites import by_ops, cases_file
 
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
@@ -97,8 +98,15 @@ class Step:
 
 
 def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
-    """The steps in a file; without a file the default steps of each kind of platform, for that kind alone.
-    Raises UsageError."""
+    """The steps in a TOML file, or `run` at the cases of a JSON file; without a file the default
+    steps of each kind of platform, for that kind alone. Raises UsageError."""
+    if file and file.endswith(".json"):
+        try:
+            ops = list(by_ops(cases_file(file)[0]))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        step = {"command": "run", "name": "cases", "ops": ops, "options": {"cases": file}}
+        return list(_steps_of_table(StepTable.model_validate(step), 0))
     if file:
         return _steps(Path(file))
     return [

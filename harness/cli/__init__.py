@@ -59,7 +59,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-MODULES = {name: f"{__name__}.{name}:{name}" for name in ("campaign", "doctor", "engine", "serving", "tune")}
+MODULES = {
+    name: f"{__name__}.{name}:{name}"
+    for name in ("campaign", "doctor", "engine", "serving", "shapes", "tune")
+}
 MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")}
 MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")}

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @click.command(cls=options.Command)
 @click.argument("file", required=False, metavar="[FILE.toml]")
 @click.option("--budget", default="25m", show_default=True, metavar="25m", help="End within this wall-clock.")
+@options.cases_file
 @options.cluster_option
 @options.target_device
 @click.option("--out", metavar="DIR", help="Write it there.  [default: results/<machine>, results/cluster]")
@@ -60,6 +62,10 @@ def campaign(request: CampaignRequest) -> None:
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
+    if request.cases:
+        if request.file:
+            raise UsageError("give FILE.toml or --cases, not both; a step may have the option cases")
+        request = replace(request, file=request.cases)
     cluster, device = request.cluster, request.device
     if request.plan and cluster and not request.devices:
         raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import Command, OneOf, json_option, parsed_by, write_json
+from harness.cli.options import Command, OneOf, cases_file, json_option, parsed_by, write_json
 
 if TYPE_CHECKING:
     from harness.engine import EngineView
@@ -112,6 +112,7 @@ def _path(text: str) -> Path | None:
 @click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
+@cases_file
 @click.option("--with", "given", multiple=True, callback=parsed_by(_settings), metavar="NAME=VALUE",
               help="Set this variable or flag for the engine.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), metavar="OP", help="Take only this op.")
@@ -160,6 +161,8 @@ def engine(
         require_writable_folder(folder)
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
+    if deployment["cases"] and deployment["workload"]:
+        raise UsageError("give --cases or --workload, not both")
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}

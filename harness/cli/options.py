@@ -124,6 +124,13 @@ def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.
     return callback
 
 
+def _cases_file(name: str | None) -> str | None:
+    """Raises ValueError."""
+    if name and not name.endswith(".json"):
+        raise ValueError(f"--cases {name}: a file of cases is NAME.json, as `shapes from` writes it")
+    return name
+
+
 only_op = click.option("--op", metavar="OP", help="Take only this op.")
 target_device = click.option(
     "--device", metavar="NAME",
@@ -133,6 +140,10 @@ target_device = click.option(
 ad_hoc_cases = click.option(
     "--case", multiple=True, metavar='"NAME=V[,V...] ..."',
     help="Take these cases, not a suite's. Spaces separate sizes; commas separate values, which multiply.",
+)  # fmt: skip
+cases_file = click.option(
+    "--cases", metavar="FILE", callback=parsed_by(_cases_file),
+    help="Take the cases of this file: see `shapes from`.",
 )  # fmt: skip
 cluster_option = click.option(
     "--cluster",
@@ -181,6 +192,7 @@ MEASURING = [
                  help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
     click.option("--suite", metavar="NAME", help="Measure these cases: see `list suites`.  [default: smoke]"),
     ad_hoc_cases,
+    cases_file,
     click.option("--boundary", metavar="NAME",
                  help="Let a call cover core, with_quant or with_routing.  [default: each in turn]"),
     target_device,

@@ -34,7 +34,7 @@ def choose_cases(
     boundaries = [boundary] if boundary else list(op.boundaries)
     try:
         if texts:
-            sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text)]
+            sizes = [{**op.defaults(arch), **s} for text in texts for s in parse(text, op.name)]
             cases = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
         else:
             chosen = suite(suite_name or "smoke")

@@ -124,7 +124,7 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
     reason of the others is the one that `run` gives for the widest boundary. Raises UsageError unless the
     text is one case, of one op."""
     try:
-        given = parse(text)
+        given = parse(text, ops[0] if len(ops) == 1 else "")
     except ValueError as error:
         raise UsageError(str(error)) from None
     having = [op for op in ops if given[0].keys() <= {field.name for field in fields(kernels.OPS[op].Sizes)}]

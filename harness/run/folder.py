@@ -46,12 +46,14 @@ def select_all(request: Request, platform: Platform) -> Selection:
     """What a request selects. Raises UsageError for what cannot be understood."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    if request.suite and request.case:
-        raise UsageError("give --suite or --case, not both")
+    if sum(map(bool, (request.suite, request.case, request.cases))) > 1:
+        raise UsageError("give --suite, --cases or --case, not several")
     if request.retry:
         raise UsageError("--retry needs --resume RUN")
     op = select.choose_op(request.op)
-    cases = select.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
+    cases = select.choose_cases(
+        op, request.cases or request.suite, request.case, request.boundary, platform.arch
+    )
     implementations = select.choose_implementations(op, request.impl)
     if request.settings:  # each implementation is compared with itself under another setting
         baseline = implementations[0].name
@@ -66,6 +68,8 @@ def select_all(request: Request, platform: Platform) -> Selection:
             raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
     require_understood(request, platform)
     suite = "ad hoc" if request.case else request.suite or "smoke"
+    if request.cases:
+        suite = Path(request.cases).name
     return Selection(suite, cases, [i.name for i in implementations], baseline)
 
 

@@ -31,6 +31,7 @@ class Request:
     impl: str | None = None
     suite: str | None = None
     case: Sequence[str] = ()
+    cases: str | None = None
     boundary: str | None = None
     baseline: str | None = None
     device: str | None = None
@@ -58,7 +59,7 @@ class Request:
 
 
 PLANNING = (
-    *("impl", "suite", "case", "boundary", "baseline", "cache"),
+    *("impl", "suite", "case", "cases", "boundary", "baseline", "cache"),
     *("launch", "set", "out", "seed", "threads"),
 )
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""

@@ -123,13 +123,15 @@ class Totals(StrictRecord):
 
 
 class RequestSamples(StrictRecord):
-    """What a client kept of each request, in its order; a list is empty where it kept none."""
+    """What a client kept of each request, in its order; a list is empty where it kept none. starts_s: by the
+    client's clock."""
 
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
     ttfts_ms: tuple[float, ...] = ()
     e2es_ms: tuple[float, ...] = ()
     itls_ms: tuple[tuple[float, ...], ...] = ()
+    starts_s: tuple[float, ...] = ()
 
 
 class ServingRun(StrictRecord):

@@ -83,13 +83,15 @@ def of_system(command: Function) -> Function:
 
 @click.command("predict", cls=Command)
 @of_system
+@click.option("--cases", metavar="FILE",
+              help="Take the lengths and the concurrency of this file: see `shapes from`.")  # fmt: skip
 @click.option("--warm", is_flag=True, help="Assume that the server has served before its first requests.")
 @json_option("Write JSON there instead of tables.")
-def predict(json_to: str | None, **options: Any) -> None:
+def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
-    loads = loads_of(options["lengths"], options["concurrency"])
+    loads = [_load_in(cases)] if cases else loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.serving.link.predictions import outlook
     from harness.serving.link.report import as_json, prediction
@@ -99,6 +101,25 @@ def predict(json_to: str | None, **options: Any) -> None:
         write(json_to, as_json(model, looks))
     else:
         show(prediction(model, looks), sys.stdout)
+
+
+def _load_in(path: str) -> Load:
+    """The load of a file of cases. Raises UsageError where it has none, and where another is given."""
+    from harness.serving.link.load import Load
+    from shapes.suites import cases_file
+
+    try:
+        load = cases_file(path)[1]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    source = click.get_current_context().get_parameter_source
+    if any(source(name) == click.core.ParameterSource.COMMANDLINE for name in ("lengths", "concurrency")):
+        raise UsageError("give --cases, or --lengths and --concurrency")
+    if not load:
+        raise UsageError(f"{path} has no lengths and concurrency: only a client's results without times of "
+                         "requests give them; give --lengths and --concurrency")  # fmt: skip
+    isl, osl, concurrency = (int(load[name]) for name in ("isl", "osl", "concurrency"))
+    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"])
 
 
 def model_of(options: dict[str, Any]) -> Link:

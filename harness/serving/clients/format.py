@@ -37,7 +37,7 @@ FILES = ("aiperf", "guidellm", "inference_perf", "inferencex", "trtllm", "sglang
 """In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
-BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
+BULK = ("generated_texts", "text_chunks", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
@@ -346,7 +346,7 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     kept: dict[str, Sequence[Any]] = {
         "input_lens": row.counts("input_lens"), "output_lens": row.counts("output_lens"),
         "ttfts_ms": row.numbers("ttfts", scale=1e3), "e2es_ms": row.numbers(e2es, scale=1e3),
-        "itls_ms": row.lists("itls", scale=1e3),
+        "itls_ms": row.lists("itls", scale=1e3), "starts_s": row.numbers("start_times"),
     }  # fmt: skip
     sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:

@@ -1,0 +1,73 @@
+"""`python -m harness shapes from FILE...`: cases of the ops from what engines and clients wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.engine import _model
+from harness.cli.options import Command, OneOf, parsed_by, write_json
+
+if TYPE_CHECKING:
+    from shapes.models import ModelConfig
+
+
+def _from(word: str) -> None:
+    """Raises ValueError."""
+    if word != "from":
+        raise ValueError(f"write `shapes from FILE...`, not `shapes {word}`")
+
+
+@click.command(cls=Command)
+@click.argument("what", metavar="from", callback=parsed_by(_from))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "-o", "--out", metavar="FILE", default="cases.json", show_default=True, help="Write the cases there."
+)
+@click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
+              metavar="NAME|DIR",
+              help="The files are of this model of `list models`, or of a config.json.")  # fmt: skip
+@click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
+              help="The server has N ranks.")  # fmt: skip
+@click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
+              help="N ranks share the experts.")  # fmt: skip
+@click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
+@click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
+              help="The KV cache has this dtype.")  # fmt: skip
+@click.option("--drafts", type=click.IntRange(0, 7), metavar="N",
+              help="A step verifies N draft tokens a request, where the files do not say it.")  # fmt: skip
+def shapes(
+    what: None, files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool,
+    kv: str, drafts: int | None,
+) -> None:  # fmt: skip
+    """Make cases with weights from traffic. Other commands take them with --cases. It reads traces of
+    torch.profiler (step annotations of vLLM, SGLang and ATOM, `Input Dims`, names of kernels), logs of vLLM,
+    SGLang and AITER, results of serving clients, and FlashInfer-Bench's workloads. Logs and traces are taken
+    as those of one DP rank. Printed is what was read, and what was left out and why."""
+    from harness.errors import UsageError
+    from harness.files import require_writable
+    from harness.serving.traffic.read import read_files
+    from harness.serving.traffic.steps import Traffic, cases_of, lines, record
+    from shapes.deployment import Deployment
+
+    if not out.endswith(".json"):
+        raise UsageError(f"--out {out}: a file of cases is NAME.json")
+    require_writable(out, None)
+    group, groups = (1, tp) if dp_attention else (tp, 1)
+    deployment = Deployment(
+        model, group, groups, ep, dense_tp=group, shared_tp=group, dispatched=ep > 1 and groups > 1, kv=kv
+    )
+    traffic = Traffic(drafts=drafts, dp=groups)
+    read_files(files, traffic)
+    try:
+        cases = cases_of(traffic, deployment)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    write_json(out, record(traffic, deployment, cases))
+    print("\n".join(lines(traffic)))
+    ops = dict.fromkeys(case.op for case in cases)
+    print("; ".join(f"{op}: {sum(case.op == op for case in cases)} cases" for op in ops))
+    if steps := traffic.count() + (0 if traffic.steps else traffic.tokens.total()):
+        print(f"steps: {steps}")
+    print(f"written: {out}")

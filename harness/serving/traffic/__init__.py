@@ -1,0 +1,1 @@
+"""Shapes of the ops from what engines and clients write: logs, traces, results."""

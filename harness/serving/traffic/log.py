@@ -1,0 +1,148 @@
+"""Lines of logs that tell of steps: of vLLM, SGLang and AITER.
+
+vLLM 0.33     v1/metrics/loggers.py (statistics, Iteration), compilation/cuda_graph.py (table),
+              forward_context.py (Batchsize), v1/spec_decode/metrics.py, v1/core/kv_cache_utils.py
+SGLang 0.5.23 observability/metrics_reporter.py (Prefill batch, Decode batch)
+AITER e404860 ops/gemm_op_a8w8.py, fused_moe.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.serving.traffic.steps import Traffic, even_chunks
+
+INTERVAL = 40
+"""Decode steps for a line of SGLang (--decode-log-interval)."""
+
+KV_SIZE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+KV_USE = re.compile(r"GPU KV cache usage: ([\d.]+)%")
+ITERATION = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens"
+)
+RUNNING = re.compile(r"Avg generation throughput: .*Running: (\d+) reqs")
+ACCEPTED = re.compile(r"SpecDecoding metrics: .*Per-position acceptance rate: ([\d.]+(?:, [\d.]+)*)")
+GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECEWISE|NONE)\s*\|\s*(\d+)\s*\|")
+BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
+PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
+DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
+GEMM = re.compile(r"shape is (?:B:(\d+), )?M:(\d+), N:(\d+), K:(\d+)(.*)")
+OUTCOME = re.compile(r"not found tuned config in (\S+)|is tuned on cu_num.* in (\S+)")
+FMOE = re.compile(r"\[fused_moe\] using .*? for (\(.*\))")
+FMOE_KEY = re.compile(r"(\d+), (\d+), (\d+), (\d+), (\d+), <ActivationType.*'QuantType\.(\w+)'")
+
+
+def read_log(lines: Iterable[str], traffic: Traffic) -> str:
+    """Adds what the lines of one log tell; returns what they are, empty where none tells anything. Raises
+    UsageError where --drafts is needed."""
+    found: Counter[str] = Counter()
+    kv_tokens, snapshots, batchsizes, positions = 0, [], "", 0
+    shapes: dict[tuple[str, str], None] = {}
+    iterations: list[tuple[int, int, int, int, float | None]] = []
+    for line in lines:
+        if match := KV_SIZE.search(line):
+            kv_tokens = int(match[1].replace(",", ""))
+        elif match := ITERATION.search(line):
+            if "(dummy)" in line:
+                traffic.left_out["idle steps of a DP rank (dummy)"] += 1
+                continue
+            prompts, new, decoding, tokens = map(int, match.groups())
+            iterations.append((prompts, new, decoding, tokens, _used(line, kv_tokens)))
+        elif match := RUNNING.search(line):
+            snapshots.append((int(match[1]), _used(line, kv_tokens)))
+        elif match := ACCEPTED.search(line):
+            positions = match[1].count(",") + 1
+        elif match := GRAPHS.search(line):
+            found["rows of vLLM's CUDA graph table"] += 1
+            traffic.tokens[int(match[2])] += int(match[5])
+        elif match := BATCHSIZES.search(line):
+            batchsizes = match[1]  # each line has all steps so far
+        elif match := PREFILL.search(line):
+            found["Prefill batch lines of SGLang"] += 1
+            batch, new, cached = map(int, match.groups())
+            if batch and new:
+                traffic.add(1, chunks=even_chunks(batch, new, cached), prompt=new)
+        elif match := DECODE.search(line):
+            found["Decode batch lines of SGLang"] += 1
+            batch, tokens = map(int, match.groups())
+            q = traffic.q("SGLang's log has `accept len`") if "accept len" in line else 1
+            traffic.add(INTERVAL, batch, q, tokens / batch if batch else None)
+        elif match := GEMM.search(line):
+            found["GEMM lines of AITER"] += 1
+            if text := _gemm(match, traffic):
+                shapes["block_scale_gemm", text] = None
+        elif match := FMOE.search(line):
+            found["fused_moe lines of AITER"] += 1
+            if text := _fmoe(match[1], traffic):
+                shapes["fused_moe", text] = None
+    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
+    if shapes:
+        traffic.note("AITER logs each shape once a process, those of graph captures and of the profiling run "
+                     "too: weights are unknown, all are equal here; fused_moe's tokens are the next power of "
+                     "two")  # fmt: skip
+    if found["Decode batch lines of SGLang"]:
+        traffic.note(f"a Decode batch line stands for {INTERVAL} steps (--decode-log-interval), whose mean "
+                     "context is #token / #running-req, unread cached prefixes included")  # fmt: skip
+    if found["Prefill batch lines of SGLang"]:
+        traffic.note("prompts of a step are taken as equally long; the earlier chunks of a prompt are not in "
+                     "#cached-token, so a later chunk has too short a prefix")  # fmt: skip
+    if batchsizes:
+        found["Batchsize lines of vLLM"] += 1
+        traffic.tokens.update({size: count for size, count, _ in ast.literal_eval(batchsizes)})
+    for requests, new, decoding, tokens, use in iterations:
+        found["Iteration lines of vLLM"] += 1
+        ctx = use / (requests + decoding) if use and requests + decoding else None
+        chunks = even_chunks(requests, new, 0) if requests and new else ()
+        traffic.add(1, decoding, tokens / decoding if decoding else 1, ctx, chunks, new)
+    if any(new for _, new, *_ in iterations):
+        traffic.note("vLLM's log has no prefixes: chunks of prompts are taken as first ones, and as equally "
+                     "long")  # fmt: skip
+    if iterations:
+        traffic.left_out.update({"lines of vLLM's statistics, as each step has a line": len(snapshots)})
+    for decoding, used in [] if iterations else snapshots:
+        found["lines of vLLM's statistics"] += 1
+        drafts = positions if traffic.drafts is None else traffic.drafts
+        traffic.add(1, decoding, 1 + drafts, used / decoding if used and decoding else None)
+    if found["lines of vLLM's statistics"]:
+        traffic.note("vLLM's statistics are the requests at one moment in 10 s, some of which still prefill; "
+                     "chunks of prompts are not in them")  # fmt: skip
+    if traffic.tokens:
+        traffic.note("tokens of a step are those that vLLM counted: with graphs, as padded; prompt tokens "
+                     "are not told apart, so kv_b is left out")  # fmt: skip
+    traffic.left_out += Counter()  # drops zeros
+    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+
+
+def _used(line: str, kv_tokens: int) -> float | None:
+    """Tokens in the KV cache."""
+    use = KV_USE.search(line)
+    return float(use[1]) / 100 * kv_tokens if use and kv_tokens else None
+
+
+def _gemm(match: re.Match[str], traffic: Traffic) -> str:
+    """The sizes of a block-scale GEMM; empty for another."""
+    count, m, n, k, rest = match.groups()
+    outcome = OUTCOME.search(rest)
+    file = (outcome[1] or outcome[2]) if outcome else ""
+    if count or "blockscale" not in file:
+        traffic.left_out["GEMM shapes of AITER whose file of tuned shapes is not one of block scales"] += 1
+        return ""
+    return f"m={m} n={n} k={k}" if int(m) else ""
+
+
+def _fmoe(text: str, traffic: Traffic) -> str:
+    """The sizes of block-scale experts; empty for others."""
+    match = FMOE_KEY.search(text)
+    if not match or match[6] not in ("per_1x128", "per_128x128"):
+        traffic.left_out["fused_moe shapes of AITER without block scales of FP8"] += 1
+        return ""
+    tokens, hidden, inter, experts, topk = map(int, match.groups()[:5])
+    shared = experts % 2  # E = 257 and 9 picks: the shared expert is one of them
+    return (
+        f"tokens={tokens} experts={experts - shared} topk={topk - shared} hidden={hidden} inter={inter} "
+        f"shared={shared} routing=uniform"
+    )

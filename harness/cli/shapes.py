@@ -47,8 +47,8 @@ def shapes(
     as those of one DP rank. Printed is what was read, and what was left out and why."""
     from harness.errors import UsageError
     from harness.files import require_writable
-    from harness.serving.traffic.read import read_files
-    from harness.serving.traffic.steps import Traffic, cases_of, lines, record
+    from harness.traffic.read import read_files
+    from harness.traffic.steps import Traffic, cases_of, lines, record
     from shapes.deployment import Deployment
 
     if not out.endswith(".json"):

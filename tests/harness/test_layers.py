@@ -25,6 +25,7 @@ cluster
 campaign
 report
 serving
+traffic
 page
 pytest_plugin
 cli

@@ -14,9 +14,9 @@ from harness.serving.clients.files import Document, UnreadableError
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 from harness.serving.trace.json_stream import JsonText
-from harness.serving.traffic.log import read_log
-from harness.serving.traffic.steps import Step, Traffic
-from harness.serving.traffic.trace import read_trace
+from harness.traffic.log import read_log
+from harness.traffic.steps import Step, Traffic
+from harness.traffic.trace import read_trace
 from shapes.scheduler import Phase, Workload, simulate
 
 TRACE = re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|ph|rocprofiler-sdk-tool)"\s*:')

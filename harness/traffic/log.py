@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.serving.traffic.steps import Traffic, even_chunks
+from harness.traffic.steps import Traffic, even_chunks
 
 INTERVAL = 40
 """Decode steps for a line of SGLang (--decode-log-interval)."""

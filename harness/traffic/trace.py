@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.serving.trace.profilers import NONE, RecordedTrace, read
-from harness.serving.traffic.steps import Traffic, even_chunks
+from harness.traffic.steps import Traffic, even_chunks
 from shapes.bins import span_of
 
 VLLM = re.compile(

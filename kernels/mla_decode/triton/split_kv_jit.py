@@ -14,7 +14,7 @@ from kernels.fp8_jit import widen
 
 @triton.jit
 def seen(scores, ok, step, behind, TOKEN: tl.constexpr, CAUSAL: tl.constexpr):
-    """Scores with -inf where a row does not see a token of the step. behind: tokens of it that each row sees."""
+    """Scores, -inf where a row does not see a token. behind: tokens of the step that each row sees."""
     visible = tl.expand_dims(ok, 1 - TOKEN)
     if CAUSAL:
         visible = tl.expand_dims(step, 1 - TOKEN) < tl.expand_dims(behind, TOKEN)
@@ -28,7 +28,7 @@ def split_kernel(
     page_table,  # int32 [batch, table_width]
     parts,  # int32 [parts, 4]: sequence, first token, behind the last, slot or -1: all of its sequence
     partial,  # fp32 [slots, ROWS, LATENT]
-    log_sums,  # fp32 [slots, ROWS]: log2 of the sum of exp2(score); -inf where a row sees no token of the part
+    log_sums,  # fp32 [slots, ROWS]: log2 of the sum of exp2(score); -inf where a row sees none
     out,  # bf16 [batch, ROWS, LATENT]: of sequences that are one part
     table_width,
     score_scale,  # turns q . kv into a score in the log2 domain

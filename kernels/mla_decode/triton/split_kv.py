@@ -13,6 +13,7 @@ from kernels.mla_decode.layouts import MOST_UNITS
 from kernels.mla_decode.operands import (
     KV_BYTES,
     LATENT,
+    MOST_QUERIES,
     ROPE,
     WIDTH,
     MlaDecodeOperands,
@@ -40,7 +41,7 @@ LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 class SplitKvConfig:
     """What one program of the split kernel takes, and how many programs there are."""
 
-    heads: int  # query heads
+    heads: int  # query rows: the heads of its query tokens
     tokens: int  # cached rows of a step of its loop
     # It computes transposed tiles: tokens and latents are the rows of sm_90's instructions.
     swap: bool = False
@@ -53,7 +54,7 @@ class SplitKvConfig:
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
 
 
-# Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
+# Rows, tokens, warps and numbers of stages; the compiler says which of them fit.
 _TILES = {
     "cuda": (
         (16, 16, (4,), (2, 3, 4, 5)),
@@ -78,8 +79,8 @@ _TILES = {
 }
 
 
-# For few and for many heads, and for FP8 caches where they need another. With 16 heads memory is the bound:
-# there are so many programs on a unit that enough bytes are in flight. With 64 heads products are the
+# For few and for many rows, and for FP8 caches where they need another. With 16 rows memory is the bound:
+# there are so many programs on a unit that enough bytes are in flight. With 64 rows products are the
 # bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
 # memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
 # compiling, not by timing.
@@ -110,7 +111,12 @@ HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
         "many": SplitKvConfig(64, 128, per_unit=2),
     },
 }
-FEW = 32  # heads
+FEW = 32  # rows
+
+
+def rows_of(sizes: MlaDecodeSizes) -> int:
+    """Rows that read the same cache: a head of each query token."""
+    return sizes.q * sizes.heads
 
 
 class SplitKv(SuiteTriton):
@@ -120,18 +126,17 @@ class SplitKv(SuiteTriton):
     name = "triton.split_kv"
     Config = SplitKvConfig
     older_instructions: ClassVar = {
-        "split_kernel": "16 heads are 16 rows, and memory bounds them; on sm_100 registers do not "
-        "hold 64 and an FP8 cache to widen"
+        "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
     }
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes()(sizes)
+        return takes(most_q=MOST_QUERIES)(sizes)
 
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
-        """All blocks of heads that are not padded to twice the heads and not so small that more than four of
-        them read the same tokens; for very many heads, the larger ones."""
-        heads = sizes.heads
-        blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)]
+        """All blocks of rows that are not padded to twice the rows and not so small that more than four of
+        them read the same tokens; for very many rows, the larger ones."""
+        rows = rows_of(sizes)
+        blocks = [block for block in (16, 32, 64) if rows <= 4 * block and block < 2 * max(16, rows)]
         instruction = 16 if target.kind == "rocm" else 0
         for block, tokens, warps, stages in _TILES[target.kind]:
             if block not in (blocks or [32, 64]):
@@ -148,36 +153,38 @@ class SplitKv(SuiteTriton):
                     yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
-        heads = "few" if sizes.heads <= FEW else "many"
+        rows = "few" if rows_of(sizes) <= FEW else "many"
         rule = target.pick(HEURISTIC)
-        return rule.get(f"{heads} {sizes.kv}", rule[heads])
+        return rule.get(f"{rows} {sizes.kv}", rule[rows])
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
-        """The lengths of the sequences, however they were given."""
+        """The lengths of the sequences, however they were given. Rows count, under the name that they have in
+        stored tables; q tells a case of several query tokens from one of as many heads."""
         lengths = sizes.lengths()
         return {
             "batch": sizes.batch,
             "tokens": round(sum(lengths) / sizes.batch),
             "longest": max(lengths),
-            "heads": sizes.heads,
+            "heads": rows_of(sizes),
             "page": sizes.page,
             "kv_bytes": KV_BYTES[sizes.kv],
+            **({"q": sizes.q} if sizes.q > 1 else {}),
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         """An upper bound over all platforms and configurations. A plan has no more slots than programs or
         than two a sequence, and a split sequence no more than parts of the least length, and one."""
-        programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(sizes.heads / MOST_HEADS)
+        programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(rows_of(sizes) / MOST_HEADS)
         slots = min(
             max(programs, 2 * min(sizes.batch, programs)),
             sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
         )
-        return slots * sizes.heads * (LATENT + 1) * 4
+        return slots * rows_of(sizes) * (LATENT + 1) * 4
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)
         tiles = sum(math.ceil(length / config.tokens) for length in sizes.lengths())
-        return INTERPRETED_STEP_S * tiles * math.ceil(sizes.heads / config.heads)
+        return INTERPRETED_STEP_S * tiles * math.ceil(rows_of(sizes) / config.heads)
 
     def prepare_with(
         self, config: SplitKvConfig, target: Target, operands: MlaDecodeOperands, out: torch.Tensor
@@ -188,15 +195,15 @@ class SplitKv(SuiteTriton):
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
 
         prepared, o = ConfiguredPrepared(operands, out), operands
-        heads, xcds, kv = o.heads, XCDS.get(target.kind, 1), prepared.bits(o.kv)
-        blocks = math.ceil(heads / config.heads)
+        rows, xcds, kv = rows_of(o.sizes), XCDS.get(target.kind, 1), prepared.bits(o.kv)
+        blocks = math.ceil(rows / config.heads)
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.
         programs = max(1, target.units * config.per_unit // blocks)
         split = plan(tuple(o.host_lengths), config.tokens, programs, WORTH_OF_HEAD * config.heads)
         nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
         parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
-        partial, log_sums = split.buffers(heads, out.device)
+        partial, log_sums = split.buffers(rows, out.device)
         # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64.
         wide = config.heads >= 64 and config.warps > 4
         apart = target.kind == "cuda" and wide and not config.swap  # see split_kv_jit
@@ -212,7 +219,9 @@ class SplitKv(SuiteTriton):
             table_width=o.page_table.shape[1],
             score_scale=o.scale * o.kv_scale * math.log2(math.e),
             value_scale=o.kv_scale,
-            HEADS=heads,
+            lengths=o.lengths if o.sizes.q > 1 else None,
+            HEADS=o.heads,
+            ROWS=rows,
             PAGE=o.page,
             LATENT=LATENT,
             ROPE=ROPE,
@@ -230,9 +239,9 @@ class SplitKv(SuiteTriton):
         if split.split:
             most = 1 << (split.most - 1).bit_length()  # of its slots, rounded up to a power of two
             columns = min(LATENT, COMBINE_VALUES // most)
-            kernel = combine_kernel[(len(split.split) * heads, LATENT // columns)]
-            rows = torch.tensor(split.split, dtype=torch.int32, device=out.device)
-            constants = {"HEADS": heads, "LATENT": LATENT, "MOST": most, "BLOCK_D": columns}
-            second = functools.partial(kernel, partial, log_sums, rows, prepared.written, **constants)
+            kernel = combine_kernel[(len(split.split) * rows, LATENT // columns)]
+            entries = torch.tensor(split.split, dtype=torch.int32, device=out.device)
+            constants = {"ROWS": rows, "LATENT": LATENT, "MOST": most, "BLOCK_D": columns}
+            second = functools.partial(kernel, partial, log_sums, entries, prepared.written, **constants)
             prepared.launches.append(second)
         return prepared

@@ -13,18 +13,29 @@ from kernels.fp8_jit import widen
 
 
 @triton.jit
+def seen(scores, ok, step, behind, TOKEN: tl.constexpr, CAUSAL: tl.constexpr):
+    """Scores, -inf where a row does not see a token. behind: tokens of the step that each row sees."""
+    visible = tl.expand_dims(ok, 1 - TOKEN)
+    if CAUSAL:
+        visible = tl.expand_dims(step, 1 - TOKEN) < tl.expand_dims(behind, TOKEN)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
 def split_kernel(
-    q,  # bf16 [batch, HEADS, LATENT + ROPE]
+    q,  # bf16 [batch, ROWS, LATENT + ROPE]; row = query token * HEADS + head
     kv,  # bf16 or FP8 [pages, PAGE, LATENT + ROPE]; with FNUZ_BITS uint8 that holds the bits of e4m3fnuz
     page_table,  # int32 [batch, table_width]
     parts,  # int32 [parts, 4]: sequence, first token, behind the last, slot or -1: all of its sequence
-    partial,  # fp32 [slots, HEADS, LATENT]
-    log_sums,  # fp32 [slots, HEADS]: log2 of the sum of exp2(score)
-    out,  # bf16 [batch, HEADS, LATENT]: of sequences that are one part
+    partial,  # fp32 [slots, ROWS, LATENT]
+    log_sums,  # fp32 [slots, ROWS]: log2 of the sum of exp2(score); -inf where a row sees none
+    out,  # bf16 [batch, ROWS, LATENT]: of sequences that are one part
     table_width,
     score_scale,  # turns q . kv into a score in the log2 domain
     value_scale,  # turns a cached value into what it means
+    lengths,  # int32 [batch]; None with one query token
     HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
     PAGE: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -37,12 +48,13 @@ def split_kernel(
     PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter: its dot gets bf16 wrong
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_H heads of one sequence over one part of its tokens, BLOCK_N at a time.
+    """One program: BLOCK_H rows of one sequence over one part of its tokens, BLOCK_N at a time. A block holds
+    all heads of several query tokens, where they fit.
 
-    Grid (parts, rounded up to XCDS, times head blocks): head blocks that read the same rows follow each other
-    on one die, so that all but one find them in its cache.
+    Grid (parts, rounded up to XCDS, times row blocks): blocks that read the same tokens follow each other on
+    one die, so that all but one find them in its cache.
     """
-    BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    BLOCKS: tl.constexpr = (ROWS + BLOCK_H - 1) // BLOCK_H
     on_die = tl.program_id(0) // XCDS
     part = parts + 4 * (on_die // BLOCKS * XCDS + tl.program_id(0) % XCDS)
     sequence, start = tl.load(part).to(tl.int64), tl.load(part + 1)
@@ -50,10 +62,10 @@ def split_kernel(
     if start >= end:
         return
 
-    heads = on_die % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
+    rows = on_die % BLOCKS * BLOCK_H + tl.arange(0, BLOCK_H)
     latent, rope, step = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE), tl.arange(0, BLOCK_N)
-    # Heads past the last read that one again, and are never stored.
-    q_row = q + sequence * HEADS * (LATENT + ROPE) + tl.minimum(heads, HEADS - 1)[:, None] * (LATENT + ROPE)
+    # Rows past the last read that one again, and are never stored.
+    q_row = q + sequence * ROWS * (LATENT + ROPE) + tl.minimum(rows, ROWS - 1)[:, None] * (LATENT + ROPE)
     q_latent = tl.load(q_row + latent[None, :]).to(PRODUCT)
     q_rope = tl.load(q_row + rope[None, :]).to(PRODUCT)
     if SWAP:
@@ -62,6 +74,14 @@ def split_kernel(
 
     TOKEN: tl.constexpr = 0 if SWAP else 1  # the axis of tokens in scores
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    CAUSAL: tl.constexpr = ROWS > HEADS
+    # Behind the last token of the part that all rows see, and behind the last that each of them sees.
+    common, behind = end, end
+    if CAUSAL:
+        edge = tl.load(lengths + sequence) - ROWS // HEADS + 1
+        common, behind = tl.minimum(edge, end), tl.minimum(edge + rows // HEADS, end)
+        # The peak of a row that sees none is finite, so that its weights are exp2(-inf) = 0, not NaN.
+        peak = tl.where(behind > start, peak, 0.0)
     total = tl.zeros([BLOCK_H], tl.float32)
     attended = tl.zeros([LATENT, BLOCK_H] if SWAP else [BLOCK_H, LATENT], tl.float32)
     # Slots past the length, and the page behind the last, may hold NaN: they are never read.
@@ -84,11 +104,11 @@ def split_kernel(
 
         if SWAP:
             scores = tl.dot(kv_rope, q_rope, tl.dot(kv_latent, q_latent)) * score_scale
-            scores = tl.where(ok[:, None], scores, float("-inf"))
+            scores = seen(scores, ok, step, behind - first, TOKEN, CAUSAL)
         elif not APART:
             scores = tl.dot(q_rope, tl.trans(kv_rope), tl.dot(q_latent, tl.trans(kv_latent))) * score_scale
-            scores = tl.where(ok[None, :], scores, float("-inf"))
-        elif first + BLOCK_N <= end:
+            scores = seen(scores, ok, step, behind - first, TOKEN, CAUSAL)
+        elif first + BLOCK_N <= common:
             # Triton assigns all warps of a product that feeds another one to its rows: with 64 rows, 8 warps
             # compute each twice. It does not do so across a branch, nor for a sum of two products.
             scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
@@ -96,7 +116,7 @@ def split_kernel(
         else:
             scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
             scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
-            scores = tl.where(ok[None, :], scores, float("-inf"))
+            scores = seen(scores, ok, step, behind - first, TOKEN, CAUSAL)
 
         new_peak = tl.maximum(peak, tl.max(scores, TOKEN))
         rescale = tl.exp2(peak - new_peak)
@@ -114,39 +134,40 @@ def split_kernel(
             attended = tl.dot(weights, kv_latent, attended)
         peak = new_peak
 
-    attended *= tl.expand_dims(value_scale / total, TOKEN)
+    divisor = tl.where(total > 0, total, 1.0) if CAUSAL else total
+    attended *= tl.expand_dims(value_scale / divisor, TOKEN)
     if SWAP:
         attended = tl.trans(attended)
-    at = heads[:, None] * LATENT + latent[None, :]
-    stored = (heads < HEADS)[:, None]
+    at = rows[:, None] * LATENT + latent[None, :]
+    stored = (rows < ROWS)[:, None]
     if slot < 0:
-        tl.store(out + sequence * HEADS * LATENT + at, attended.to(out.dtype.element_ty), mask=stored)
+        tl.store(out + sequence * ROWS * LATENT + at, attended.to(out.dtype.element_ty), mask=stored)
     else:
-        tl.store(partial + slot * HEADS * LATENT + at, attended, mask=stored)
-        tl.store(log_sums + slot * HEADS + heads, peak + tl.log2(total), mask=heads < HEADS)
+        tl.store(partial + slot * ROWS * LATENT + at, attended, mask=stored)
+        tl.store(log_sums + slot * ROWS + rows, peak + tl.log2(total), mask=rows < ROWS)
 
 
 @triton.jit
 def combine_kernel(
-    partial,  # fp32 [slots, HEADS, LATENT]
-    log_sums,  # fp32 [slots, HEADS]
+    partial,  # fp32 [slots, ROWS, LATENT]
+    log_sums,  # fp32 [slots, ROWS]
     split,  # int32 [split sequences, 3]: sequence, first slot, slots
-    out,  # bf16 [batch, HEADS, LATENT]
-    HEADS: tl.constexpr,
+    out,  # bf16 [batch, ROWS, LATENT]
+    ROWS: tl.constexpr,
     LATENT: tl.constexpr,
     MOST: tl.constexpr,  # slots of a sequence, rounded up to a power of two
     BLOCK_D: tl.constexpr,
 ):
-    """One program: BLOCK_D latent columns of one head. Grid (split sequences * HEADS, LATENT / BLOCK_D)."""
-    entry, head = split + tl.program_id(0) // HEADS * 3, tl.program_id(0) % HEADS
+    """One program: BLOCK_D latent columns of one row. Grid (split sequences * ROWS, LATENT / BLOCK_D)."""
+    entry, row = split + tl.program_id(0) // ROWS * 3, tl.program_id(0) % ROWS
     sequence, first, slots = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     part = tl.arange(0, MOST)
     used = part < slots
-    row = (first + part).to(tl.int64) * HEADS + head
+    found = (first + part).to(tl.int64) * ROWS + row
 
-    log_sum = tl.load(log_sums + row, mask=used, other=float("-inf"))
+    log_sum = tl.load(log_sums + found, mask=used, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, 0))
     weights /= tl.sum(weights, 0)
-    values = tl.load(partial + row[:, None] * LATENT + column[None, :], mask=used[:, None], other=0.0)
-    tl.store(out + (sequence * HEADS + head) * LATENT + column, tl.sum(values * weights[:, None], 0))
+    values = tl.load(partial + found[:, None] * LATENT + column[None, :], mask=used[:, None], other=0.0)
+    tl.store(out + (sequence * ROWS + row) * LATENT + column, tl.sum(values * weights[:, None], 0))

@@ -40,6 +40,10 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     (RAGGED, "cuda", 5, STEPS | {"swap": True}),
     (f"{RAGGED} {FNUZ}", "rocm", 5, STEPS | {"reload": True}),
     ("batch=2 ctx=31..65 heads=128 page=16", "rocm", 8, {"heads": 64, "tokens": 16}),
+    # Parts of 64 tokens and of one or a few, of which the first query tokens see none.
+    ("batch=4 q=4 ctx=65..68 page=16", "cpu", 8, {"heads": 16, "tokens": 16}),
+    (f"batch=3 q=3 ctx=3..130 heads=24 {FNUZ}", "cuda", 8, STEPS | {"swap": True}),
+    ("batch=3 q=2 ctx=2..66 heads=8 page=1 kv=fp8", "rocm", 8, STEPS),
 ]
 # Slow: further pairings of what the cases above have.
 MORE: list[tuple[str, str, int, dict[str, Any]]] = [
@@ -48,6 +52,8 @@ MORE: list[tuple[str, str, int, dict[str, Any]]] = [
     ("batch=3 ctx=1..130 heads=128 page=64", "cuda", 8, {"heads": 64, "tokens": 64, "warps": 8}),
     ("batch=2 ctx=31..300 heads=80 kv=fp8", "cuda", 8, {"heads": 64, "tokens": 32, "warps": 8}),
     (f"{RAGGED} page=512", "cpu", 5, STEPS),
+    ("batch=3 q=8 ctx=8..200 heads=8", "cuda", 8, {"heads": 64, "tokens": 64, "warps": 8}),
+    ("batch=3 q=4 ctx=4..129 heads=16 kv=fp8", "cuda", 8, {"heads": 64, "tokens": 32, "warps": 8}),
     (f"{RAGGED} page=1 {FNUZ}", "cuda", 5, STEPS | {"swap": True}),
 ]
 

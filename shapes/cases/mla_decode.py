@@ -30,13 +30,15 @@ def _case(
 
 
 def smoke() -> list[Case]:
-    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token."""
+    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token, and
+    several query tokens."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     cases = []
     for batch, ctx, page in all_sizes:
         sizes: dict[str, Size] = {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"}
         cases.append(Case("mla_decode", sizes, place="smoke"))
-    return cases
+    verifying: dict[str, Size] = {"batch": 2, "ctx": "3..70", "heads": 16, "page": 16, "kv": "bf16", "q": 3}
+    return [*cases, Case("mla_decode", verifying, place="smoke")]
 
 
 def ragged(q: int = 1) -> list[Case]:

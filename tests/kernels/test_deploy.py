@@ -107,7 +107,7 @@ def test_sglang_takes_aiters_attention_by_heads_over_tp():
     `--tp 4 --dp 4 --enable-dp-attention` it has 128 of them, and 32 over TP leave Triton's kernels."""
 
     def row(op, arch, heads, over_tp, **more):
-        found = default("sglang", op, arch, {"heads": heads, "heads/tp": over_tp, **more})
+        found = default("sglang", op, arch, {"q": 1, "heads": heads, "heads/tp": over_tp, **more})
         return found.row if found else None
 
     decoded = {over_tp: row("mla_decode", "gfx942", 128, over_tp, kv="bf16") for over_tp in (16, 32, 128)}

@@ -113,6 +113,9 @@ HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
 }
 FEW = 32  # rows
 
+SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
+"""(architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens."""
+
 
 def rows_of(sizes: MlaDecodeSizes) -> int:
     """Rows that read the same cache: a head of each query token."""
@@ -144,6 +147,8 @@ class SplitKv(SuiteTriton):
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
                 in_registers = tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
                 if target.kind == "rocm" and in_registers > target.shared:
+                    continue
+                if sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES:
                     continue
                 config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
                 yield config

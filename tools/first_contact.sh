@@ -50,6 +50,7 @@ step check 100 check --op block_scale_gemm --impl triton.split_k --case 'm=16384
 step toggle 80 toggle --op mla_decode --impl triton.split_kv --force --flag CUDA_DEVICE_MAX_CONNECTIONS=unset,1 --budget 6s --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16' --out "$runs/toggle"
 step tune 120 tune --op mla_decode --impl triton.split_kv --keep 4 --budget 8s --case 'batch=64 ctx=3201..3999 heads=16 page=64 kv=bf16' --out "$runs/tuned" --journal "$runs/tune"
 step large 120 run --op block_scale_gemm --impl 'torch.bf16,torch.naive,triton.*' --boundary core --case 'm=128000 n=4608 k=7168' --budget 4s --out "$runs/large"
+step mtp 70 run --op mla_decode --impl 'torch.sdpa,triton.*,flashmla,flashinfer.*' --case 'batch=64 ctx=3204..4002 heads=16 page=64 kv=bf16 q=4' --budget 8s --out "$runs/mtp"
 step doctor 60 doctor --json "$out/doctor.json"
 tar -C "$(dirname "$runs")" -czf "$out/runs.tgz" first-contact-runs
 exit $failed

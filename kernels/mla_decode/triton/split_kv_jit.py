@@ -144,7 +144,9 @@ def split_kernel(
         tl.store(out + sequence * ROWS * LATENT + at, attended.to(out.dtype.element_ty), mask=stored)
     else:
         tl.store(partial + slot * ROWS * LATENT + at, attended, mask=stored)
-        tl.store(log_sums + slot * ROWS + rows, peak + tl.log2(total), mask=rows < ROWS)
+        if CAUSAL:
+            peak = tl.where(total > 0, peak, float("-inf"))
+        tl.store(log_sums + slot * ROWS + rows, peak + tl.log2(divisor), mask=rows < ROWS)
 
 
 @triton.jit

@@ -44,7 +44,8 @@ def fused_moe_sizes(
         "routing": routing,
     }
     groups: dict[str, Size] = {"groups": model.n_group, "group_topk": model.topk_group}
-    return sizes if (*groups.values(),) == (Routing.groups, Routing.group_topk) else sizes | groups
+    usual = {"groups": Routing.groups, "group_topk": Routing.group_topk}
+    return sizes if groups == usual else sizes | groups
 
 
 def route(

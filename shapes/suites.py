@@ -36,6 +36,10 @@ SPREAD = (
     ("v32-tp8", "deepseek-v3.2", Parallel(tp=8)),
 )
 """(name of a suite, model, how it is spread over ranks)."""
+PRODUCTION = (
+    "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
+    "concurrency 128 (dstack, H200) to 1024"
+)
 DRAFTS = (0, 1, 3)
 """Draft tokens a step in the suites of R1: none; 1 as vLLM and TensorRT-LLM with DP attention have it; 3 as
 SGLang and AMD's ATOM have it by default. The suites are named r1-tp8, r1-tp8-mtp1 and r1-tp8-mtp3."""
@@ -104,13 +108,7 @@ def suites() -> dict[str, Suite]:
 def _spread(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
     what, text = "sweep", "3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
     if parallel.dp > 1:
-        what, text = (
-            "production",
-            (
-                "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
-                "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
-            ),
-        )
+        what, text = "production", PRODUCTION
     if drafts:
         name = f"{name}-mtp{drafts}"
         text += f"; each step verifies {drafts} draft{'s' if drafts > 1 else ''} a request"
@@ -187,5 +185,6 @@ def ragged(op: str, q: int = 1) -> list[Case]:
     """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
     none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes,
     and q, the query tokens of each sequence in MLA decode, though they have room for so many."""
-    made = _makers("ragged", *([q] if q > 1 else [])).get(op)
+    arguments = (q,) if q > 1 else ()  # only mla_decode's takes it
+    made = _makers("ragged", *arguments).get(op)
     return made() if made else suites()["smoke"].cases(op)

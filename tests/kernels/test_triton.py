@@ -81,8 +81,8 @@ def test_a_cpu_needs_the_interpreter(op, monkeypatch):
 
 
 @pytest.mark.parametrize(("op", "text", "may"), [
-    (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128", True),
-    (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128 fp8=e4m3fnuz", False),
+    (MOE, "tokens=64 experts=40 topk=4 hidden=512 inter=128", True),
+    (MOE, "tokens=64 experts=40 topk=4 hidden=512 inter=128 fp8=e4m3fnuz", False),
     (MOE, "tokens=16", False),
     (MHA, "batch=1 new=130 heads=2", True),
     (MHA, "batch=40 new=3200", False),

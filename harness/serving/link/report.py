@@ -38,7 +38,7 @@ def prediction(
     least = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {least}{load.isl} in and {load.osl} out"
     if drafts := link.system.drafts:
-        lengths = f"{drafts} drafts a step, {load.accept_length:.3g} accepted; {lengths}"
+        lengths = f"{drafts} drafts a step, accept length {load.accept_length:.3g}; {lengths}"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
     parts: list[RenderableType] = [where]
     if look.changes:

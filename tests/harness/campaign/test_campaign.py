@@ -134,8 +134,8 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     assert not (tmp_path / "here/mla_decode-r1-tp8-2").exists(), "nothing of it was measured"
     _, then = campaign(pool("a"), resume=True)
     assert Counter([*first.cases, *then.cases]).most_common(1)[0][1] == 1
-    assert len(first.cases) + len(then.cases) == 1 + 5 + 6 + 8 + 8
-    assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 27
+    assert len(first.cases) + len(then.cases) == 1 + 6 + 6 + 8 + 8
+    assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 28
     with pytest.raises(UsageError, match="holds a campaign: --resume "):
         campaign(pool("a"))
 
@@ -188,7 +188,7 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
-    assert code == 1 and (before["status"] == "crashed").sum() == 27
+    assert code == 1 and (before["status"] == "crashed").sum() == 28
     campaign(pool("a"), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
     monkeypatch.setattr("tests.support.simulated_pool.records", records)

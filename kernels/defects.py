@@ -82,7 +82,7 @@ DEFECTS = (
         rows=("aiter.asm_persistent",),
         archs=("gfx942",),
         versions=">=0.1.18.dev0",
-        when=lambda sizes: sizes.kv == "fp8" and sizes.heads == 64 and sizes.q == 1,
+        when=lambda sizes: sizes.kv == "fp8" and 48 < sizes.heads <= 64 and sizes.q == 1,  # padded to 64
         refuse=True,
     ),
     Defect(
@@ -124,6 +124,14 @@ DEFECTS = (
         rows=("aiter.gluon",),
         archs=("gfx950",),
         when=lambda sizes: sizes.q > 1,
+    ),
+    Defect(
+        issue="ROCm/aiter#4964",
+        symptom="folds heads with the wrong places of sequences, seen with parallel contexts",
+        op="mla_decode",
+        rows=("aiter.asm_persistent",),
+        archs=("gfx950",),
+        when=lambda sizes: sizes.kv == "fp8" and sizes.q > 1 and -(-sizes.heads // 16) in (3, 5, 6, 7),
     ),
     Defect(
         issue="ROCm/aiter#4350",

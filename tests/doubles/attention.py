@@ -73,6 +73,12 @@ def page_list(a: Arguments) -> None:
         rows = slice(queries[i], min(queries[i + 1], queries[i] + a["max_seqlen_q"]))
         out = attended(q[rows], keys, keys[..., :LATENT], a["sm_scale"] * of_q * of_kv, causal=True)
         a["o"][rows] = (out * of_kv).bfloat16()
+    heads, most = q.shape[1], a["max_seqlen_q"]
+    if a.get("work_meta_data") is not None and heads > 16 and most > 1:
+        # mla.py folds heads into sequences of 16, then hands o other memory (o_orig.set_).
+        o, right = a["o"], a["o"].clone()
+        o.copy_(right.view(-1, most, heads // 16, 16, LATENT).transpose(1, 2).reshape(o.shape))
+        o.set_(right)
 
 
 def ragged(a: Arguments) -> torch.Tensor:

@@ -34,7 +34,8 @@ ATTENTION = [
     *rows("mla_decode", "aiter.asm", "gfx942", "aiter", f"{SEQUENCES} page=1",
           f"{SEQUENCES} heads=128 page=64"),
     *rows("mla_decode", "aiter.asm_persistent", "gfx942", "aiter", f"{SEQUENCES} heads=12 page=16",
-          f"{SEQUENCES} page=16 kv=fp8 fp8={{fp8}}"),
+          f"{SEQUENCES} page=16 kv=fp8 fp8={{fp8}}",
+          *(f"batch=3 ctx=4..130 page=16 q=4 heads={heads}" for heads in (16, 20, 32))),
     *(case for name, arch, library, *dtypes in (
         ("flash_attn.fa2", "sm_90", "flash_attn", "bf16"),
         ("flash_attn.fa3", "sm_90", "flash_attn_interface", "bf16", "fp8"),

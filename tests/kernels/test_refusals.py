@@ -3,6 +3,7 @@
 import pytest
 
 import kernels
+from kernels.mla_decode.providers import aiter
 from kernels.op import Unsupported
 from kernels.platform import named
 from shapes.case import parse, text_of
@@ -47,6 +48,9 @@ REFUSED = [
     (MLA, SGLANGS, "gfx942", "kv=fp8 fp8=e4m3fnuz", ""),
     (MLA, "aiter.gluon", "gfx950", "batch=256 ctx=8192", "up to 2 GiB, beyond which it masks no loads"),
     (MLA, "flashinfer.fa2", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
+    (MLA, "aiter.asm", "gfx942", "heads=64", "no kernel of 64 heads for one query token"),
+    (MLA, "aiter.asm", "gfx942", "heads=64 q=2", ""),
+    (MLA, "aiter.asm", "gfx950", "heads=64", ""),
 ]
 
 
@@ -88,6 +92,53 @@ def test_which_sizes_rows_take(snapshot) -> None:
                     if reason != said[0]:
                         lines.append(f"{op} {row.name}, {text_of(one)}: {reason or 'fits'}\n")
     snapshot(RECORDS / "sizes.txt", "".join(lines))
+
+
+@pytest.mark.parametrize(("name", "arch", "heads", "kv", "most"), [
+    ("aiter.asm", "gfx942", 8, "bf16", 1),
+    ("aiter.asm", "gfx950", 8, "bf16", 2),
+    ("aiter.asm", "gfx942", 16, "bf16", 8),
+    ("aiter.asm", "gfx950", 16, "fp8", 4),
+    ("aiter.asm", "gfx942", 128, "fp8", 4),
+    ("aiter.asm_persistent", "gfx942", 16, "bf16", 4),
+    ("aiter.asm_persistent", "gfx942", 128, "bf16", 4),
+    ("aiter.asm_persistent", "gfx942", 128, "fp8", 8),
+    ("aiter.asm_persistent", "gfx950", 48, "bf16", 8),
+    ("aiter.asm_persistent", "gfx950", 16, "fp8", 8),
+    (SGLANGS, "gfx942", 16, "fp8", 4),
+    (SGLANGS, "gfx950", 16, "fp8", 8),
+])  # fmt: skip
+def test_the_most_query_tokens_for_which_aiter_has_kernels(name, arch, heads, kv, most):
+    """By its tables of kernels, hsa/*/mla/mla_asm.csv at e404860."""
+    (row,) = (i for i in kernels.implementations(MLA) if i.name == name)
+    op, platform = kernels.OPS[MLA], named("rocm", arch)
+    given = op.defaults(arch) | {"batch": 2, "ctx": "200", "heads": heads, "kv": kv}
+    reasons = {q: row.supports(op.case(given | {"q": q}), platform).reason for q in range(1, 9)}
+    assert {q for q, reason in reasons.items() if not reason} == set(range(1, most + 1))
+    assert all(reason.endswith(f"the most are {most}") for q, reason in reasons.items() if q > most)
+
+
+@pytest.mark.parametrize(("name", "arch", "sizes", "first"), [
+    ("aiter.gluon", "gfx950", "q=2", "0.1.19"), ("aiter.gluon", "gfx950", "q=1", ""),
+    ("aiter.asm_persistent", "gfx942", "q=2 heads=32", "0.1.11.post1"),
+    ("aiter.asm_persistent", "gfx942", "q=4 heads=16", ""),
+    ("aiter.asm_persistent", "gfx950", "q=5 heads=16", "0.1.14"),
+    ("aiter.asm_persistent", "gfx950", "q=2 heads=32", "0.1.14"),
+    ("aiter.asm_persistent", "gfx950", "q=5 heads=16 kv=fp8", "0.1.18"),
+    ("aiter.asm_persistent", "gfx950", "q=4 heads=16 kv=fp8", ""),
+    (SGLANGS, "gfx950", "q=5 ctx=200 kv=fp8", "0.1.18"), (SGLANGS, "gfx950", "q=4 ctx=200 kv=fp8", ""),
+])  # fmt: skip
+def test_the_first_release_that_is_right_with_so_many_query_tokens(monkeypatch, name, arch, sizes, first):
+    """supports asks whether the installed one is older, and refuses it by name."""
+    asked: list[str] = []
+    monkeypatch.setattr(aiter, "is_before", lambda platform, release: asked.append(release) or True)
+    (row,) = (i for i in kernels.implementations(MLA) if i.name == name)
+    case = kernels.OPS[MLA].case({"batch": 2, "ctx": "100", **parse(sizes)[0]})
+    support = row.supports(case, named("rocm", arch))
+    assert asked == ([first] if first else [])
+    assert support.ok is not bool(first) and (f"needs aiter {first} or later" in support.reason) is bool(
+        first
+    )
 
 
 @pytest.mark.parametrize(("op", "name", "arch", "library", "text", "reason"), [

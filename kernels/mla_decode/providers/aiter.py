@@ -13,7 +13,6 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kernels.attention import needed
@@ -31,9 +30,9 @@ from kernels.mla_decode.operands import (
 )
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
-from kernels.platform import Platform, of
+from kernels.platform import Platform, of, version
 from kernels.support import Support, need
-from kernels.vendor import TRITON, Aiter
+from kernels.vendor import TRITON, Aiter, is_older
 from shapes.case import Case
 
 REQUESTS = {"sglang": 512, "vllm": 1024}
@@ -85,7 +84,7 @@ class Asm(Aiter):
     """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
     before."""
 
-    requires = "AITER 0.1.8 or later, gfx942 or gfx950"
+    requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
 
@@ -98,24 +97,46 @@ def fits_asm(sizes: MlaDecodeSizes) -> Support:
 
 def supports_asm(case: Case, platform: Platform) -> Support:
     """By the kernels in hsa/*/mla/mla_asm.csv; with FP8, by AITER's table of splits too, which ends at 512
-    query tokens times heads, and has not 80, 96 or 112."""
+    query tokens times heads, and has not 80, 96 or 112. Since 0.1.13 AITER asks for a kernel of one query
+    token of 64 heads, which gfx950 has and gfx942 has not."""
+    sizes = sizes_of(case)
+    most = 4 if sizes.kv == "fp8" else MOST_QUERIES
+    if sizes.heads == 8:
+        most = 2 if platform.arch == "gfx950" and sizes.kv == "bf16" else 1
+    lacks = (platform.arch, sizes.kv, sizes.heads, sizes.q) == ("gfx942", "bf16", 64, 1)
+    return Support.all_of(
+        has_kernel(sizes, platform, most),
+        need(
+            not lacks or is_before(platform, "0.1.13"), "AITER has no kernel of 64 heads for one query token"
+        ),
+    )
 
-    def most_q(sizes: MlaDecodeSizes) -> int:
-        if sizes.heads == 8:
-            return 2 if platform.arch == "gfx950" and sizes.kv == "bf16" else 1
-        return 4 if sizes.kv == "fp8" else MOST_QUERIES
 
-    return has_kernel(case, platform, most_q)
-
-
-def has_kernel(case: Case, platform: Platform, most_q: Callable[[MlaDecodeSizes], int]) -> Support:
+def sizes_of(case: Case) -> MlaDecodeSizes:
     sizes = OPS["mla_decode"].sizes(case.sizes)
     assert isinstance(sizes, MlaDecodeSizes)
-    most = most_q(sizes)
+    return sizes
+
+
+def has_kernel(sizes: MlaDecodeSizes, platform: Platform, most_q: int) -> Support:
+    """most_q: the most query tokens for which AITER has a kernel"""
     return need(
-        sizes.q <= most,
+        sizes.q <= most_q,
         f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads with "
-        f"kv={sizes.kv}; the most are {most}",
+        f"kv={sizes.kv}; the most are {most_q}",
+    )
+
+
+def is_before(platform: Platform, first: str) -> bool:
+    """Whether the AITER that is installed here is older than a release; False where there is none."""
+    return platform.here and is_older(version("aiter") or "", first)
+
+
+def has_release(sizes: MlaDecodeSizes, platform: Platform, first: str) -> Support:
+    """first: the first release that is right with so many query tokens; empty: any"""
+    return need(
+        not first or not is_before(platform, first),
+        f"needs aiter {first} or later for {sizes.q} query tokens of {sizes.heads} heads",
     )
 
 
@@ -155,16 +176,21 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
 
 
 def supports_persistent(case: Case, platform: Platform) -> Support:
-    """By the kernels in hsa/*/mla/mla_asm.csv. On gfx942 AITER folds other heads into query tokens of 16
-    heads; AITER's kernels of gfx950 take several query tokens at numbers of heads that are powers of two."""
-
-    def most_q(sizes: MlaDecodeSizes) -> int:
-        heads = padded(sizes.heads)
-        if platform.arch == "gfx950":
-            return MOST_QUERIES if heads in (16, 32, 64, 128) else 1
-        return MOST_QUERIES if heads == 128 and sizes.kv == "fp8" else 4
-
-    return has_kernel(case, platform, most_q)
+    """By the kernels in hsa/*/mla/mla_asm.csv. gfx942 has those of 16 heads, and of 128 with FP8; gfx950 has
+    those of any number with bf16, and of powers of two with FP8. AITER folds other heads into query tokens of
+    16 heads."""
+    sizes = sizes_of(case)
+    heads, fp8, on_gfx950 = padded(sizes.heads), sizes.kv == "fp8", platform.arch == "gfx950"
+    own = heads in (16, 32, 64, 128) if on_gfx950 else heads == 16 or (fp8 and heads == 128)
+    first = ""
+    if sizes.q > 4 and on_gfx950:
+        first = "0.1.18" if fp8 else "0.1.14"
+    elif sizes.q > 1 and heads > 16 and on_gfx950 and not fp8:
+        first = "0.1.14"
+    elif sizes.q > 1 and not own:
+        first = "0.1.11.post1"  # before, it folded without a permutation of query tokens and heads
+    most = MOST_QUERIES if on_gfx950 or (fp8 and heads == 128) else 4
+    return Support.all_of(has_kernel(sizes, platform, most), has_release(sizes, platform, first))
 
 
 @implementation(
@@ -200,9 +226,12 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         repeat_heads(o.packed, query)
         decode()
 
-    times, rest = divmod(padded(heads), heads)
-    own = answer[:, :heads] if rest else answer[:, ::times]
-    return cache.prepared(out, call, result=o.unpacked(own))
+    def result(_: object) -> torch.Tensor:
+        # Where AITER folds heads it gives the tensor `o` other memory (o_orig.set_ in mla.py).
+        written, (times, rest) = given["o"], divmod(padded(heads), heads)
+        return o.unpacked(written[:, :heads] if rest else written[:, ::times])
+
+    return cache.prepared(out, call, result=result)
 
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
@@ -218,13 +247,13 @@ def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
 
 
 def supports_sglangs(case: Case, platform: Platform) -> Support:
-    sizes = OPS["mla_decode"].sizes(case.sizes)
-    assert isinstance(sizes, MlaDecodeSizes)
+    sizes, on_gfx950 = sizes_of(case), platform.arch == "gfx950"
     least = min(sizes.lengths())
     return Support.all_of(
-        has_kernel(case, platform, lambda sizes: MOST_QUERIES if platform.arch == "gfx950" else 4),
+        has_kernel(sizes, platform, MOST_QUERIES if on_gfx950 else 4),
+        has_release(sizes, platform, "0.1.18" if sizes.q > 4 else ""),
         need(
-            platform.arch != "gfx950" or least >= LEAST_TOKENS,
+            not on_gfx950 or least >= LEAST_TOKENS,
             f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
         ),
     )
@@ -403,9 +432,12 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
 @implementation(
     "aiter.gluon",
     AiterTriton,  # before its first version, 0.1.15, it took 64 and 128 heads alone
-    requires="AITER 0.1.15 or later with Triton 3.7 or later, gfx950",
+    requires="AITER 0.1.15 or later (several query tokens: 0.1.19) with Triton 3.7 or later, gfx950",
     archs=("gfx950",),
     symbols=(GLUON,),
+    supports=lambda case, platform: has_release(
+        sizes_of(case), platform, "0.1.19" if sizes_of(case).q > 1 else ""
+    ),
     fits=fits_gluon,
     layout=lambda sizes: sizes.tokens * 4,
     # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.

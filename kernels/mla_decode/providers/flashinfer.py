@@ -213,8 +213,10 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
     vLLM gives several query tokens of a sequence packed, where FlashInfer takes that (cum_seq_lens_q).
     FlashInfer does not tune such a call and takes TensorRT-LLM's wherever it can."""
-    packed = operands.sizes.q > 1 and DECODE.takes("cum_seq_lens_q")
-    prepared = paged(operands, "auto" if tiles_heads(operands.heads) else "cute-dsl", packed)
+    trusted = tiles_heads(operands.heads)
+    # Until 0.6.15 the CuTe DSL's kernels refuse packed query tokens.
+    packed = operands.sizes.q > 1 and trusted and DECODE.takes("cum_seq_lens_q")
+    prepared = paged(operands, "auto" if trusted else "cute-dsl", packed)
     with AUTOTUNE.bind(tune_mode=True)():
         prepared.call()
     return prepared

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels import platform as platforms
 from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
@@ -30,7 +31,7 @@ from kernels.mla_decode.operands import (
 )
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
-from kernels.platform import Platform, of, version
+from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter, is_older
 from shapes.case import Case
@@ -129,7 +130,7 @@ def has_kernel(sizes: MlaDecodeSizes, platform: Platform, most_q: int) -> Suppor
 
 def is_before(platform: Platform, first: str) -> bool:
     """Whether the AITER that is installed here is older than a release; False where there is none."""
-    return platform.here and is_older(version("aiter") or "", first)
+    return platform.here and is_older(platforms.version("aiter") or "", first)
 
 
 def has_release(sizes: MlaDecodeSizes, platform: Platform, first: str) -> Support:

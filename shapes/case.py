@@ -51,8 +51,9 @@ def merge(cases: Iterable[Case]) -> list[Case]:
 SEGMENT = re.compile(r"(\d*)q(\d+)(k?)(?:s(\d+)(k?))?")
 """Requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests of 4
 new tokens each and 4096 in all; without `s` all are new."""
-MOST_DECODED = 8
-"""The most new tokens of a request that counts as decoding."""
+MOST_QUERIES = 8
+"""The most query tokens of a request in a decode step: mla_decode takes no more, and a request with more new
+tokens counts as prefilling."""
 
 
 def _short(spec: str, op: str) -> list[dict[str, str]]:
@@ -80,7 +81,7 @@ def _short(spec: str, op: str) -> list[dict[str, str]]:
         )
     sizes = []
     for count, new, total in requests:
-        decodes = new == 1 or (new <= MOST_DECODED and total > new)
+        decodes = new == 1 or (new <= MOST_QUERIES and total > new)
         if decodes and op == "mla_decode":
             query = {"q": str(new)} if new > 1 else {}
             sizes.append({"batch": str(count), "ctx": str(total), **query})
@@ -89,7 +90,7 @@ def _short(spec: str, op: str) -> list[dict[str, str]]:
     if not sizes:
         raise ValueError(
             f"{spec!r} has no requests that {'decode' if op == 'mla_decode' else 'prefill'}; up to "
-            f"{MOST_DECODED} new tokens, not all of a request's, decode"
+            f"{MOST_QUERIES} new tokens, not all of a request's, decode"
         )
     return sizes
 

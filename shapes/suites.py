@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from types import ModuleType
 
 from shapes import cases as _cases
 from shapes.attention import Parallel
-from shapes.case import Case, merge, parse
+from shapes.case import MOST_QUERIES, Case, merge, parse
 from shapes.cases import R1
 from shapes.models import named_model
 from shapes.names import unknown
@@ -125,15 +126,20 @@ def suite(name: str) -> Suite:
             op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name)[0]).items()
         }
         return Suite(name, f"cases in {name}", by_op)
-    if name not in suites() and (
-        made := re.fullmatch(r"((.+?)((?:-(?:tp|dp|ep)\d+)+))(?:-mtp([1-7]))?", name)
-    ):
-        named_model(made[2])
-        degrees = {degree[:2]: int(degree[2:]) for degree in made[3].split("-")[1:]}
-        return _spread(made[1], made[2], Parallel(**degrees), int(made[4] or 0))
-    if name not in suites():
+    if name in suites():
+        return suites()[name]
+    base, _, drafts = name.partition("-mtp")
+    known = {each: (model, parallel) for each, model, parallel in SPREAD}
+    degrees = re.fullmatch(r"(.+?)((?:-(?:tp|dp|ep)\d+)+)", base)
+    if (base not in known and not degrees) or drafts not in ("", *map(str, range(1, MOST_QUERIES))):
         raise ValueError(unknown("suite", name, suites(), "list suites"))
-    return suites()[name]
+    if degrees and base not in known:
+        named_model(degrees[1])
+        given = [(degree[:2], int(degree[2:])) for degree in degrees[2].split("-")[1:]]
+        if len(dict(given)) < len(given):
+            raise ValueError(f"suite {name!r} has a degree twice")
+        known[base] = degrees[1], Parallel(**dict(given))
+    return _spread(base, *known[base], int(drafts or 0))
 
 
 LOAD = ("isl", "osl", "concurrency", "range_ratio")
@@ -174,9 +180,11 @@ def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
         raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
     if wrong := next((case.op for case in cases if case.op not in OPS), None):
         raise ValueError(f"cannot read cases in {path}: no op {wrong!r}")
-    if not cases or any(case.weight <= 0 for case in cases) or any(len(sizes) > 1 for _, sizes in rows):
+    numbers = [*(case.weight for case in cases), *load.values()]
+    if not cases or not all(0 < n < math.inf for n in numbers) or any(len(sizes) > 1 for _, sizes in rows):
         raise ValueError(
-            f"cannot read cases in {path}: at least one, each of a weight above 0 and one list of sizes"
+            f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
+            "load are above 0"
         )
     return cases, load
 

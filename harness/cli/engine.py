@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.options import Command, OneOf, cases_file, json_option, parsed_by, write_json
+from shapes.case import MOST_QUERIES
 
 if TYPE_CHECKING:
     from harness.engine import EngineView
@@ -93,22 +96,32 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+OF_A_DEPLOYMENT = [
+    click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
+                 metavar="NAME|DIR",
+                 help="Serve a model of `list models`, or of a config.json or a folder with one."),
+    click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
+                 help="Let the server have N ranks."),
+    click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
+                 help="Let N ranks share the experts: all or one."),
+    click.option("--dp-attention", is_flag=True, help="Give each rank requests of its own."),
+    click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
+                 help="Keep the KV cache in this dtype."),
+    click.option("--drafts", type=click.IntRange(0, MOST_QUERIES - 1), metavar="N",
+                 help="Let a decode step verify N draft tokens of each request."),
+]  # fmt: skip
+
+
+def deployment(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say how a model is served."""
+    return functools.reduce(lambda made, option: option(made), reversed(OF_A_DEPLOYMENT), command)
+
+
 @click.command(cls=Command)
 @click.argument("engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm")
 @click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
               help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
-@click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
-              metavar="NAME|DIR",
-              help="Serve a model of `list models`, or of a config.json or a folder with one.")  # fmt: skip
-@click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
-              help="Let the server have N ranks.")  # fmt: skip
-@click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
-              help="Let N ranks share the experts: all or one.")  # fmt: skip
-@click.option("--dp-attention", is_flag=True, help="Give each rank requests of its own.")
-@click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
-              help="Keep the KV cache in this dtype.")  # fmt: skip
-@click.option("--drafts", type=click.IntRange(0, 7), metavar="N", default=0,
-              help="Let a decode step verify N draft tokens of each request.")  # fmt: skip
+@deployment
 @click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
@@ -142,7 +155,8 @@ def engine(
     page: str | None,
     csv_to: str | None,
     json_to: str | None,
-    **deployment: Any,  # click passes untyped values
+    drafts: int | None,
+    **served: Any,  # click passes untyped values
 ) -> None:
     """Show what an engine runs for each shape, and why. For each shape of a deployment: the implementation
     and the line of source that decides it, the tuned table that it looks into, the entry that it finds or
@@ -161,13 +175,13 @@ def engine(
         require_writable_folder(folder)
     if diff and (entries or folder or page or csv_to):
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
-    if deployment["cases"] and deployment["workload"]:
-        raise UsageError("give --cases or --workload, not both")
+    if served["cases"] and (served["workload"] or drafts):
+        raise UsageError("--cases has the shapes itself: leave --workload and --drafts")
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
     paths_given = {name: path for name, path in paths.items() if path}
-    request = EngineRequest(paths=paths_given, triton=triton, **deployment)
+    request = EngineRequest(paths=paths_given, triton=triton, drafts=drafts or 0, **served)
     if diff:
         found = changes(request, *diff)
         if json_to:

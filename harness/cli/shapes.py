@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.engine import _model
-from harness.cli.options import Command, OneOf, parsed_by, write_json
+from harness.cli.engine import deployment
+from harness.cli.options import Command, parsed_by, write_json
 
 if TYPE_CHECKING:
     from shapes.models import ModelConfig
@@ -25,18 +25,7 @@ def _from(word: str) -> None:
 @click.option(
     "-o", "--out", metavar="FILE", default="cases.json", show_default=True, help="Write the cases there."
 )
-@click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
-              metavar="NAME|DIR",
-              help="The files are of this model of `list models`, or of a config.json.")  # fmt: skip
-@click.option("--tp", type=click.IntRange(1), metavar="N", default=8, show_default=True,
-              help="The server has N ranks.")  # fmt: skip
-@click.option("--ep", type=click.IntRange(1), metavar="N", default=1, show_default=True,
-              help="N ranks share the experts.")  # fmt: skip
-@click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
-@click.option("--kv", type=OneOf(["bf16", "fp8"]), default="bf16", show_default=True,
-              help="The KV cache has this dtype.")  # fmt: skip
-@click.option("--drafts", type=click.IntRange(0, 7), metavar="N",
-              help="A step verifies N draft tokens a request, where the files do not say it.")  # fmt: skip
+@deployment
 def shapes(
     what: None, files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool,
     kv: str, drafts: int | None,
@@ -55,19 +44,19 @@ def shapes(
         raise UsageError(f"--out {out}: a file of cases is NAME.json")
     require_writable(out, None)
     group, groups = (1, tp) if dp_attention else (tp, 1)
-    deployment = Deployment(
+    served = Deployment(
         model, group, groups, ep, dense_tp=group, shared_tp=group, dispatched=ep > 1 and groups > 1, kv=kv
     )
     traffic = Traffic(drafts=drafts, dp=groups)
     read_files(files, traffic)
     try:
-        cases = cases_of(traffic, deployment)
+        cases = cases_of(traffic, served)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    write_json(out, record(traffic, deployment, cases))
+    write_json(out, record(traffic, served, cases))
     print("\n".join(lines(traffic)))
     ops = dict.fromkeys(case.op for case in cases)
-    print("; ".join(f"{op}: {sum(case.op == op for case in cases)} cases" for op in ops))
+    print("cases: " + ", ".join(f"{op} {sum(case.op == op for case in cases)}" for op in ops))
     if steps := traffic.count() + (0 if traffic.steps else traffic.tokens.total()):
         print(f"steps: {steps}")
     print(f"written: {out}")

@@ -198,30 +198,39 @@ class ServingRun(StrictRecord):
         drafts = self.option("num-speculative-tokens")
         said = said or (drafts and DRAFTED.format(drafts))
         accepted = self.accept_length
-        if not said and accepted is not None:
+        if not said and accepted is not None and (accepted > 1 or not self.drafts):
             return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
+        if not said and (self.drafts or self._count("spec_decode_acceptance_rate") is not None):
+            return DRAFTED.format(self.drafts or "some")
         return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
 
     @property
     def drafts(self) -> int | None:
-        """Draft tokens that a step verifies of each request; None: not said."""
+        """Draft tokens that a step verifies of each request; None: not said, or a tree of them."""
+        if self.option("speculative-eagle-topk") not in ("", "1"):
+            return None
         tokens = self.option("speculative-num-draft-tokens")  # SGLang's, the verified one included
         config = NUM_DRAFTS.search(self.option("speculative-config"))
         said = [str(int(tokens) - 1) if tokens.isdigit() else "", config[1] if config else ""]
         said += map(self.option, ("num-speculative-tokens", "speculative-num-steps"))
         drafted, steps = map(self._count, ("spec_decode_draft_tokens", "spec_decode_num_drafts"))  # vLLM's
-        counted = round(drafted / steps) if steps else None
+        counted = round(drafted / steps) if drafted and steps else None
         return next((int(word) for word in said if word.isdigit()), counted)
 
-    def _count(self, key: str) -> float:
-        return float(value) if isinstance(value := self.extra.get(key), (int, float)) else 0.0
+    def _count(self, key: str) -> float | None:
+        return float(value) if isinstance(value := self.extra.get(key), (int, float)) else None
 
     @property
     def accept_length(self) -> float | None:
         """Tokens that a request gets of a step: accepted drafts + 1. By its name, by TensorRT-LLM's
-        `global_acceptance_rate`, which is that, or by vLLM's rate, per cent of the drafts; None: not said."""
-        rate, length = self._count("spec_decode_acceptance_rate"), self.value("accept_length", "mean")
-        return 1 + self.drafts * rate / 100 if length is None and rate and self.drafts else length
+        `global_acceptance_rate`, which is that, by vLLM's counts, or by its rate, per cent of the drafts;
+        None: not said."""
+        length = self.value("accept_length", "mean")
+        keys = ("spec_decode_accepted_tokens", "spec_decode_num_drafts", "spec_decode_acceptance_rate")
+        taken, steps, rate = map(self._count, keys)
+        if length is None and taken is not None and steps:
+            return 1 + taken / steps
+        return 1 + self.drafts * rate / 100 if length is None and rate is not None and self.drafts else length
 
 
 def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:

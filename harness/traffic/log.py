@@ -8,7 +8,6 @@ AITER e404860 ops/gemm_op_a8w8.py, fused_moe.py
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -28,6 +27,7 @@ RUNNING = re.compile(r"Avg generation throughput: .*Running: (\d+) reqs")
 ACCEPTED = re.compile(r"SpecDecoding metrics: .*Per-position acceptance rate: ([\d.]+(?:, [\d.]+)*)")
 GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECEWISE|NONE)\s*\|\s*(\d+)\s*\|")
 BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
+SIZE_AND_COUNT = re.compile(r"\((\d+), (\d+),")
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
 GEMM = re.compile(r"shape is (?:B:(\d+), )?M:(\d+), N:(\d+), K:(\d+)(.*)")
@@ -92,7 +92,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
                      "#cached-token, so a later chunk has too short a prefix")  # fmt: skip
     if batchsizes:
         found["Batchsize lines of vLLM"] += 1
-        traffic.tokens.update({size: count for size, count, _ in ast.literal_eval(batchsizes)})
+        traffic.tokens.update({int(size): int(count) for size, count in SIZE_AND_COUNT.findall(batchsizes)})
     for requests, new, decoding, tokens, use in iterations:
         found["Iteration lines of vLLM"] += 1
         ctx = use / (requests + decoding) if use and requests + decoding else None

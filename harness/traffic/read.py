@@ -114,7 +114,7 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     if drafts is None and run.speculation not in ("", "none"):
         traffic.q(f"{run.source}: the server speculates ({run.speculation})")
     q = 1 + (drafts or 0)
-    if kept.starts_s and kept.itls_ms and kept.input_lens:
+    if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
         return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0
     isl = asked.longest_input_len or asked.input_len or _mean(run.totals.input_tokens, count)

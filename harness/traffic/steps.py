@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from harness.errors import UsageError
 from shapes.bins import reduce_chunks, reduce_phases, reduce_tokens
-from shapes.case import Case, Size, merge, parse, text_of
+from shapes.case import MOST_QUERIES, Case, Size, merge, parse, text_of
 from shapes.deployment import Call, Deployment, mean_step
 from shapes.lengths import parse_span, spread
 from shapes.models import ModelConfig
 from shapes.scheduler import Phase
-
-MOST_Q = 8
-"""The most query tokens of a request that mla_decode takes."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +72,9 @@ class Traffic:
     ) -> None:
         """Adds steps. ctx: mean tokens of a decoding request; prompt: prompt tokens, by default those of the
         chunks (new, prefix)."""
-        if decoding and not 1 <= round(q) <= MOST_Q:
-            self.left_out[f"steps of {q:.3g} tokens a decoding request; mla_decode takes 1 to {MOST_Q}"] += (
-                count
-            )
+        if decoding and not 1 <= round(q) <= MOST_QUERIES:
+            why = f"steps of {q:.3g} tokens a decoding request; mla_decode takes 1 to {MOST_QUERIES}"
+            self.left_out[why] += count
             return
         lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()
         prompt = sum(new for new, _ in chunks) if prompt is None else prompt
@@ -93,7 +89,7 @@ class Traffic:
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
     """(new, prefix) of `batch` prompts of `new` tokens together, of equal lengths or spread over a span."""
-    lengths = spread(parse_span(span), batch, 0) if span else [new // batch] * batch
+    lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)
     return tuple((max(length, 1), prefix // batch) for length in lengths)
 
 

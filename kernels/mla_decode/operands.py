@@ -15,13 +15,13 @@ from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds, draw_normal
 from kernels.support import Support, need
+from shapes.case import MOST_QUERIES as MOST_QUERIES
 from shapes.lengths import parse_span, spread
 
 LATENT = 512
 ROPE = 64
 WIDTH = LATENT + ROPE
 KV_BYTES = {"bf16": 2, "fp8": 1}
-MOST_QUERIES = 8
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ COPIES: dict[str, tuple[str, dict[str, Any], str | tuple[str, set[str]]]] = {
     "deepseek-v2": ("deepseek-v2", {}, (BF16, {GEMM, MOE})),
     "deepseek-v2-lite": ("deepseek-v2", {"q_lora_rank": None, "num_experts_per_tok": None},
                          "no 'num_experts_per_tok'"),
-    "kimi-k2-thinking": ("kimi-k2", {"quantization_config": None, "n_group": None}, (BF16, {GEMM, MOE})),
+    "kimi-k2-thinking": ("kimi-k2", {"quantization_config": None, "n_group": None, "topk_group": None},
+                         (BF16, {GEMM, MOE})),
     "glm-4.7-flash": ("glm-4.7-flash", {}, (BF16, {GEMM, MOE, MHA})),
     "longcat-flash": ("deepseek-r1", {"zero_expert_num": 256}, "has experts that compute nothing"),
     **dict.fromkeys(("kimi-linear-48b", "hy4-preview", "glm-5.3-flash"),
@@ -125,6 +126,7 @@ def test_configurations_are_read_or_refused(tmp_path, name):
         return
     read = named_model(str(tmp_path))
     assert (read.weights, set(read.unheld)) == expected
+    assert (read.n_group, read.topk_group) == (config.get("n_group", 1), config.get("topk_group", 1))
 
 
 @pytest.mark.parametrize("quantization, weights", [

@@ -207,7 +207,8 @@ class Constants:
         """With a and k off by one factor more, of this deviation: an accept length that is not known."""
         if not share:
             return self
-        off = share * self.tpot.mean * (1, 1, 0)
+        off = share * self.tpot.mean
+        off[2] = 0.0  # of p, which no accept length divides
         scatter = math.hypot(self.tpot_scatter, ACCEPT_SCATTER)
         tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(off, off))
         return replace(self, tpot=tpot, tpot_scatter=scatter)

@@ -30,6 +30,7 @@ from harness.serving.link.structure import Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
+from shapes.case import MOST_QUERIES
 from shapes.names import unknown
 
 HARDWARE, ENGINE = "h200", "sglang"
@@ -40,7 +41,6 @@ RANGE_RATIO = 0.8
 """Of lengths, where nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
-MOST_DRAFTS = 7
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By drafts a step, accept lengths of R1 and V3 that were published: DeepSeek-V3's report, SGLang's pull
 requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give others."""
@@ -100,6 +100,11 @@ class Link:
     @property
     def gpus(self) -> int:
         return self.structure.parallel.tp
+
+    @property
+    def unsure(self) -> float:
+        """Deviation of the logarithm of the accept length."""
+        return unsureness(self.system, calibrated=bool(self.system.calibrate))
 
     @property
     def in_server(self) -> dict[str, float]:
@@ -169,8 +174,8 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
 def accepted(system: System) -> tuple[float, str]:
     """The accept length that predictions take, and what is to be known of it. Raises UsageError."""
     drafts, length = system.drafts, system.accept_length
-    if not 0 <= drafts <= MOST_DRAFTS:
-        raise UsageError(f"--drafts {drafts}: 1 to {MOST_DRAFTS}, or 0 for none")
+    if not 0 <= drafts < MOST_QUERIES:
+        raise UsageError(f"--drafts {drafts}: 1 to {MOST_QUERIES - 1}, or 0 for none")
     if length is not None and not 1 <= length <= 1 + drafts:
         why = "" if drafts else "; --drafts N says how many tokens a step drafts"
         raise UsageError(f"accept length {length:g}: a step of {drafts} drafts gives 1 to {1 + drafts}{why}")

@@ -221,8 +221,8 @@ def _quantities(link: Link, sums: KernelSums) -> Array:
 def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
     """How far the 90 % interval of the effect of the changes reaches below and above it, [2, QUANTITIES].
 
-    Independent sources: the interval of each change itself, the saving in the server over the saving alone,
-    and, for factors, the kernel's time and k.
+    Independent sources: the interval of each change itself, the saving in the server over the saving alone;
+    for factors, the kernel's time and k; for savings in microseconds, an accept length that is not known.
     """
 
     def worth(change: KernelChange) -> Array:
@@ -247,6 +247,8 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
             of_factors += alone
             _, phase, terms = touched(sums, change)[0]
             ends.append(by_factor(alone, OF_TIME[phase.terms[terms[0]].origin]))
+        else:
+            ends.append(by_factor(alone, link.unsure))
     k = link.constants.tpot
     ends.append(by_factor(of_factors, float(k.deviation[1] / k.mean[1])))
     below, above = np.minimum(np.min(ends, axis=1), 0.0), np.maximum(np.max(ends, axis=1), 0.0)

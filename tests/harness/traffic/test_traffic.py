@@ -102,6 +102,12 @@ def test_each_iteration_of_vllm_is_a_step(made):
     assert "left out: 1 x lines of vLLM's statistics" in printed
 
 
+def test_steps_of_more_query_tokens_than_mla_decode_takes_are_left_out(made):
+    cases, printed = made(VLLM + VLLM.splitlines(keepends=True)[1].replace("256 gen", "640 gen"))
+    assert cases == made(VLLM)[0]
+    assert "left out: 1 x steps of 10 tokens a decoding request; mla_decode takes 1 to 8" in printed
+
+
 def test_statistics_of_vllm_are_samples(made):
     first = VLLM.splitlines(keepends=True)[0]
     cases, printed = made(first + STATISTICS + ACCEPTED)
@@ -119,6 +125,10 @@ def test_graphs_of_vllm_have_the_tokens_of_kernels(made):
     line = (
         "Batchsize forward time stats (batchsize, count, median_time(ms)): [(64, {}, 18.2), (8, 10, 9.7)]\n"
     )
+    unsure = (
+        "Batchsize forward time stats (batchsize, count, median_time(ms)): [(64, 30, 18.2), (8, 10, nan)]\n"
+    )
+    assert made(unsure)[0] == made(line.format(30))[0]
     cases, _ = made(line.format(10) + line.format(30))  # each line has all steps so far
     assert experts(cases) == {64: 43.5, 8: 14.5}
 
@@ -134,6 +144,8 @@ def test_batches_of_sglang(made):
     }  # 61 * 40/41
     assert of(cases, "mha_prefill") == {"batch=2 new=3200 prefix=100 heads=16": 1.487805}
     assert experts(cases) == {248: 56.585366, 6400: 1.414634}
+    few = verifying.replace("#token: 223200", "#token: 62")  # the tokens of a step are part of a context
+    assert of(made(few, "--drafts", 3)[0], "mla_decode") == {MLA.format(62, 4) + " q=4": 61}
     cases, _ = made(DECODE.format(""), "--dp-attention", "--ep", 8)
     assert of(cases, "mla_decode") == {"batch=62 ctx=3600 heads=128 page=64 kv=bf16": 61}
 
@@ -223,6 +235,12 @@ def test_results_of_clients(made, here, tmp_path):
     assert of(cases, "mha_prefill") == {"batch=2 new=100 prefix=0 heads=16": 12.2}
     predicted = here("serving", "predict", "--cases", tmp_path / "cases.json", "--json", "-").stdout
     assert '"isl": 100' in predicted and '"concurrency": 2' in predicted
+    untimed = {key: value for key, value in TIMES.items() if key != "ttfts"}
+    assert made(json.dumps(RESULT | untimed), name="r.json")[0] == cases
+    timed, _ = made(json.dumps(RESULT | TIMES), "--drafts", 3, name="r.json")
+    assert of(timed, "mla_decode") == {MLA.format(2, 106) + " q=4": 40.666667}
+    of_rank, _ = made(json.dumps(RESULT | TIMES), "--dp-attention", name="r.json")  # of 8, one request of 2
+    assert [text.split()[0] for text in of(of_rank, "mla_decode")] == ["batch=1"]
     cases, _ = made(json.dumps(RESULT), "--drafts", 3, name="r.json")
     assert of(cases, "mla_decode") == {MLA.format(2, 106) + " q=4": 48.8} and experts(cases)[8] == 46.4
     told = RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30}
@@ -255,6 +273,14 @@ def test_other_commands_take_the_cases(made, here, tmp_path):
     assert [row["weight"] for row in rows] == [1.0]
     file.write_text('{"cases": [{"op": "no_op", "sizes": "m=1"}]}')
     assert "no op 'no_op'" in here("run", "--op", "mla_decode", "--cases", file).stderr
+    for wrong in ('"cases": [{"op": "mla_decode", "sizes": "batch=1 ctx=9", "weight": NaN}]',
+                  '"load": {"isl": NaN, "osl": 1, "concurrency": 1, "range_ratio": 1}, '
+                  '"cases": [{"op": "mla_decode", "sizes": "batch=1 ctx=9"}]'):  # fmt: skip
+        file.write_text(f"{{{wrong}}}")
+        assert (
+            "weights and load are above 0"
+            in here("engine", "sglang", "--arch", "H200", "--cases", file).stderr
+        )
 
 
 @pytest.mark.parametrize(("text", "op", "wanted"), [
@@ -263,6 +289,7 @@ def test_other_commands_take_the_cases(made, here, tmp_path):
     ("2q2k_32q1s1k_q8s9", "mla_decode",
      [{"batch": "32", "ctx": "1024"}, {"batch": "1", "ctx": "9", "q": "8"}]),
     ("2q2k_32q1s1k", "mha_prefill", [{"batch": "2", "new": "2048", "prefix": "0"}]),
+    ("q4s4", "mha_prefill", [{"batch": "1", "new": "4", "prefix": "0"}]),
     ("q512s4k", "mha_prefill", [{"batch": "1", "new": "512", "prefix": "3584"}]),
     ("2q2k_32q1s1k", "fused_moe", [{"tokens": "4128"}]),
 ])  # fmt: skip

@@ -104,6 +104,11 @@ def test_a_run_that_speculates_is_compared_with_a_plain_one_only_if_the_user_ins
         assert "--despite 'speculative decoding' compares them" in found.reasons[0].text
         found = compare(plain, speculates, (), ["speculative decoding"])
         assert found.ratio == 1.0 and "2.84 tokens a step" in found.differing[0]
+    others = [accepted.model_copy(update={"value": value}) for value in (2.85, 2.5)]
+    near, far = (compare(speculates, quantity("c", metrics=(other,)), (), ["speculative decoding"])
+                 for other in others)  # fmt: skip
+    assert "accept length: 2.84 against 2.5, which the ratio holds, too" in far.uncertain
+    assert not any("accept length" in line for line in near.uncertain)
     cached = {"workload": workload(prefix_cached=True)}
     assert compare(quantity(), quantity("b", **cached), (), ["prefix caching"]).ratio == 1.0
     with pytest.raises(UsageError, match="unknown property 'load' of --despite; properties: prefix"):

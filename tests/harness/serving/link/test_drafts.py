@@ -92,6 +92,21 @@ def test_an_unknown_accept_length_widens_the_interval():
     assert "accept length unknown: 2.4 to 3, as published of 3 drafts" in " ".join(unknown.notes)
     of_known, of_unknown = known.served(ONE).tpot, unknown.served(ONE).tpot
     assert of_unknown.value == pytest.approx(of_known.value) and of_unknown.share > of_known.share + 0.005
+    assert unknown.constants.tpot_scatter > known.constants.tpot_scatter
+    saved = [KernelChange(op="fused_moe", saved_us=20.0)]
+    less, more = (predict(each, ONE, saved)[0] for each in (known, unknown))
+    assert more.change == pytest.approx(less.change) and more.low < less.low and more.high > less.high
+
+
+def test_drafts_change_the_cache_of_a_token_and_no_wait_for_a_step():
+    plain, verifying = (uncalibrated(System(drafts=drafts, accept_length=2.0 * bool(drafts) or None))
+                        for drafts in (0, 3))  # fmt: skip
+    grown = verifying.structure.kv_bytes / plain.structure.kv_bytes
+    assert grown == pytest.approx(62 / 61)  # of the MTP layer, too
+    # A prompt waits for whole steps, however many tokens those give.
+    waits = [uncalibrated(System(drafts=3, accept_length=length)).served(replace(ONE, concurrency=8,
+             recv_interval=100)).ttft_mean.value for length in (1.5, 3.0)]  # fmt: skip
+    assert waits[0] == pytest.approx(waits[1], rel=0.1)
 
 
 # What results tell
@@ -105,6 +120,11 @@ COUNTERS = {"spec_decode_draft_tokens": 3000, "spec_decode_num_drafts": 1000}
                    "speculative_num_steps": 2, "speculative_num_draft_tokens": 3}}, 2, 2.7),
     (VLLM_ROW | COUNTERS | {"spec_decode_acceptance_length": 2.4}, 3, 2.4),
     (VLLM_ROW | COUNTERS | {"spec_decode_acceptance_rate": 60.0}, 3, 2.8),  # per cent of the drafts
+    (VLLM_ROW | COUNTERS | {"spec_decode_accepted_tokens": 1400}, 3, 2.4),
+    (VLLM_ROW | COUNTERS | {"spec_decode_acceptance_rate": 0.0}, 3, 1.0),
+    (VLLM_ROW | {"spec_decode_acceptance_rate": 60.0}, None, None),
+    (SGLANG_ROW | {"server_info": {"speculative_algorithm": "EAGLE", "speculative_num_steps": 2,
+                   "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 4}}, None, None),  # a tree
     (VLLM_ROW | {"speculative_config": '{"method": "mtp", "num_speculative_tokens": 1}'}, 1, None),
     (VLLM_ROW | {"num_speculative_tokens": "2"}, 2, None),
     (changed("trtllm_bench.json", {"decoding_stats": {"global_acceptance_rate": 2.2}}), None, 2.2),

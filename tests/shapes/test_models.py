@@ -144,6 +144,12 @@ def test_only_blocks_of_128_are_read_as_such(tmp_path, quantization, weights):
     assert read_model(tmp_path).weights == weights
 
 
+def test_modules_that_a_checkpoint_keeps_in_bf16_are_known():
+    """Its patterns name the layers, of which the last counts and of dense linears the first."""
+    kept = model("deepseek-v3.1-nvfp4")
+    assert (kept.kind("q_b"), kept.kind("dense down"), kept.kind("experts")) == (BF16, "NVFP4", "NVFP4")
+
+
 def test_what_is_not_modelled_is_named():
     assert model("deepseek-r1").not_modelled == []
     said = {name: " | ".join(model(name).not_modelled) for name in models()}

@@ -176,3 +176,8 @@ def test_a_step_that_verifies_drafts_has_their_tokens_too(name):
                         wanted["tokens"] = more.sizes["tokens"]
                 assert dict(more.sizes) == wanted and more.weight == case.weight
     assert suite("kimi-k2-tp16-mtp2").cases("mla_decode")[0].sizes["q"] == 3
+    assert suite(f"{name}-mtp2").cases("mla_decode")[0].sizes["q"] == 3
+    with pytest.raises(ValueError, match="has a degree twice"):
+        suite("kimi-k2-tp8-tp4")
+    with pytest.raises(ValueError, match="unknown suite 'r1-tp8-mtp8'"):
+        suite("r1-tp8-mtp8")

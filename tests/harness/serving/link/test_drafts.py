@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
+from harness.paths import ROOT
 from harness.serving import load as load_runs
 from harness.serving.ab import result as of_ab
 from harness.serving.ab.plan import made
@@ -182,6 +183,19 @@ def test_points_of_another_speculation_are_refused(tmp_path, changes, system, sa
 def test_a_mistake_of_drafts_is_one_line(words, says):
     done = CliRunner().invoke(serving, ["predict", *words])
     assert isinstance(done.exception, UsageError) and says in str(done.exception)
+
+
+def test_a_folder_is_predicted_if_it_has_the_layers_of_r1(tmp_path):
+    """Whatever its name is."""
+    config = json.loads((ROOT / "shapes" / "data" / "deepseek-r1.json").read_text(encoding="utf-8"))["config"]
+    for name, changes, ok in (("mine", {}, True), ("deepseek-r1", {"num_hidden_layers": 30}, False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+        words = ["predict", "--model", str(folder), "--hardware", "H200", "--concurrency", "4"]
+        done = CliRunner().invoke(serving, words)
+        assert (done.exit_code == 0) == ok
+        assert ok or "num_hidden_layers 30" in f"{done.exception} {done.output}"
 
 
 def test_an_ab_s_commands_say_how_many_tokens_they_draft():

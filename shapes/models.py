@@ -57,6 +57,9 @@ NAMED = {
 }
 """A key of config.json -> what the ops leave out, which changes no shape."""
 
+NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
+"""Fields of ModelConfig that are no keys of config.json."""
+
 _PROJECTED = ("gate_proj", "up_proj")
 MODULES: Mapping[str, Sequence[str]] = {
     "qkv_a": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
@@ -136,7 +139,9 @@ class ModelConfig:
         if config.get("moe_layer_freq", 1) != 1:
             raise ValueError("its moe_layer_freq is not 1, which is not modelled")
         found: dict[str, Any] = {}
-        for field in fields(ModelConfig)[2:-4]:  # those that are keys
+        for field in fields(ModelConfig):
+            if field.name in NO_KEYS:
+                continue
             value = config.get(field.name)
             if value is None and field.default is MISSING:
                 raise KeyError(field.name)
@@ -226,22 +231,23 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
 
 
 def _matched(patterns: Sequence[str], last: int) -> list[str]:
-    """The names of MODULES of which a pattern names a module: `re:` before a regular expression, a text with
-    `*`, or the name of a module or of a part of it. Of all layers the first dense one and the last count."""
+    """The names of MODULES of which a pattern names a module. Of all layers the first dense one and the last
+    count."""
     found = []
     for name, modules in MODULES.items():
-        layer = f"model.layers.{0 if name.startswith('dense') else last}"
-        for full in (f"{layer}.{module}" for module in modules):
-            if any(
-                re.match(pattern[3:], full)
-                if pattern.startswith("re:")
-                else fnmatchcase(full, pattern.removeprefix("language_model."))
-                or f".{pattern}." in f".{full}."
-                for pattern in patterns
-            ):
-                found.append(name)
-                break
+        layer = 0 if name.startswith("dense") else last
+        whole = [f"model.layers.{layer}.{module}" for module in modules]
+        if any(_names(pattern, module) for pattern in patterns for module in whole):
+            found.append(name)
     return found
+
+
+def _names(pattern: str, module: str) -> bool:
+    """Whether a pattern of a checkpoint names a module: `re:` and a regular expression, a text with `*`, or
+    the name of the module or of parts of it."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return fnmatchcase(module, pattern.removeprefix("language_model.")) or f".{pattern}." in f".{module}."
 
 
 def models() -> list[str]:

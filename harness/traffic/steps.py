@@ -136,11 +136,13 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
     steps, total = traffic.steps, traffic.count()
     if not (steps or traffic.tokens):
         return []
-    counts = traffic.tokens and [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items() if m]
-    by_requests = [
-        Phase(step.count * step.phase.steps, (0,) * (step.decoding * step.q), step.phase.prefill)
-        for step in steps
-    ]
+    # By tokens alone, a phase has as many lengths as tokens.
+    by_tokens = [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items() if m]
+    if not by_tokens:
+        by_tokens = [
+            Phase(step.count * step.phase.steps, (0,) * (step.decoding * step.q), step.phase.prefill)
+            for step in steps
+        ]
     unknown = [not step.phase.lengths for step in steps if step.decoding]
     if any(unknown) and not all(unknown):
         traffic.note("the contexts of decoding requests are not in all steps; the others stand for those")
@@ -157,7 +159,7 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
     prefilling = [step for step in steps if step.phase.chunks]
     share = sum(step.count * step.phase.steps for step in prefilling) / total if total else 0.0
     prefills = [bin_._replace(weight=bin_.weight * share) for bin_ in reduce_chunks(_phases(prefilling))]
-    return mean_step(deployment, reduce_tokens(counts or by_requests), decodes, prefills)
+    return mean_step(deployment, reduce_tokens(by_tokens), decodes, prefills)
 
 
 def _phases(steps: Iterable[Step]) -> Iterator[Phase]:

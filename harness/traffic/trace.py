@@ -34,15 +34,16 @@ def read_trace(path: Path, traffic: Traffic) -> str:
     recorded = read(path)
     names = list(recorded.names)
     spans = Counter(names[number] for number in recorded.spans.name)
+    readers = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
     kinds = {
         kind: {name: count for name, count in spans.items() if pattern.match(name)}
-        for kind, pattern in (("vLLM", VLLM), ("SGLang", SGLANG), ("ATOM", ATOM))
+        for kind, (pattern, _) in readers.items()
     }
     # A tool may have annotated the same steps once more: the annotations with sums of lengths say most.
     kind = max(kinds, key=lambda each: (any("sk" in name for name in kinds[each]), len(kinds[each])))
     before = traffic.count()
     for name, count in kinds[kind].items():
-        {"vLLM": _vllm, "SGLang": _sglang, "ATOM": _atom}[kind](name, count, traffic)
+        readers[kind][1](name, count, traffic)
     found = [f"{traffic.count() - before} steps in annotations of {kind}"] if kinds[kind] else []
     calls = _dimensions(recorded, names, traffic) + _kernel_names(recorded, names, traffic)
     traffic.calls.update(calls)

@@ -91,13 +91,11 @@ def takes(
 
     def fits(sizes: MlaDecodeSizes) -> Support:
         format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+        queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
+        why = f": {why_most_q}" if why_most_q else ""
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
-            need(
-                sizes.q <= most_q,
-                f"takes {most_q or 'no'} query token{'s' * (most_q > 1)}, not {sizes.q}"
-                + (why_most_q and f": {why_most_q}"),
-            ),
+            need(sizes.q <= most_q, f"takes {queries}, not {sizes.q}{why}"),
             need(
                 not most_heads or sizes.heads <= most_heads,
                 f"takes up to {most_heads} heads, not {sizes.heads}",

@@ -57,7 +57,7 @@ GRID = {
     },
     "mla_decode": {
         "batch": (16,), "ctx": ("4096",), "heads": (4, 8, 12, 16, 20, 32, 64, 96, 128), "kv": ("bf16", "fp8"),
-        "page": (1, 16, 32, 48, 64, 128),
+        "page": (1, 16, 32, 48, 64, 128), "q": (1, 2, 4, 5, 8),
     },
 }  # fmt: skip
 """Of each op the values of sizes, or of several that go together: DeepSeek-R1's and Kimi K2's, and others."""

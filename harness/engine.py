@@ -201,9 +201,15 @@ def engine_view(request: EngineRequest) -> EngineView:
     try:
         deployment = request.deployed(arch)
         if request.cases:
+            file = cases_file(request.cases)
+            if file.deployment not in ("", deployment.text):
+                raise UsageError(
+                    f"{request.cases} has shapes of {file.deployment}, not of {deployment.text}: give the "
+                    "options that `shapes from` got"
+                )
             calls = [
                 Call(each.op, {**each.sizes}, "", each.weight, each.place, int(each.sizes.get("tokens", 0)))
-                for each in cases_file(request.cases)[0]
+                for each in file.cases
             ]
         else:
             calls = served(deployment, workload) if workload else sweep(deployment)

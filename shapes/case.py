@@ -102,7 +102,10 @@ def parse(text: str, op: str = "") -> list[dict[str, str]]:
     spec, _, rest = text.strip().partition(" ")
     if re.match(r"\d*q\d[^=]*$", spec):
         others = parse(rest) if rest.strip() else [{}]
-        return [{**sizes, **other} for sizes in _short(spec, op) for other in others]
+        found = [(sizes, other) for sizes in _short(spec, op) for other in others]
+        if twice := next((name for sizes, other in found for name in other if name in (*sizes, "q")), None):
+            raise ValueError(f"size {twice!r} stands twice in case {text!r}: {spec} says it")
+        return [{**sizes, **other} for sizes, other in found]
     spaced = re.sub(r"[,;]\s*(?=\w+=)", " ", text)
     if spaced != text:
         raise ValueError(f"sizes are separated by spaces, not {text!r}; write {spaced!r}")

@@ -55,6 +55,12 @@ class Deployment:
     def attention(self) -> Parallel:
         return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
 
+    @property
+    def text(self) -> str:
+        """The model, the degrees above 1, and an FP8 cache: `deepseek-r1 dp8 ep8 kv=fp8`."""
+        cache = "" if self.kv == "bf16" else f" kv={self.kv}"
+        return f"{self.model.name} {self.attention.text}{cache}"
+
     def together(self, tokens: int, ranks: int) -> int:
         """The tokens of a call that `ranks` share, if each DP group has `tokens`. If fewer ranks than a group
         share it, the rest of the group computes other tokens."""
@@ -106,7 +112,7 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
 
     if deployment.drafts:
         raise ValueError(
-            "a workload with drafts has steps that depend on how many are accepted; ask without it"
+            "a workload with drafts has steps that depend on how many are accepted: give one of both"
         )
     on_rank = workload.on_rank(deployment.dp)
     phases = list(simulate(on_rank))

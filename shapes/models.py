@@ -57,6 +57,9 @@ NAMED = {
 }
 """A key of config.json -> what the ops leave out, which changes no shape."""
 
+MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
+"""Keys without a default that may be 0."""
+
 NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 """Fields of ModelConfig that are no keys of config.json."""
 
@@ -145,8 +148,14 @@ class ModelConfig:
             value = config.get(field.name)
             if value is None and field.default is MISSING:
                 raise KeyError(field.name)
-            found[field.name] = field.default if value is None else value
-        layers = found["num_hidden_layers"]
+            value = field.default if value is None else value
+            least = 0 if field.default == 0 or field.name in MAY_BE_ZERO else 1
+            if field.type == "int" and not (isinstance(value, int) and value >= least):
+                raise ValueError(f"its {field.name} is {value!r}, no whole number from {least} on")
+            found[field.name] = value
+        layers, dense = found["num_hidden_layers"], found["first_k_dense_replace"]
+        if layers <= dense:
+            raise ValueError(f"none of its {layers} layers has experts (first_k_dense_replace {dense})")
         indexers = list(config.get("indexer_types") or ["full"] * layers).count("full")
         own = config.get("quantization_config") or config.get("quantization")  # so in params.json
         weights, kept = _weights(quantization or own or {})

@@ -92,6 +92,11 @@ class Suite:
         total = sum(case.weight for case in cases)
         return [replace(case, weight=case.weight / total) for case in merge(cases)]
 
+    def without(self, op: str) -> str:
+        """That it has no cases for an op, and why."""
+        why = named_model(self.model).unheld.get(op) if self.model else None
+        return f"suite {self.name!r} has no cases for {op}{f': {why}' if why else ''}"
+
 
 @functools.cache
 def suites() -> dict[str, Suite]:
@@ -123,16 +128,19 @@ def suite(name: str) -> Suite:
     at most 7 drafts. Raises ValueError, which lists the suites, for an unknown name."""
     if name.endswith(".json"):
         by_op: dict[str, Callable[[], list[Case]]] = {
-            op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name)[0]).items()
+            op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name).cases).items()
         }
         return Suite(name, f"cases in {name}", by_op)
     if name in suites():
         return suites()[name]
-    base, _, drafts = name.partition("-mtp")
+    match = re.fullmatch(r"(.+?)(?:-mtp(\w*))?", name)
+    base, drafts = match.groups() if match else (name, None)
     known = {each: (model, parallel) for each, model, parallel in SPREAD}
     degrees = re.fullmatch(r"(.+?)((?:-(?:tp|dp|ep)\d+)+)", base)
-    if (base not in known and not degrees) or drafts not in ("", *map(str, range(1, MOST_QUERIES))):
+    if base not in known and not degrees:
         raise ValueError(unknown("suite", name, suites(), "list suites"))
+    if drafts is not None and drafts not in map(str, range(1, MOST_QUERIES)):
+        raise ValueError(f"suite {name!r}: {base}-mtpN takes 1 to {MOST_QUERIES - 1} drafts")
     if degrees and base not in known:
         named_model(degrees[1])
         given = [(degree[:2], int(degree[2:])) for degree in degrees[2].split("-")[1:]]
@@ -153,10 +161,27 @@ def by_ops(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
-def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
-    """The cases of a file that `shapes from` wrote, and the load that it was read from, which may be empty:
+@dataclass(frozen=True)
+class CasesFile:
+    """What a file of cases says."""
 
-    {"sources": [line...], "load": {"isl", "osl", "concurrency", "range_ratio"},
+    cases: list[Case]
+    load: dict[str, float]
+    """The load that it was read from, by LOAD; empty where that is not known."""
+    deployment: str
+    """As Deployment.text has it; empty where that is not known."""
+
+    @property
+    def drafts(self) -> set[int]:
+        """The drafts that its steps of MLA decode verify."""
+        return {int(case.sizes.get("q", 1)) - 1 for case in self.cases if case.op == "mla_decode"}
+
+
+def cases_file(path: str) -> CasesFile:
+    """Reads a file that `shapes from` wrote:
+
+    {"deployment": "deepseek-r1 tp8", "sources": [line...],
+     "load": {"isl", "osl", "concurrency", "range_ratio"},
      "cases": [{"op", "sizes": "batch=16 ctx=4096", "place", "weight"}...]}
 
     Only cases with op and sizes are needed. Raises ValueError."""
@@ -186,7 +211,7 @@ def cases_file(path: str) -> tuple[list[Case], dict[str, float]]:
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
         )
-    return cases, load
+    return CasesFile(cases, load, str(read.get("deployment", "")))
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

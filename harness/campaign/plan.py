@@ -102,7 +102,7 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
     steps of each kind of platform, for that kind alone. Raises UsageError."""
     if file and file.endswith(".json"):
         try:
-            ops = list(by_ops(cases_file(file)[0]))
+            ops = list(by_ops(cases_file(file).cases))
         except ValueError as error:
             raise UsageError(str(error)) from None
         step = {"command": "run", "name": "cases", "ops": ops, "options": {"cases": file}}

@@ -94,7 +94,8 @@ class CampaignTables(TerminalDisplay):
             self.print(f"left out of it, as it would be too large: {', '.join(archive.left_out)}")
         if any(job.done < job.cases for job in outcome.jobs):
             self.print(f"the rest:\n{COMMAND}{command('campaign', '--resume', outcome.folder)}")
-        self.print(f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}")
+        if any(job.done for job in outcome.jobs):
+            self.print(f"as pictures:\n{COMMAND}{command('report', outcome.folder, '--open')}")
 
     def _clock(self) -> str:
         return f"[{minutes(time.monotonic() - self.began)}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -36,6 +37,8 @@ def shapes(
     as those of one DP rank. Printed is what was read, and what was left out and why."""
     from harness.errors import UsageError
     from harness.files import require_writable
+    from harness.report.notes import noted
+    from harness.report.terminal import show
     from harness.traffic.read import read_files
     from harness.traffic.steps import Traffic, cases_of, lines, record
     from shapes.deployment import Deployment
@@ -54,9 +57,14 @@ def shapes(
     except ValueError as error:
         raise UsageError(str(error)) from None
     write_json(out, record(traffic, served, cases))
-    print("\n".join(lines(traffic)))
     ops = dict.fromkeys(case.op for case in cases)
-    print("cases: " + ", ".join(f"{op} {sum(case.op == op for case in cases)}" for op in ops))
-    if steps := traffic.count() + (0 if traffic.steps else traffic.tokens.total()):
-        print(f"steps: {steps}")
-    print(f"written: {out}")
+    counts = ", ".join(f"{op} {sum(case.op == op for case in cases)}" for op in ops)
+    steps = traffic.count() + (0 if traffic.steps else traffic.tokens.total())
+    told = [
+        *lines(traffic),
+        ("deployment", f"{served.text}; --model, --tp, --ep, --dp-attention and --kv say another"),
+        ("cases", counts),
+        *([("steps", str(steps))] if steps else []),
+        ("written", out),
+    ]
+    show(noted(told), sys.stdout)

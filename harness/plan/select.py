@@ -12,7 +12,6 @@ from kernels.engines import choices, engines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case, Size, merge, parse
-from shapes.models import named_model
 from shapes.names import unknown
 from shapes.suites import ragged, suite
 
@@ -38,6 +37,8 @@ def choose_cases(
             cases = [op.case(s, boundary=b, weight=1 / len(sizes)) for s in sizes for b in boundaries]
         else:
             chosen = suite(suite_name or "smoke")
+            if not chosen.cases(op.name):
+                raise UsageError(chosen.without(op.name))
             cases = [
                 op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
                 for c in chosen.cases(op.name)
@@ -45,9 +46,6 @@ def choose_cases(
             ]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if not cases:
-        why = named_model(chosen.model).unheld.get(op.name) if chosen.model else None
-        raise UsageError(f"suite {suite_name!r} has no cases for {op.name}{f': {why}' if why else ''}")
     return sorted(merge(cases), key=lambda case: -case.weight)
 
 

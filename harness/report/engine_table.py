@@ -113,15 +113,15 @@ def summary(view: EngineView) -> list[str]:
             part = _share(tuned) / _share(asked)
             text = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    return lines
+    return lines + [f"{op}: not in these shares, see the note" for op in view.request.model.unheld]
 
 
 def _layers(view: EngineView) -> FittingTable:
     """A row for each layer that one implementation serves; the largest shares of the time come first."""
     columns = (
         Column("share", right=True), Column("op", spare=3), Column("layer"), Column("sizes"),
-        Column("tokens", spare=1), Column("runs"), Column("decided in", spare=2), Column("tuned"),
-        Column("not at"),
+        Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"),
+        Column("not at", spare=2),
     )  # fmt: skip
     groups = _grouped(((s.call.op, s.call.place, layer_text(s), s.row, s.decided_in), s) for s in view.shapes)
     rows = []

@@ -215,6 +215,8 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
         by_op = [(each.name, op, each.cases(op)) for each in chosen for op in ops]
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if not any(cases for *_, cases in by_op):
+        raise UsageError(chosen[0].without(ops[0]))
     return [
         {
             "suite": name,

@@ -105,8 +105,10 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         traffic.left_out.update({"lines of vLLM's statistics, as each step has a line": len(snapshots)})
     for decoding, used in [] if iterations else snapshots:
         found["lines of vLLM's statistics"] += 1
-        drafts = positions if traffic.drafts is None else traffic.drafts
-        traffic.add(1, decoding, 1 + drafts, used / decoding if used and decoding else None)
+        # A log without SpecDecoding lines may be of a server that speculates.
+        said = positions if positions or traffic.drafts is None else None
+        q = traffic.q("vLLM's log has acceptance rates", said)
+        traffic.add(1, decoding, q, used / decoding if used and decoding else None)
     if found["lines of vLLM's statistics"]:
         traffic.note("vLLM's statistics are the requests at one moment in 10 s, some of which still prefill; "
                      "chunks of prompts are not in them")  # fmt: skip
@@ -114,7 +116,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         traffic.note("tokens of a step are those that vLLM counted: with graphs, as padded; prompt tokens "
                      "are not told apart, so kv_b is left out")  # fmt: skip
     traffic.left_out += Counter()  # drops zeros
-    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+    return ", ".join(f"{what}: {count}" for what, count in found.items() if count)
 
 
 def _used(line: str, kv_tokens: int) -> float | None:

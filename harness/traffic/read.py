@@ -31,6 +31,8 @@ def read_files(paths: Sequence[str], traffic: Traffic) -> None:
     """Adds what each file tells. Raises UsageError for a file that tells nothing, and where one has steps and
     another none."""
     silent = []
+    if twice := next((path for path in paths if paths.count(path) > 1), ""):
+        raise UsageError(f"{twice} is given twice: its steps would count twice")
     for path in map(Path, paths):
         before = traffic.count() + traffic.tokens.total()
         found = _read(path, traffic)
@@ -110,10 +112,10 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     """A client's run: by the times of each request where it kept them, else as a closed loop of its lengths
     and concurrency. Raises UsageError where it has neither."""
     asked, kept = run.workload, run.samples
-    drafts = run.drafts if traffic.drafts is None else traffic.drafts
-    if drafts is None and run.speculation not in ("", "none"):
-        traffic.q(f"{run.source}: the server speculates ({run.speculation})")
-    q = 1 + (drafts or 0)
+    q = 1
+    if traffic.drafts is not None or run.speculation not in ("", "none"):
+        told = f" ({run.speculation})" if run.speculation else ""
+        q = traffic.q(f"{run.source}: the server speculates{told}", run.drafts or None)
     if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
         return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0
@@ -130,11 +132,12 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     workload = Workload(round(isl), round(osl), most, max(count, most), range_ratio=ratio)
     for phase in simulate(workload.on_rank(traffic.dp)):
         drafted = phase._replace(lengths=tuple(length + q - 1 for length in phase.lengths))
-        traffic.steps.append(Step(1, drafted, len(phase.lengths), q))
+        traffic.steps.append(Step(1, drafted, len(phase.lengths), len(phase.lengths) * q))
     traffic.load = {"isl": round(isl), "osl": round(osl), "concurrency": most, "range_ratio": ratio}
     traffic.note("steps were simulated as a closed loop of these lengths and concurrency, prompts first")
     if q > 1:
-        traffic.note("no draft is accepted in it: steps that decode are too many beside those that prefill")
+        traffic.note("the simulation accepts no draft: it has too many steps that decode beside those that "
+                     "prefill")  # fmt: skip
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {most}, no times of requests"
 
 
@@ -164,7 +167,7 @@ def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
         if passed >= due:
             due += stride
             lengths = tuple(_context(now, *r) + q - 1 for r in requests if r[0] < now <= r[1])
-            traffic.steps.append(Step(stride, Phase(1, lengths, 0), len(lengths), q))
+            traffic.steps.append(Step(stride, Phase(1, lengths, 0), len(lengths), len(lengths) * q))
     traffic.note("each prompt is taken as one step of its own, without a cached prefix or chunks")
     return f"{run.client}, {len(requests)} requests with times, about {steps:.0f} decode steps"
 

@@ -24,8 +24,13 @@ class Step:
     """Its `lengths` are empty where the contexts of the requests are not known."""
     decoding: int = 0
     """Requests that decode."""
-    q: int = 1
-    """Query tokens of each of them."""
+    tokens: int = 0
+    """Query tokens of all of them."""
+
+    @property
+    def q(self) -> int:
+        """Query tokens of each of them, the rounded mean."""
+        return round(self.tokens / self.decoding)
 
 
 @dataclass
@@ -34,6 +39,8 @@ class Traffic:
 
     drafts: int | None = None
     """Draft tokens a step, as the user says; None: not said."""
+    drafts_read: bool = False
+    """Whether a file has steps that verify drafts."""
     dp: int = 1
     """Groups of ranks over which a client's requests are spread; logs and traces are of one group."""
     steps: list[Step] = field(default_factory=list)
@@ -53,13 +60,18 @@ class Traffic:
     def note(self, text: str) -> None:
         self.notes[text] = None
 
-    def q(self, evidence: str) -> int:
-        """Query tokens of a verifying step. Raises UsageError where the user has not said them."""
-        if self.drafts is None:
+    def q(self, evidence: str, said: int | None = None) -> int:
+        """Query tokens of a step. said: the drafts that the file says. Raises UsageError where neither the
+        file nor the user says them, and where they differ."""
+        drafts = said if self.drafts is None else self.drafts
+        if drafts is None:
             raise UsageError(
                 f"{evidence}, which does not say how many tokens a step verifies: give --drafts N"
             )
-        return 1 + self.drafts
+        if said not in (None, drafts):
+            raise UsageError(f"{evidence}, as with --drafts {said}, not {drafts}")
+        self.drafts_read = True
+        return 1 + drafts
 
     def add(
         self,
@@ -78,8 +90,12 @@ class Traffic:
             return
         lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()
         prompt = sum(new for new, _ in chunks) if prompt is None else prompt
+        tokens = round(q * decoding)
+        if decoding and tokens % decoding:
+            self.note("requests of a step have different numbers of query tokens: mla_decode has their "
+                      "rounded mean")  # fmt: skip
         if decoding or prompt:
-            self.steps.append(Step(count, Phase(1, lengths, prompt, chunks), decoding, round(q)))
+            self.steps.append(Step(count, Phase(1, lengths, prompt, chunks), decoding, tokens))
         else:
             self.left_out["steps without tokens"] += count
 
@@ -115,6 +131,8 @@ def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
     if not cases:
         reasons = [f"{what}: {count}" for what, count in traffic.left_out.items()]
         raise UsageError("; ".join(["no shape in these files", *reasons, *traffic.notes]))
+    if traffic.drafts is not None and not traffic.drafts_read:
+        traffic.note(f"--drafts {traffic.drafts} changed nothing: these files say the tokens of each step")
     places = {(case.op, case.text): case.place for case in reversed(cases)}
     return [replace(case, place=places[case.op, case.text]) for case in merge(cases)]
 
@@ -140,8 +158,7 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
     by_tokens = [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items() if m]
     if not by_tokens:
         by_tokens = [
-            Phase(step.count * step.phase.steps, (0,) * (step.decoding * step.q), step.phase.prefill)
-            for step in steps
+            Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
         ]
     unknown = [not step.phase.lengths for step in steps if step.decoding]
     if any(unknown) and not all(unknown):
@@ -166,10 +183,10 @@ def _phases(steps: Iterable[Step]) -> Iterator[Phase]:
     return (step.phase for step in steps for _ in range(step.count))
 
 
-def lines(traffic: Traffic) -> list[str]:
-    """What was read, and what was not."""
-    found = [*traffic.read, *(f"note: {note}" for note in traffic.notes)]
-    return found + [f"left out: {count} x {what}" for what, count in traffic.left_out.items()]
+def lines(traffic: Traffic) -> list[tuple[str, str]]:
+    """What was read, and what was not: (label, text)."""
+    found = [*(("read", text) for text in traffic.read), *(("note", note) for note in traffic.notes)]
+    return found + [("left out", f"{count} x {what}") for what, count in traffic.left_out.items()]
 
 
 def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[str, object]:
@@ -178,5 +195,9 @@ def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[
         {"op": case.op, "sizes": text_of(case.sizes), "place": case.place, "weight": round(case.weight, 6)}
         for case in cases
     ]
-    deployed = f"{deployment.model.name} {deployment.attention.text}"
-    return {"deployment": deployed, "sources": lines(traffic), "load": traffic.load, "cases": rows}
+    return {
+        "deployment": deployment.text,
+        "sources": [": ".join(line) for line in lines(traffic)],
+        "load": traffic.load,
+        "cases": rows,
+    }

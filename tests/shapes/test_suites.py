@@ -179,5 +179,6 @@ def test_a_step_that_verifies_drafts_has_their_tokens_too(name):
     assert suite(f"{name}-mtp2").cases("mla_decode")[0].sizes["q"] == 3
     with pytest.raises(ValueError, match="has a degree twice"):
         suite("kimi-k2-tp8-tp4")
-    with pytest.raises(ValueError, match="unknown suite 'r1-tp8-mtp8'"):
-        suite("r1-tp8-mtp8")
+    for wrong in ("r1-tp8-mtp8", "r1-tp8-mtp", "k2-tp8-mtp0", "k2-tp8-mtp3x"):
+        with pytest.raises(ValueError, match="-mtpN takes 1 to 7 drafts"):
+            suite(wrong)

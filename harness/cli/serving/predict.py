@@ -17,6 +17,7 @@ from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
 from harness.paths import command
 from harness.report.terminal import show
+from shapes.case import MOST_QUERIES
 
 if TYPE_CHECKING:
     from harness.serving.link.load import Load
@@ -59,7 +60,7 @@ OF_SYSTEM = [
     click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="Use N GPUs."),
     click.option("--kv-dtype", type=OneOf([*KV]), default="bf16", show_default=True,
                  help="Keep the KV cache in this dtype."),
-    click.option("--drafts", metavar="N", type=int, default=0,
+    click.option("--drafts", metavar="N", type=click.IntRange(0, MOST_QUERIES - 1), default=0,
                  help="Speculate with N tokens that the MTP layer drafts in each step."),
     click.option("--accept-length", metavar="TOKENS", type=float,
                  help="Take this many tokens of a step, accepted drafts + 1.  [default: as results of "
@@ -93,7 +94,11 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
-    loads = [_load_in(cases)] if cases else loads_of(options["lengths"], options["concurrency"])
+    if cases:
+        load, options["drafts"] = _load_in(cases, options["drafts"])
+        loads = [load]
+    else:
+        loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.serving.link.predictions import outlook
     from harness.serving.link.report import as_json, prediction
@@ -105,23 +110,34 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
         show(prediction(model, looks), sys.stdout)
 
 
-def _load_in(path: str) -> Load:
-    """The load of a file of cases. Raises UsageError where it has none, and where another is given."""
+def _load_in(path: str, drafts: int) -> tuple[Load, int]:
+    """The load of a file of cases, and its drafts. Raises UsageError where it has none, and where others are
+    given.
+
+    drafts: as the user says
+    """
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
 
     try:
-        load = cases_file(path)[1]
+        file = cases_file(path)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    source = click.get_current_context().get_parameter_source
-    if any(source(name) == click.core.ParameterSource.COMMANDLINE for name in ("lengths", "concurrency")):
+    source, typed = click.get_current_context().get_parameter_source, click.core.ParameterSource.COMMANDLINE
+    if typed in (source("lengths"), source("concurrency")):
         raise UsageError("give --cases, or --lengths and --concurrency")
+    found = file.drafts or {drafts}
+    if source("drafts") != typed and len(found) == 1:
+        drafts = min(found)
+    if drafts not in found or (len(found) > 1 and source("drafts") != typed):
+        counts = " or ".join(map(str, sorted(found)))
+        raise UsageError(f"{path} has steps that verify {counts} drafts: give --drafts {counts}")
+    load = file.load
     if not load:
         raise UsageError(f"{path} has no lengths and concurrency: only a client's results without times of "
                          "requests give them; give --lengths and --concurrency")  # fmt: skip
     isl, osl, concurrency = (int(load[name]) for name in ("isl", "osl", "concurrency"))
-    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"])
+    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"]), drafts
 
 
 def model_of(options: dict[str, Any]) -> Link:

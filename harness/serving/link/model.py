@@ -30,7 +30,6 @@ from harness.serving.link.structure import Structure, structure
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
-from shapes.case import MOST_QUERIES
 from shapes.names import unknown
 
 HARDWARE, ENGINE = "h200", "sglang"
@@ -163,7 +162,7 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
     drafts, lengths = {run.drafts for run in speculate}, [run.accept_length for run in speculate]
     known, notes = [length for length in lengths if length], []
     if not system.drafts and len(drafts) == 1 and (told := drafts.pop()):
-        system, notes = replace(system, drafts=told), [f"the points tell {told} drafts a step"]
+        system, notes = replace(system, drafts=told), [f"the points tell --drafts {told}"]
     if system.drafts and system.accept_length is None and known:
         mean = sum(known) / len(known)
         system = replace(system, accept_length=mean)
@@ -174,20 +173,18 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
 def accepted(system: System) -> tuple[float, str]:
     """The accept length that predictions take, and what is to be known of it. Raises UsageError."""
     drafts, length = system.drafts, system.accept_length
-    if not 0 <= drafts < MOST_QUERIES:
-        raise UsageError(f"--drafts {drafts}: 1 to {MOST_QUERIES - 1}, or 0 for none")
+    if length is not None and not drafts:
+        raise UsageError("--accept-length needs --drafts N, the tokens that a step drafts")
     if length is not None and not 1 <= length <= 1 + drafts:
-        why = "" if drafts else "; --drafts N says how many tokens a step drafts"
-        raise UsageError(f"accept length {length:g}: a step of {drafts} drafts gives 1 to {1 + drafts}{why}")
+        raise UsageError(f"accept length {length:g}: steps with --drafts {drafts} give 1 to {1 + drafts}")
     if not drafts or length is not None:
         return length or 1.0, ""
     if drafts not in ACCEPTED and not system.calibrate:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
     off = 100 * (math.sqrt(high / low) - 1)
-    note = (
-        f"{low:g} to {high:g}, as published of {drafts} drafts, +-{off:.0f} % of TPOT; give --accept-length"
-    )
+    published = f"{low:g} to {high:g}, as published with --drafts {drafts}"
+    note = f"{published}, +-{off:.0f} % of TPOT; give --accept-length"
     if system.calibrate:
         note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
     return math.sqrt(low * high), f"accept length unknown: {note}"
@@ -295,7 +292,7 @@ def own_points(
                 hint = "; --drafts N says how many tokens a step drafts"
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
         if (accepted := run.accept_length) and not 1 <= accepted <= 1 + (setting.drafts or 0):
-            of = f"{setting.drafts or 0} drafts a step"
+            of = f"--drafts {setting.drafts or 0}"
             raise UsageError(f"{run.id} does not calibrate this: accept length {accepted:.3g} with {of}")
         severe = (each for each in run.findings if each.severity == "wrong" or each.rule == "prefix_cache")
         if bad := next(severe, None):

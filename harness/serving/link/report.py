@@ -38,7 +38,8 @@ def prediction(
     least = f"from {load.range_ratio:g} to 1 times " if load.range_ratio < 1 else ""
     lengths = f"lengths {least}{load.isl} in and {load.osl} out"
     if drafts := link.system.drafts:
-        lengths = f"{drafts} drafts a step, accept length {load.accept_length:.3g}; {lengths}"
+        unknown = " (not known)" if link.unsure else ""
+        lengths = f"--drafts {drafts}, accept length {load.accept_length:.3g}{unknown}; {lengths}"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
     parts: list[RenderableType] = [where]
     if look.changes:
@@ -105,13 +106,13 @@ def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, f
 def _notes(link: Link, look: Outlook) -> Notes:
     values = _constants(link.constants.tpot, OF_TPOT)
     known = ", ".join(f"{name} {of['value']:.2f} (+-{of['deviation']:.2f})" for name, of in values.items())
-    step = "(a + k * decode) / accept length" if link.system.drafts else "a + k * decode"
+    step = "decode step / accept length" if link.system.drafts else "decode step"
     server = "a server that has served before" if link.system.warm else "a server that is cold at first"
     lines = [*link.notes, *(note for of in look.changes for note in of.assumptions)]
     return [
-        ("model", f"TPOT = {step} + p * stall, with {known}. a: ms of a step beside its kernels; k: "
-         "time of its kernels in the server over their sum; p: the same of the prefills of other requests, "
-         "which stall those that decode"),
+        ("model", f"TPOT = {step} + stall, as in their columns. A decode step is a + k times the sum of its "
+         "kernels; the stall is p times the prefills of other requests, by which those that decode wait. "
+         f"{known}; a in ms"),
         ("times", f"of kernels: {link.structure.where}"),
         ("note", f"intervals are of 90 %{_published() if look.changes else ''}; mean TTFT is of a run of 10 "
          f"requests for each place, on {server}"),
@@ -133,7 +134,7 @@ def _outlooks(link: Link, looks: Sequence[Outlook]) -> FittingTable:
         rows.append({
             "concurrency": look.load.concurrency, "TPOT ms": _value(served.tpot, ".2f"),
             "output tok/s": _value(served.output), "mean TTFT ms": _value(served.ttft_mean),
-            "median TTFT ms": _value(served.ttft), "output a GPU": f"{served.output.value / link.gpus:.1f}",
+            "median TTFT ms": _value(served.ttft), "tok/s/GPU": f"{served.output.value / link.gpus:.1f}",
             "batch": f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else ""),
             "decode step ms": f"{served.decode_ms:.2f}", "stall ms": f"{served.stall_ms:.2f}",
             "prefill ms": f"{served.prefill_ms:.0f}",

@@ -176,15 +176,14 @@ def of_errors(
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
-    text = (
-        f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {what}; "
-        f"worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
-    )
-    return _short(text), {"kind": kind, **more, "where": facts, "worst": worst}
+    text = f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {what}"
+    at_worst = f"; worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
+    found = {"kind": kind, **more, "where": facts, "worst": worst}
+    return _short(text, LONGEST - len(at_worst)) + at_worst, found
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+def _short(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def _spread(count: int, most: int) -> torch.Tensor:

@@ -48,10 +48,18 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
                 texts["\n".join(each.key for each in ragged)] = None
             lines += [f"=== {op}, {name}", *texts]
     snapshot(Path(__file__).parent / "snapshots" / "ragged.txt", "\n".join(lines) + "\n")
-    verifying = of.case({"batch": 1, "ctx": 64, "q": 4})
-    assert [each.sizes["ctx"] for each in ragged_cases(of, verifying, CPU.arch)] == ["4..190", "64..256"]
     first, *others = ragged
     assert ragged_cases(of, first, CPU.arch) == others, "the case itself is left out"
+
+
+@pytest.mark.parametrize("page", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("q", range(2, 9))
+def test_query_tokens_lie_on_both_sides_of_a_page_s_edge_and_on_one_side(page, q):
+    of = kernels.OPS["mla_decode"]
+    verifying = of.case({"batch": 4, "ctx": "3204..4002", "q": q, "page": page})
+    lengths = [n for case in ragged_cases(of, verifying, CPU.arch) for n in of.sizes(case.sizes).lengths()]
+    assert any((n - 1) // page > (n - q) // page for n in lengths) and min(lengths) == q
+    assert page > 128 or any(n % page == 0 for n in lengths)
 
 
 def asked(measurer: CaseMeasurer, case: Case, *names: str) -> int:

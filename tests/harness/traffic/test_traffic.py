@@ -76,7 +76,7 @@ def made(here, tmp_path):
             assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
             return done.stderr
         cases = json.loads((tmp_path / "cases.json").read_text())["cases"]
-        return {(case["op"], case["sizes"]): case["weight"] for case in cases}, done.stdout
+        return {(case["op"], case["sizes"]): case["weight"] for case in cases}, " ".join(done.stdout.split())
 
     return run
 
@@ -98,14 +98,36 @@ def test_each_iteration_of_vllm_is_a_step(made):
     gemm = of(cases, "block_scale_gemm")
     assert gemm["m=256 n=2112 k=7168"] == gemm["m=2304 n=2112 k=7168"] == 30.5
     assert gemm["m=2048 n=4096 k=512"] == 30.5  # kv_b sees the prompt alone
-    assert "left out: 1 x idle steps of a DP rank (dummy)" in printed and "steps: 2\n" in printed
-    assert "left out: 1 x lines of vLLM's statistics" in printed
+    assert "left out 1 x idle steps of a DP rank (dummy)" in printed and "steps 2 written" in printed
+    assert "1 x lines of vLLM's statistics" in printed
 
 
 def test_steps_of_more_query_tokens_than_mla_decode_takes_are_left_out(made):
     cases, printed = made(VLLM + VLLM.splitlines(keepends=True)[1].replace("256 gen", "640 gen"))
     assert cases == made(VLLM)[0]
-    assert "left out: 1 x steps of 10 tokens a decoding request; mla_decode takes 1 to 8" in printed
+    assert "left out 1 x idle steps of a DP rank (dummy) 1 x steps of 10 tokens a decoding request" in printed
+
+
+def test_all_tokens_of_a_step_count_where_requests_have_different_numbers(made):
+    first, step, *_ = VLLM.splitlines(keepends=True)
+    cases, printed = made(first + step.replace("256 gen", "160 gen"))
+    assert experts(cases) == {160: 58} and of(cases, "mla_decode") == {MLA.format(64, 3500) + " q=2": 61}
+    assert "different numbers of query tokens" in printed
+
+
+def test_drafts_are_what_a_file_leaves_open(made):
+    first = VLLM.splitlines(keepends=True)[0]
+    assert "as with --drafts 2, not 3" in made(first + STATISTICS + ACCEPTED, "--drafts", 3)
+    assert made(first + STATISTICS + ACCEPTED, "--drafts", 2)[0] == made(first + STATISTICS + ACCEPTED)[0]
+    assert of(made(first + STATISTICS, "--drafts", 1)[0], "mla_decode") == {MLA.format(64, 3500) + " q=2": 61}
+    told = json.dumps(RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30})
+    assert "as with --drafts 3, not 1" in made(told, "--drafts", 1, name="r.json")
+    changed_nothing = "--drafts 3 changed nothing"
+    assert (
+        changed_nothing in made(VLLM, "--drafts", 3)[1]
+        and changed_nothing in made(DECODE.format(""), "--drafts", 3)[1]
+    )
+    assert changed_nothing not in made(first + STATISTICS, "--drafts", 3)[1]
 
 
 def test_statistics_of_vllm_are_samples(made):
@@ -158,7 +180,7 @@ def test_shapes_of_aiter_have_no_counts(made):
         f"tokens=128 experts=256 {sizes.format(256, 1, 1)}": 1,
         f"tokens=64 experts=256 {sizes.format(2048, 0, 8)}": 1,
     }
-    assert "weights are unknown" in printed and "left out: 1 x GEMM shapes of AITER" in printed
+    assert "weights are unknown" in printed and "left out 1 x GEMM shapes of AITER" in printed
     assert "routed without groups" in made(AITER, "--model", "kimi-k2")[1]
 
 
@@ -186,11 +208,11 @@ def test_dimensions_and_names_in_a_trace(made):
     cases, printed = made(trace(dims=dims, kernels=[name.format(0), name.format(7)]))
     assert of(cases, "block_scale_gemm") == {"m=64 n=2112 k=7168": 2, "m=7 n=4096 k=512": 1}
     assert experts(cases) == {64: 1}
-    assert "left out: 1 x calls of DeepGEMM with n=4096 k=512, whose name has no M" in printed
+    assert "left out 1 x calls of DeepGEMM with n=4096 k=512, whose name has no M" in printed
     step = "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55040sqsq32sqsk55040)"
     cases, printed = made(trace(step, dims=dims, graph=True))
     assert (
-        experts(cases) == {32: 58} and "left out: 3 x calls with dimensions beside replayed graphs" in printed
+        experts(cases) == {32: 58} and "left out 3 x calls with dimensions beside replayed graphs" in printed
     )
     assert "annotations of steps" in made(trace())
     assert "give --drafts N" in made(trace("step[TARGET_VERIFY bs=62]"))
@@ -207,7 +229,7 @@ def test_workloads_of_flashinfer(made):
     assert of(cases, "block_scale_gemm") == {"m=64 n=1536 k=7168": 1}
     assert of(cases, "mla_decode") == {"batch=4 ctx=1600 heads=16 kv=bf16": 1}
     assert experts(cases) == {9: 1} and " ep=8 " in str(cases)
-    assert "left out: 1 x workloads of gemm_n2112_k7168" in printed
+    assert "left out 1 x workloads of gemm_n2112_k7168" in printed
     const = json.dumps({"name": "mla_paged_decode_h16_ckv512_kpe64_ps64", "axes": {"head": 16}})
     assert "has the constant axes alone" in made(const, name="mla.json")
 
@@ -234,7 +256,7 @@ def test_results_of_clients(made, here, tmp_path):
     assert of(cases, "mla_decode") == {MLA.format(2, 102): 48.8}
     assert of(cases, "mha_prefill") == {"batch=2 new=100 prefix=0 heads=16": 12.2}
     predicted = here("serving", "predict", "--cases", tmp_path / "cases.json", "--json", "-").stdout
-    assert '"isl": 100' in predicted and '"concurrency": 2' in predicted
+    assert '"isl": 100' in predicted and '"concurrency": 2' in predicted and '"drafts": 0' in predicted
     untimed = {key: value for key, value in TIMES.items() if key != "ttfts"}
     assert made(json.dumps(RESULT | untimed), name="r.json")[0] == cases
     timed, _ = made(json.dumps(RESULT | TIMES), "--drafts", 3, name="r.json")
@@ -243,6 +265,9 @@ def test_results_of_clients(made, here, tmp_path):
     assert [text.split()[0] for text in of(of_rank, "mla_decode")] == ["batch=1"]
     cases, _ = made(json.dumps(RESULT), "--drafts", 3, name="r.json")
     assert of(cases, "mla_decode") == {MLA.format(2, 106) + " q=4": 48.8} and experts(cases)[8] == 46.4
+    predict = "serving", "predict", "--cases", tmp_path / "cases.json", "--json", "-"
+    assert '"drafts": 3' in here(*predict).stdout
+    assert "verify 3 drafts: give --drafts 3" in here(*predict, "--drafts", 1).stderr
     told = RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30}
     assert made(json.dumps(told), name="r.json")[0] == cases
     made(json.dumps(RESULT | TIMES), name="r.json")
@@ -256,6 +281,7 @@ def test_results_of_clients(made, here, tmp_path):
 def test_files_of_several_kinds(made, here, tmp_path):
     (tmp_path / "steps.log").write_text(VLLM)
     assert "give them apart" in made(AITER, tmp_path / "steps.log")
+    assert "is given twice" in made(VLLM, tmp_path / "file.log")
     assert "it is empty" in made("")
     assert "no line of vLLM's, SGLang's or AITER's" in made("hello\n")
 
@@ -267,6 +293,9 @@ def test_other_commands_take_the_cases(made, here, tmp_path):
     shapes = json.loads(done.stdout)["shapes"]
     assert any(shape["op"] == "mla_decode" and shape["sizes"]["q"] == 4 for shape in shapes)
     assert sum(shape["share"] for shape in shapes) == pytest.approx(1, abs=1e-3)
+    for other in (("--model", "kimi-k2"), ("--tp", 4), ("--kv", "fp8")):
+        words = "engine", "sglang", "--arch", "gfx942", "--cases", file, *other
+        assert "has shapes of deepseek-r1 tp8, not of" in here(*words).stderr
     planned = here("campaign", "--cases", file, "--plan", "--devices", "H200=1").stdout
     assert "mla_decode-cases" in planned and "smoke" not in planned
     rows = json.loads(here("list", "cases", "--op", "mla_decode", "--suite", file, "--json", "-").stdout)
@@ -295,3 +324,9 @@ def test_other_commands_take_the_cases(made, here, tmp_path):
 ])  # fmt: skip
 def test_a_case_in_the_short_form_of_vllm(text, op, wanted):
     assert parse(text, op) == wanted
+
+
+@pytest.mark.parametrize("size", ["q=2", "batch=2", "ctx=8192"])
+def test_a_short_form_says_its_sizes_alone(size):
+    with pytest.raises(ValueError, match=r"stands twice .*: 16q1s4k says it"):
+        parse(f"16q1s4k heads=8 {size}", "mla_decode")

@@ -90,7 +90,7 @@ def test_acceptance_cancels_in_what_a_kernel_is_worth_and_drafts_do_not():
 def test_an_unknown_accept_length_widens_the_interval():
     known, unknown = (uncalibrated(System(drafts=3, accept_length=given)) for given in (7.2**0.5, None))
     assert unknown.accept_length == pytest.approx((2.4 * 3.0) ** 0.5)
-    assert "accept length unknown: 2.4 to 3, as published of 3 drafts" in " ".join(unknown.notes)
+    assert "accept length unknown: 2.4 to 3, as published with --drafts 3" in " ".join(unknown.notes)
     of_known, of_unknown = known.served(ONE).tpot, unknown.served(ONE).tpot
     assert of_unknown.value == pytest.approx(of_known.value) and of_unknown.share > of_known.share + 0.005
     assert unknown.constants.tpot_scatter > known.constants.tpot_scatter
@@ -148,7 +148,7 @@ def test_points_tell_drafts_and_accept_length_where_the_user_does_not(tmp_path):
     told = COUNTERS | {"spec_decode_acceptance_length": 2.4}
     found = linked(tmp_path, told)
     assert (found.system.drafts, found.accept_length) == (3, 2.4)
-    assert {"the points tell 3 drafts a step"} < set(found.notes)
+    assert {"the points tell --drafts 3"} < set(found.notes)
     assert linked(tmp_path, told, accept_length=2.0).accept_length == 2.0
     unknown = linked(tmp_path, INFERENCEX, drafts=3)
     assert any("the points do not tell it" in note for note in unknown.notes)
@@ -167,7 +167,7 @@ def test_points_tell_drafts_and_accept_length_where_the_user_does_not(tmp_path):
     (COUNTERS | INFERENCEX, {"drafts": 2}, "speculative decoding 3 tokens drafted, not 2 tokens drafted"),
     ({"spec_decoding": "none"}, {"drafts": 3}, "speculative decoding none, not 3 tokens drafted"),
     (INFERENCEX | {"spec_decode_acceptance_length": 4.5}, {"drafts": 3, "accept_length": 3},
-     "accept length 4.5 with 3 drafts a step"),
+     "accept length 4.5 with --drafts 3"),
 ])  # fmt: skip
 def test_points_of_another_speculation_are_refused(tmp_path, changes, system, says):
     with pytest.raises(UsageError, match=says):
@@ -175,9 +175,8 @@ def test_points_of_another_speculation_are_refused(tmp_path, changes, system, sa
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--accept-length", "2.6"), "accept length 2.6: a step of 0 drafts gives 1 to 1; --drafts N says"),
-    (("--drafts", "3", "--accept-length", "4.1"), "accept length 4.1: a step of 3 drafts gives 1 to 4"),
-    (("--drafts", "8"), "--drafts 8: 1 to 7, or 0 for none"),
+    (("--accept-length", "2.6"), "--accept-length needs --drafts N"),
+    (("--drafts", "3", "--accept-length", "4.1"), "accept length 4.1: steps with --drafts 3 give 1 to 4"),
     (("--drafts", "5"), "no accept length of so many is published; give --accept-length"),
 ])  # fmt: skip
 def test_a_mistake_of_drafts_is_one_line(words, says):

@@ -136,8 +136,8 @@ def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
 @options.prepare_timeout
 @options.call_timeout
 def check(request: Request, config: str | None, save: str | None) -> None:
-    """Check one implementation on one case, untimed. It says whether the implementation is right, and where
-    and how it is wrong."""
+    """Check one implementation on one case, untimed. It says whether the implementation is right there, and
+    where and how it is wrong. `run` checks small uneven cases, too."""
     from harness.run.execute import code_of
     from harness.run.single import check as checked
 

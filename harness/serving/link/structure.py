@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.serving.link.kernel_times import (
     AssumedTables,
     MeasuredTimes,
@@ -158,7 +159,8 @@ def structure(
         common.append(between)
     decode_attention = Term("mla_decode", "", layers, "table",
                             lambda load: tables.mla_decode(load.batch, load.context, heads, kv)
-                            * verifying(tables.device, load, heads, kv))  # fmt: skip
+                            * verifying(sheet, load, heads, kv))  # fmt: skip
+    sheet = data_sheet(hardware_name(tables.device)) or data_sheet("h200")
     q = 1 + drafts
     timed = q if measured_times and ("mla_decode", (heads, cache, q)) in measured_times.surfaces else 1
     prefill_attention = Term("mha_prefill", "", layers,
@@ -173,7 +175,7 @@ def structure(
             if calls:
                 terms.append(own(_product(tables, linear, calls), (linear.n, linear.k), rows))
     decode += [*common, own(decode_attention, (heads, cache, timed), sequences,
-                            lambda load: verifying(tables.device, load, heads, kv, timed))]  # fmt: skip
+                            lambda load: verifying(sheet, load, heads, kv, timed))]  # fmt: skip
     prefill += [*common, own(prefill_attention, (heads, 0), sequences)]
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
@@ -218,11 +220,9 @@ def _with_drafts(terms: Sequence[Term], layers: int, share: float, drafts: int) 
                 lambda term, load: share * passes(term, load, True) / drafts, term))  # fmt: skip
 
 
-def verifying(device: str, load: StepLoad, heads: int, kv: str, timed: int = 1) -> float:
-    """Time of MLA decode with load.q query tokens over that with `timed`, by the data sheet (the H200's where
-    there is none): the cache is read once, and products have rows of (token, head), at least 64, as FlashMLA
-    pads them."""
-    sheet = data_sheet(hardware_name(device)) or data_sheet("h200")
+def verifying(sheet: JsonObject, load: StepLoad, heads: int, kv: str, timed: int = 1) -> float:
+    """Time of MLA decode with load.q query tokens over that with `timed`, by a data sheet: the cache is read
+    once, and products have rows of (token, head), at least 64, as FlashMLA pads them."""
     tokens, size = load.batch * load.context, 2 if kv == "bfloat16" else 1
     of_row, moved = 2 * tokens * (576 + 512), tokens * 576 * size
     rows = (max(q * heads, BLOCK_ROWS) for q in (load.q, timed))

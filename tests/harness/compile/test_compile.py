@@ -234,7 +234,7 @@ def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     assert asked == [1, 0] and again == first[:1]
     for broken in ("{", "{}"):
         next(tmp_path.glob("*/compile/*.json")).write_text(broken)
-        assert compiler.compile_all(found) == again
+        assert compiler.compile_all(found, compile_each) == again
     assert compiler.key_of(found[0]) != compiler.key_of(dataclasses.replace(found[0], arch="gfx950"))
 
 

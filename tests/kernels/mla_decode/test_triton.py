@@ -41,7 +41,7 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     (f"{RAGGED} {FNUZ}", "rocm", 5, STEPS | {"reload": True}),
     ("batch=2 ctx=31..65 heads=128 page=16", "rocm", 8, {"heads": 64, "tokens": 16}),
     # Parts of 64 tokens and of one or a few, of which the first query tokens see none.
-    ("batch=4 q=4 ctx=65..68 page=16", "cpu", 64, {"heads": 16, "tokens": 64}),
+    ("batch=2 q=4 ctx=66..68 page=16", "cpu", 64, {"heads": 16, "tokens": 64}),
     (f"batch=3 q=3 ctx=3..130 heads=24 {FNUZ}", "cuda", 8, STEPS | {"swap": True}),
     ("batch=3 q=2 ctx=2..66 heads=8 page=1 kv=fp8", "rocm", 8, STEPS),
 ]

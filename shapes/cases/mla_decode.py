@@ -42,10 +42,10 @@ def smoke() -> list[Case]:
 
 
 def ragged(q: int = 1) -> list[Case]:
-    """Eleven sequences of q tokens, the query tokens alone, and more; and sequences that end where their
-    pages end: with several query tokens 64, 128, 193 and 257, the last two of which have query tokens on both
-    sides of an edge of pages, blocks or splits of up to 256 tokens."""
-    spans = ((11, f"{q}..190"), (4, "64..256" if q == 1 else "64..257"))
+    """Eleven sequences of q tokens, the query tokens alone, and more; and four of 64, 128, 193 and 257, which
+    end where pages, blocks or splits of up to 128 tokens end, or one token behind an edge of up to 256, so
+    that query tokens lie on both sides of it."""
+    spans = ((11, f"{q}..190"), (4, "64..257"))
     return [Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in spans]
 
 

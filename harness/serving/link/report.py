@@ -187,7 +187,8 @@ def validation(found: Validation) -> RenderableType:
     ]  # fmt: skip
     each = table_of([row for server in found.servers for row in _errors(server)])
     every = [row for of in (found.together, found.with_drafts) for row in _errors(of)]
-    return Group(table_of(every), "", each, "", noted(notes))
+    together = [table_of(every), ""] if every else []
+    return Group(*together, each, "", noted(notes))
 
 
 def _errors(of: Validated) -> Iterator[dict[str, object]]:

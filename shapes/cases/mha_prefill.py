@@ -32,9 +32,9 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """Ten sequences, one of them without cached tokens; sequences without any; sequences that all have
-    some."""
-    all_sizes = [(10, "1..100", "0..90"), (3, "20..130", "0"), (4, "1..40", "30..100")]
+    """Ten sequences, one of them without cached tokens; sequences without any, of 64, 86, 107 and 129, the
+    last of which ends one token behind a tile; sequences that all have some."""
+    all_sizes = [(10, "1..100", "0..90"), (4, "64..129", "0"), (4, "1..40", "30..100")]
     return [
         Case("mha_prefill", {"batch": batch, "new": new, "prefix": prefix})
         for batch, new, prefix in all_sizes

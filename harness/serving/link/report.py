@@ -187,7 +187,7 @@ def validation(found: Validation) -> RenderableType:
     ]  # fmt: skip
     each = table_of([row for server in found.servers for row in _errors(server)])
     every = [row for of in (found.together, found.with_drafts) for row in _errors(of)]
-    together = [table_of(every), ""] if every else []
+    together: list[RenderableType] = [table_of(every), ""] if every else []
     return Group(*together, each, "", noted(notes))
 
 

@@ -129,7 +129,7 @@ def _load_in(path: str, drafts: int) -> tuple[Load, int]:
     found = file.drafts or {drafts}
     if source("drafts") != typed and len(found) == 1:
         drafts = min(found)
-    if drafts not in found or (len(found) > 1 and source("drafts") != typed):
+    elif source("drafts") != typed or drafts not in found:
         counts = " or ".join(map(str, sorted(found)))
         raise UsageError(f"{path} has steps that verify {counts} drafts: give --drafts {counts}")
     load = file.load

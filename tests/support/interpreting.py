@@ -45,8 +45,10 @@ def found_interpreted(script: str, *arguments: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-each_part = pytest.mark.parametrize("part", ["cases", pytest.param("more", marks=pytest.mark.slow)])
-"""Of a test file's cases."""
+each_part = pytest.mark.parametrize(
+    "part", ["third", *(pytest.param(part, marks=pytest.mark.slow) for part in ("cases", "more"))]
+)
+"""Of a test file's cases: quick is each third one."""
 
 
 def wrong_interpreted(script: str, part: str) -> list[Any]:
@@ -57,8 +59,9 @@ def wrong_interpreted(script: str, part: str) -> list[Any]:
 
 
 def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more: Sequence[Any]) -> None:
-    """What a test file does as a script: each case of that part, and its faults. `few`: two."""
-    for case in {"cases": cases, "more": more, "few": cases[:2]}[sys.argv[1]]:
+    """What a test file does as a script: each case of that part, and its faults. `few`: two; `third`: each
+    third one."""
+    for case in {"cases": cases, "more": more, "few": cases[:2], "third": cases[::3]}[sys.argv[1]]:
         print(json.dumps([" ".join(map(str, case)), *interpret(*case)]), flush=True)
 
 

@@ -137,7 +137,7 @@ def test_no_split_is_without_a_block() -> None:
 if __name__ == "__main__":
     grouped.MANY = MANY
     print_found(interpret, CASES, MORE)
-    if sys.argv[1] == "cases":
+    if sys.argv[1] == "third":
         for one in ALIGNED:
             print(json.dumps([f"pairs in the order of experts, {one}", aligned(*one)]))
         print(json.dumps(["of equal scores the first", equal_scores()]))

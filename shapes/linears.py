@@ -70,7 +70,7 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
         first.append(both("indexer wq_b", width, model.q_lora_rank, indexers))
         small = model.index_head_dim + model.index_n_heads
         first.append(Linear("indexer wk", small, hidden, BF16, indexers, indexers))
-    return [
+    every = [
         *first,
         Linear("w_uk", latent, nope, BATCHED, layers, 0, batch=heads),
         Linear("w_uv", value, latent, BATCHED, layers, 0, batch=heads),
@@ -83,6 +83,7 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
         Linear("router", model.n_routed_experts, hidden, BF16, moe_layers, moe_layers),
         Linear("lm_head", vocabulary, hidden, BF16, 1, 1),
     ]
+    return [linear for linear in every if linear.n and linear.k]  # without shared experts they have none
 
 
 def block_scale_gemm_sizes(linear: Linear, m: int) -> dict[str, Size]:

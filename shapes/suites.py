@@ -173,8 +173,9 @@ class CasesFile:
 
     @property
     def drafts(self) -> set[int]:
-        """The drafts that its steps of MLA decode verify."""
-        return {int(case.sizes.get("q", 1)) - 1 for case in self.cases if case.op == "mla_decode"}
+        """The drafts that its steps of MLA decode verify; -1 stands for a q that is no number."""
+        q = (case.sizes.get("q", 1) for case in self.cases if case.op == "mla_decode")
+        return {each - 1 if isinstance(each, int) else -1 for each in q}
 
 
 def cases_file(path: str) -> CasesFile:
@@ -190,14 +191,15 @@ def cases_file(path: str) -> CasesFile:
         rows = [(row, parse(row["sizes"])) for row in read["cases"]]
         cases = [
             Case(
-                row["op"],
+                str(row["op"]),
                 {name: int(text) if text.isdecimal() else text for name, text in sizes[0].items()},
-                place=row.get("place", path),
+                place=str(row.get("place") or path),
                 weight=float(row.get("weight", 1.0)),
             )
             for row, sizes in rows
         ]
         load = {name: float(read["load"][name]) for name in LOAD} if read.get("load") else {}
+        deployment = " ".join(str(read.get("deployment") or "").split())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -211,7 +213,10 @@ def cases_file(path: str) -> CasesFile:
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
         )
-    return CasesFile(cases, load, str(read.get("deployment", "")))
+    found = CasesFile(cases, load, deployment)
+    if not found.drafts <= set(range(MOST_QUERIES)):
+        raise ValueError(f"cannot read cases in {path}: q of mla_decode is 1 to {MOST_QUERIES}")
+    return found
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

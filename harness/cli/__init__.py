@@ -91,9 +91,9 @@ def _mistake(error: click.ClickException) -> str:
     """One line on what the command line has wrong."""
     if unquoted := re.search(r"--case\n(\w+=\S+(\n\w+=\S+)+)", "\n".join(sys.argv)):
         return f'quote the sizes: --case "{" ".join(unquoted[1].split())}"'
-    if isinstance(error, click.NoSuchOption) and error.option_name == "--drafts":
-        return "no such option '--drafts' here: a suite says it, as r1-tp8-mtp3, or a size, as q=4"
     if isinstance(error, click.NoSuchOption) and error.ctx:
+        if error.option_name == "--drafts" and error.ctx.info_name in ("run", "toggle", "tune"):
+            return "no such option '--drafts' here: a suite says it, as r1-tp8-mtp3, or a size, as q=4"
         for name in (name for option in error.ctx.command.params for name in option.opts):
             if name[:2] == "--" and error.option_name.startswith(name):
                 return f"no such option {error.option_name!r}; did you mean {name}?"

@@ -113,7 +113,8 @@ def summary(view: EngineView) -> list[str]:
             part = _share(tuned) / _share(asked)
             text = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
-    return lines + [f"{op}: not in these shares, see the note" for op in view.request.model.unheld]
+    left_out = view.request.model.unheld.keys() - {shape.call.op for shape in view.shapes}
+    return lines + [f"{op}: not in these shares, see the note" for op in sorted(left_out)]
 
 
 def _layers(view: EngineView) -> FittingTable:

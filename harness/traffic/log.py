@@ -29,6 +29,7 @@ GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECE
 BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
 SIZE_AND_COUNT = re.compile(r"\((\d+), (\d+),")
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
+ACCEPT_LEN = re.compile(r"accept len: ([\d.]+)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
 GEMM = re.compile(r"shape is (?:B:(\d+), )?M:(\d+), N:(\d+), K:(\d+)(.*)")
 OUTCOME = re.compile(r"not found tuned config in (\S+)|is tuned on cu_num.* in (\S+)")
@@ -69,7 +70,9 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         elif match := DECODE.search(line):
             found["Decode batch lines of SGLang"] += 1
             batch, tokens = map(int, match.groups())
-            q = traffic.q("SGLang's log has `accept len`") if "accept len" in line else 1
+            accepted = ACCEPT_LEN.search(line)
+            told = f"SGLang's log has `{accepted[0]}`" if accepted else ""
+            q = traffic.q(told, accepted=float(accepted[1])) if accepted else 1
             traffic.add(INTERVAL, batch, q, tokens / batch if batch else None)
         elif match := GEMM.search(line):
             found["GEMM lines of AITER"] += 1
@@ -106,7 +109,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
     for decoding, used in [] if iterations else snapshots:
         found["lines of vLLM's statistics"] += 1
         # A log without SpecDecoding lines may be of a server that speculates.
-        said = positions if positions or traffic.drafts is None else None
+        said = positions if positions or not traffic.drafts else None
         q = traffic.q("vLLM's log has acceptance rates", said)
         traffic.add(1, decoding, q, used / decoding if used and decoding else None)
     if found["lines of vLLM's statistics"]:

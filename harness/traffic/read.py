@@ -31,7 +31,8 @@ def read_files(paths: Sequence[str], traffic: Traffic) -> None:
     """Adds what each file tells. Raises UsageError for a file that tells nothing, and where one has steps and
     another none."""
     silent = []
-    if twice := next((path for path in paths if paths.count(path) > 1), ""):
+    real = [Path(path).resolve() for path in paths]
+    if twice := next((path for path, each in zip(paths, real, strict=True) if real.count(each) > 1), ""):
         raise UsageError(f"{twice} is given twice: its steps would count twice")
     for path in map(Path, paths):
         before = traffic.count() + traffic.tokens.total()
@@ -113,9 +114,10 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     and concurrency. Raises UsageError where it has neither."""
     asked, kept = run.workload, run.samples
     q = 1
-    if traffic.drafts is not None or run.speculation not in ("", "none"):
-        told = f" ({run.speculation})" if run.speculation else ""
-        q = traffic.q(f"{run.source}: the server speculates{told}", run.drafts or None)
+    if traffic.drafts or run.speculation not in ("", "none"):
+        said = 0 if run.speculation == "none" else run.drafts or None
+        told = f"{run.source}: speculation {run.speculation or 'not said'}"
+        q = traffic.q(told, said, run.accept_length or 0.0)
     if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
         return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0

@@ -60,9 +60,13 @@ class Traffic:
     def note(self, text: str) -> None:
         self.notes[text] = None
 
-    def q(self, evidence: str, said: int | None = None) -> int:
-        """Query tokens of a step. said: the drafts that the file says. Raises UsageError where neither the
-        file nor the user says them, and where they differ."""
+    def q(self, evidence: str, said: int | None = None, accepted: float = 0.0) -> int:
+        """Query tokens of a step. Raises UsageError where neither the file nor the user says the drafts, and
+        where they differ.
+
+        said: the drafts that the file says; None: it says only that there are some
+        accepted: tokens that a request gets of a step, as the file says; 0: not said
+        """
         drafts = said if self.drafts is None else self.drafts
         if drafts is None:
             raise UsageError(
@@ -70,6 +74,8 @@ class Traffic:
             )
         if said not in (None, drafts):
             raise UsageError(f"{evidence}, as with --drafts {said}, not {drafts}")
+        if (said is None and not drafts) or accepted > 1 + drafts:
+            raise UsageError(f"{evidence}, which is not of --drafts {drafts}")
         self.drafts_read = True
         return 1 + drafts
 
@@ -132,7 +138,7 @@ def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
         reasons = [f"{what}: {count}" for what, count in traffic.left_out.items()]
         raise UsageError("; ".join(["no shape in these files", *reasons, *traffic.notes]))
     if traffic.drafts is not None and not traffic.drafts_read:
-        traffic.note(f"--drafts {traffic.drafts} changed nothing: these files say the tokens of each step")
+        traffic.note(f"--drafts {traffic.drafts} changed nothing: no file leaves the tokens of a step open")
     places = {(case.op, case.text): case.place for case in reversed(cases)}
     return [replace(case, place=places[case.op, case.text]) for case in merge(cases)]
 

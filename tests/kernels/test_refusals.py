@@ -96,7 +96,7 @@ def test_which_sizes_rows_take(snapshot) -> None:
 
 @pytest.mark.parametrize(("name", "arch", "heads", "kv", "most"), [
     ("aiter.asm", "gfx942", 8, "bf16", 1),
-    ("aiter.asm", "gfx950", 8, "bf16", 2),
+    ("aiter.asm", "gfx950", 8, "bf16", 1),
     ("aiter.asm", "gfx942", 16, "bf16", 8),
     ("aiter.asm", "gfx950", 16, "fp8", 4),
     ("aiter.asm", "gfx942", 128, "fp8", 4),
@@ -119,14 +119,12 @@ def test_the_most_query_tokens_for_which_aiter_has_kernels(name, arch, heads, kv
 
 
 @pytest.mark.parametrize(("name", "arch", "sizes", "first"), [
-    ("aiter.gluon", "gfx950", "q=2", "0.1.19"), ("aiter.gluon", "gfx950", "q=1", ""),
-    ("aiter.asm_persistent", "gfx942", "q=2 heads=32", "0.1.11.post1"),
-    ("aiter.asm_persistent", "gfx942", "q=4 heads=16", ""),
-    ("aiter.asm_persistent", "gfx950", "q=5 heads=16", "0.1.14"),
-    ("aiter.asm_persistent", "gfx950", "q=2 heads=32", "0.1.14"),
-    ("aiter.asm_persistent", "gfx950", "q=5 heads=16 kv=fp8", "0.1.18"),
-    ("aiter.asm_persistent", "gfx950", "q=4 heads=16 kv=fp8", ""),
-    (SGLANGS, "gfx950", "q=5 ctx=200 kv=fp8", "0.1.18"), (SGLANGS, "gfx950", "q=4 ctx=200 kv=fp8", ""),
+    ("aiter.gluon", "gfx950", "q=2", "0.1.19"), ("aiter.gluon", "gfx950", "q=1", "0.1.16"),
+    ("aiter.asm", "gfx942", "q=2", "0.1.18"), ("aiter.asm", "gfx942", "q=1", ""),
+    ("aiter.asm", "gfx942", "heads=32", "0.1.13"), ("aiter.asm", "gfx950", "heads=8 kv=fp8", "0.1.15"),
+    ("aiter.asm_persistent", "gfx942", "q=2 heads=32", "0.1.18"),
+    ("aiter.asm_persistent", "gfx950", "q=1 heads=32", ""),
+    (SGLANGS, "gfx950", "q=4 ctx=200 kv=fp8", "0.1.18"), (SGLANGS, "gfx950", "q=1 ctx=200 kv=fp8", ""),
 ])  # fmt: skip
 def test_the_first_release_that_is_right_with_so_many_query_tokens(monkeypatch, name, arch, sizes, first):
     """supports asks whether the installed one is older, and refuses it by name."""

@@ -64,6 +64,8 @@ def test_calls_and_formats_of_linears_follow_the_model():
 def test_shared_experts_are_one_linear():
     widths = {linear.name: linear.n for linear in linears(replace(R1, n_shared_experts=2), TP8)}
     assert widths["shared gate_up"] == 2 * 512
+    without = [linear.name for linear in linears(replace(R1, n_shared_experts=0), TP8)]
+    assert "qkv_a" in without and not any("shared" in name for name in without)
 
 
 def test_a_gemm_of_a_linear():

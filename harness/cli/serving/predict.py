@@ -60,8 +60,9 @@ OF_SYSTEM = [
     click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="Use N GPUs."),
     click.option("--kv-dtype", type=OneOf([*KV]), default="bf16", show_default=True,
                  help="Keep the KV cache in this dtype."),
-    click.option("--drafts", metavar="N", type=click.IntRange(0, MOST_QUERIES - 1), default=0,
-                 help="Speculate with N tokens that the MTP layer drafts in each step."),
+    click.option("--drafts", metavar="N", type=click.IntRange(0, MOST_QUERIES - 1),
+                 help="Speculate with N tokens that the MTP layer drafts in each step.  [default: as results "
+                      "of --calibrate say, or none]"),
     click.option("--accept-length", metavar="TOKENS", type=float,
                  help="Take this many tokens of a step, accepted drafts + 1.  [default: as results of "
                       "--calibrate say, or a range of published ones]"),
@@ -94,12 +95,18 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
+    of = ""
     if cases:
-        load, options["drafts"] = _load_in(cases, options["drafts"])
+        load, options["drafts"], of = _load_in(cases, options["drafts"])
         loads = [load]
     else:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
+    cache = " kv=fp8" if options["kv_dtype"] == "fp8" else ""
+    if of not in ("", f"deepseek-r1 {model.structure.parallel.text}{cache}"):
+        model = replace(
+            model, notes=(*model.notes, f"{cases} is of {of}: only its load and drafts are taken")
+        )
     from harness.serving.link.predictions import outlook
     from harness.serving.link.report import as_json, prediction
 
@@ -110,11 +117,11 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
         show(prediction(model, looks), sys.stdout)
 
 
-def _load_in(path: str, drafts: int) -> tuple[Load, int]:
-    """The load of a file of cases, and its drafts. Raises UsageError where it has none, and where others are
-    given.
+def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
+    """The load of a file of cases, its drafts, and its deployment. Raises UsageError where it has no load,
+    and where others are given.
 
-    drafts: as the user says
+    drafts: as the user says; None: not said
     """
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
@@ -123,13 +130,13 @@ def _load_in(path: str, drafts: int) -> tuple[Load, int]:
         file = cases_file(path)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    source, typed = click.get_current_context().get_parameter_source, click.core.ParameterSource.COMMANDLINE
-    if typed in (source("lengths"), source("concurrency")):
+    source = click.get_current_context().get_parameter_source
+    if any(source(name) == click.core.ParameterSource.COMMANDLINE for name in ("lengths", "concurrency")):
         raise UsageError("give --cases, or --lengths and --concurrency")
-    found = file.drafts or {drafts}
-    if source("drafts") != typed and len(found) == 1:
+    found = file.drafts
+    if drafts is None and len(found) == 1:
         drafts = min(found)
-    elif source("drafts") != typed or drafts not in found:
+    elif found and drafts not in found:
         counts = " or ".join(map(str, sorted(found)))
         raise UsageError(f"{path} has steps that verify {counts} drafts: give --drafts {counts}")
     load = file.load
@@ -137,7 +144,7 @@ def _load_in(path: str, drafts: int) -> tuple[Load, int]:
         raise UsageError(f"{path} has no lengths and concurrency: only a client's results without times of "
                          "requests give them; give --lengths and --concurrency")  # fmt: skip
     isl, osl, concurrency = (int(load[name]) for name in ("isl", "osl", "concurrency"))
-    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"]), drafts
+    return Load(isl, osl, concurrency, range_ratio=load["range_ratio"]), drafts, file.deployment
 
 
 def model_of(options: dict[str, Any]) -> Link:

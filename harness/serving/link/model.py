@@ -63,7 +63,8 @@ class System:
                lack is this project's, or assumed from data sheets
     calibrate: files of serving results of this server; none: the constants are those of other systems
     warm:      whether the server has served before, so that its first wave is not cold
-    drafts:    tokens that the model's MTP layer drafts of each request in a step; 0: no speculation
+    drafts:    tokens that the model's MTP layer drafts of each request in a step; 0: no speculation;
+               None: as `calibrate` tells, else 0
     accept_length: tokens that a request gets of a step: accepted drafts + 1; None: not known
     """
 
@@ -75,7 +76,7 @@ class System:
     times: tuple[str, ...] = ()
     calibrate: tuple[str, ...] = ()
     warm: bool = False
-    drafts: int = 0
+    drafts: int | None = None
     accept_length: float | None = None
 
 
@@ -161,7 +162,7 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
     speculate = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
     drafts, lengths = {run.drafts for run in speculate}, [run.accept_length for run in speculate]
     known, notes = [length for length in lengths if length], []
-    if not system.drafts and len(drafts) == 1 and (told := drafts.pop()):
+    if system.drafts is None and len(drafts) == 1 and (told := drafts.pop()):
         system, notes = replace(system, drafts=told), [f"the points tell --drafts {told}"]
     if system.drafts and system.accept_length is None and known:
         mean = sum(known) / len(known)
@@ -172,7 +173,7 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
 
 def accepted(system: System) -> tuple[float, str]:
     """The accept length that predictions take, and what is to be known of it. Raises UsageError."""
-    drafts, length = system.drafts, system.accept_length
+    drafts, length = system.drafts or 0, system.accept_length
     if length is not None and not drafts:
         raise UsageError("--accept-length needs --drafts N, the tokens that a step drafts")
     if length is not None and not 1 <= length <= 1 + drafts:
@@ -222,7 +223,7 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     tables = of_engine(tables, engine, hardware)
     fallback = AssumedTables.of(hardware, engine) if data_sheet(hardware) else None
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback,
-                      drafts=system.drafts)  # fmt: skip
+                      drafts=system.drafts or 0)  # fmt: skip
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
     notes = list(tables.notes)
     if built.assumed:

@@ -39,7 +39,7 @@ def prediction(
     lengths = f"lengths {least}{load.isl} in and {load.osl} out"
     if drafts := link.system.drafts:
         unknown = " (not known)" if link.unsure else ""
-        lengths = f"--drafts {drafts}, accept length {load.accept_length:.3g}{unknown}; {lengths}"
+        lengths = f"--drafts {drafts}, accept length {load.accept_length:.4g}{unknown}; {lengths}"
     where = f"DeepSeek-R1 FP8 on {of}, {link.structure.parallel.text}, {known}; {lengths}"
     parts: list[RenderableType] = [where]
     if look.changes:
@@ -77,7 +77,7 @@ def as_json(
     document = {
         "hardware": link.system.hardware, "engine": link.system.engine,
         "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
-        "drafts": link.system.drafts,
+        "drafts": link.system.drafts or 0,
         "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
         "calibration": list(link.system.calibrate), "notes": list(link.notes), "what_if": list(changes),
         "target_tpot_ms": target_ms, "workloads": [_workload(look) for look in looks],
@@ -110,9 +110,8 @@ def _notes(link: Link, look: Outlook) -> Notes:
     server = "a server that has served before" if link.system.warm else "a server that is cold at first"
     lines = [*link.notes, *(note for of in look.changes for note in of.assumptions)]
     return [
-        ("model", f"TPOT = {step} + stall, as in their columns. A decode step is a + k times the sum of its "
-         "kernels; the stall is p times the prefills of other requests, by which those that decode wait. "
-         f"{known}; a in ms"),
+        ("model", f"TPOT = {step} + stall. A decode step is a + k times the sum of its kernels; the stall is "
+         f"p times the prefills of other requests, by which those that decode wait. {known}; a in ms"),
         ("times", f"of kernels: {link.structure.where}"),
         ("note", f"intervals are of 90 %{_published() if look.changes else ''}; mean TTFT is of a run of 10 "
          f"requests for each place, on {server}"),

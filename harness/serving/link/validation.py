@@ -173,7 +173,7 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
             priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
         rows = _rows({series: measured[series] for series in of_server}, priors[kind])
         left_out = next(filter(None, (series.left_out for series in of_server)), "")
-        found.append(Validated(name, tuple(rows), times, left_out, of_server[0].system.drafts))
+        found.append(Validated(name, tuple(rows), times, left_out, of_server[0].system.drafts or 0))
     return Validation(tuple(found), _learnt(measured))
 
 

@@ -98,18 +98,16 @@ def fits_asm(sizes: MlaDecodeSizes) -> Support:
 
 def supports_asm(case: Case, platform: Platform) -> Support:
     """By the kernels in hsa/*/mla/mla_asm.csv; with FP8, by AITER's table of splits too, which ends at 512
-    query tokens times heads, and has not 80, 96 or 112. Since 0.1.13 AITER asks for a kernel of one query
-    token of 64 heads, which gfx950 has and gfx942 has not."""
+    query tokens times heads, and has not 80, 96 or 112. For one query token of 64 heads gfx950 has a kernel
+    and gfx942 has none. Of 8 heads there is one of two query tokens on gfx950, with a causal mask and
+    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
     sizes = sizes_of(case)
     most = 4 if sizes.kv == "fp8" else MOST_QUERIES
-    if sizes.heads == 8:
-        most = 2 if platform.arch == "gfx950" and sizes.kv == "bf16" else 1
     lacks = (platform.arch, sizes.kv, sizes.heads, sizes.q) == ("gfx942", "bf16", 64, 1)
     return Support.all_of(
-        has_kernel(sizes, platform, most),
-        need(
-            not lacks or is_before(platform, "0.1.13"), "AITER has no kernel of 64 heads for one query token"
-        ),
+        has_kernel(sizes, platform, 1 if sizes.heads == 8 else most),
+        need(not lacks, "AITER has no kernel of 64 heads for one query token"),
+        has_release(sizes, platform, {8: "0.1.15", 32: "0.1.13", 64: "0.1.13"}.get(sizes.heads, "")),
     )
 
 
@@ -133,11 +131,16 @@ def is_before(platform: Platform, first: str) -> bool:
     return platform.here and is_older(platforms.version("aiter") or "", first)
 
 
-def has_release(sizes: MlaDecodeSizes, platform: Platform, first: str) -> Support:
-    """first: the first release that is right with so many query tokens; empty: any"""
+def has_release(
+    sizes: MlaDecodeSizes, platform: Platform, first: str = "", first_of_several: str = "0.1.18"
+) -> Support:
+    """first: the first release that is right with one query token; empty: any
+    first_of_several: and with several. Before 0.1.18 some releases mask or fold some numbers of them and of
+    heads wrongly, others have no kernel."""
+    wanted = first if sizes.q == 1 else first_of_several
     return need(
-        not first or not is_before(platform, first),
-        f"needs aiter {first} or later for {sizes.q} query tokens of {sizes.heads} heads",
+        not wanted or not is_before(platform, wanted),
+        f"needs aiter {wanted} or later for {sizes.q} query tokens of {sizes.heads} heads",
     )
 
 
@@ -181,17 +184,9 @@ def supports_persistent(case: Case, platform: Platform) -> Support:
     those of any number with bf16, and of powers of two with FP8. AITER folds other heads into query tokens of
     16 heads."""
     sizes = sizes_of(case)
-    heads, fp8, on_gfx950 = padded(sizes.heads), sizes.kv == "fp8", platform.arch == "gfx950"
-    own = heads in (16, 32, 64, 128) if on_gfx950 else heads == 16 or (fp8 and heads == 128)
-    first = ""
-    if sizes.q > 4 and on_gfx950:
-        first = "0.1.18" if fp8 else "0.1.14"
-    elif sizes.q > 1 and heads > 16 and on_gfx950 and not fp8:
-        first = "0.1.14"
-    elif sizes.q > 1 and not own:
-        first = "0.1.11.post1"  # before, it folded without a permutation of query tokens and heads
-    most = MOST_QUERIES if on_gfx950 or (fp8 and heads == 128) else 4
-    return Support.all_of(has_kernel(sizes, platform, most), has_release(sizes, platform, first))
+    has_many = platform.arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
+    most = MOST_QUERIES if has_many else 4
+    return Support.all_of(has_kernel(sizes, platform, most), has_release(sizes, platform))
 
 
 @implementation(
@@ -222,14 +217,18 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     given = arguments(o, cache, query, answer, REQUESTS["vllm"])
     given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
+    # Where AITER folds heads it gives the tensor `o` other memory (o_orig.set_ in mla.py), of which a graph
+    # would keep that of the call before, which is free by then: each call begins with the row's own.
+    written = given["o"]
+    own = written.view_as(written)
 
     def call() -> None:
         repeat_heads(o.packed, query)
+        written.set_(own)
         decode()
 
     def result(_: object) -> torch.Tensor:
-        # Where AITER folds heads it gives the tensor `o` other memory (o_orig.set_ in mla.py).
-        written, (times, rest) = given["o"], divmod(padded(heads), heads)
+        times, rest = divmod(padded(heads), heads)
         return o.unpacked(written[:, :heads] if rest else written[:, ::times])
 
     return cache.prepared(out, call, result=result)
@@ -252,7 +251,7 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     least = min(sizes.lengths())
     return Support.all_of(
         has_kernel(sizes, platform, MOST_QUERIES if on_gfx950 else 4),
-        has_release(sizes, platform, "0.1.18" if sizes.q > 4 else ""),
+        has_release(sizes, platform),
         need(
             not on_gfx950 or least >= LEAST_TOKENS,
             f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
@@ -432,13 +431,12 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
 
 @implementation(
     "aiter.gluon",
-    AiterTriton,  # before its first version, 0.1.15, it took 64 and 128 heads alone
-    requires="AITER 0.1.15 or later (several query tokens: 0.1.19) with Triton 3.7 or later, gfx950",
+    AiterTriton,
+    requires="AITER 0.1.16 or later (several query tokens: 0.1.19) with Triton 3.7 or later, gfx950",
     archs=("gfx950",),
     symbols=(GLUON,),
-    supports=lambda case, platform: has_release(
-        sizes_of(case), platform, "0.1.19" if sizes_of(case).q > 1 else ""
-    ),
+    # At 0.1.15 it takes one sequence of 49152 tokens or more.
+    supports=lambda case, platform: has_release(sizes_of(case), platform, "0.1.16", "0.1.19"),
     fits=fits_gluon,
     layout=lambda sizes: sizes.tokens * 4,
     # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
@@ -463,7 +461,7 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         k_pe=None,
         kv_pe_offset=LATENT,
         use_2d_view=False,
-        min_kv_seq_len=1,
+        min_kv_seq_len=min(o.host_lengths) if several else 1,  # as vLLM has it
         kv_scale=1.0,
     )
 

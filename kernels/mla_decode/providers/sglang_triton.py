@@ -18,10 +18,8 @@ from kernels.lazy import torch
 from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
-from kernels.platform import Platform, of
-from kernels.support import Support, need
+from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang, extend_attention
-from shapes.case import Case
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 """Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
@@ -43,15 +41,6 @@ SCHEDULE = Function(
 EXTEND = extend_attention(when="q>1")
 
 
-class Triton(Sglang):
-    def supports(self, case: Case, platform: Platform) -> Support:
-        verifies_apart = case.sizes.get("q", 1) != 1 and platform.arch == "gfx950"
-        return Support.all_of(
-            super().supports(case, platform),
-            need(not verifies_apart, "SGLang verifies drafts on gfx950 with verify_splitkv, another kernel"),
-        )
-
-
 def workspace(sizes: MlaDecodeSizes) -> int:
     if sizes.q > 1:  # the mask, keys of the query tokens
         return sizes.q * (sizes.tokens + sizes.batch * WIDTH * 2)
@@ -62,7 +51,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
 
 @implementation(
     "sglang.triton",
-    Triton,
+    Sglang,
     requires="SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)",
     activations="fp8",
     any_fp8=True,
@@ -76,7 +65,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     sequence and looks whether lengths differ (sequences then change places on ROCm); it runs before timing.
     On an FP8 cache the softmax weights are rounded to FP8.
 
-    Where a sequence has several query tokens, `extend_attention_fwd` in one kernel, without splits."""
+    Where a sequence has several query tokens, `extend_attention_fwd` in one kernel, without splits; on gfx950
+    too, where verify_splitkv.py leaves MLA to it (can_handle)."""
     function = DECODE if o.sizes.q == 1 else EXTEND
     if o.is_fp8 and not function.takes("k_scale"):
         raise Unsupported(f"{function.release} has no scales for an FP8 cache")

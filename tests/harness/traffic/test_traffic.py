@@ -122,6 +122,9 @@ def test_drafts_are_what_a_file_leaves_open(made):
     assert of(made(first + STATISTICS, "--drafts", 1)[0], "mla_decode") == {MLA.format(64, 3500) + " q=2": 61}
     told = json.dumps(RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30})
     assert "as with --drafts 3, not 1" in made(told, "--drafts", 1, name="r.json")
+    plain = json.dumps(RESULT | {"spec_decoding": "none"})
+    assert "speculation none, as with --drafts 0, not 3" in made(plain, "--drafts", 3, name="r.json")
+    assert "which is not of --drafts 0" in made(trace("step[TARGET_VERIFY bs=62]"), "--drafts", 0)
     changed_nothing = "--drafts 3 changed nothing"
     assert (
         changed_nothing in made(VLLM, "--drafts", 3)[1]
@@ -157,9 +160,13 @@ def test_graphs_of_vllm_have_the_tokens_of_kernels(made):
 
 def test_batches_of_sglang(made):
     verifying = DECODE.format("accept len: 2.80, accept rate: 0.60, ")
-    assert "accept len`, which does not say how many tokens a step verifies: give --drafts N" in made(
+    assert "accept len: 2.80`, which does not say how many tokens a step verifies: give --drafts N" in made(
         verifying
     )
+    for too_few in (0, 1):
+        assert f"accept len: 2.80`, which is not of --drafts {too_few}" in made(
+            verifying, "--drafts", too_few
+        )
     cases, _ = made(PREFILL + verifying, "--drafts", 3, "--kv", "fp8")
     assert of(cases, "mla_decode") == {
         "batch=62 ctx=3600 heads=16 page=64 kv=fp8 q=4": 59.512195
@@ -267,7 +274,11 @@ def test_results_of_clients(made, here, tmp_path):
     assert of(cases, "mla_decode") == {MLA.format(2, 106) + " q=4": 48.8} and experts(cases)[8] == 46.4
     predict = "serving", "predict", "--cases", tmp_path / "cases.json", "--json", "-"
     assert '"drafts": 3' in here(*predict).stdout
-    assert "verify 3 drafts: give --drafts 3" in here(*predict, "--drafts", 1).stderr
+    for other in (0, 1):
+        assert "verify 3 drafts: give --drafts 3" in here(*predict, "--drafts", other).stderr
+    assert "only its load" not in here(*predict).stdout
+    made(json.dumps(RESULT), "--dp-attention", "--ep", 8, name="r.json")
+    assert "is of deepseek-r1 dp8 ep8: only its load and drafts are taken" in here(*predict).stdout
     told = RESULT | {"spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30}
     assert made(json.dumps(told), name="r.json")[0] == cases
     made(json.dumps(RESULT | TIMES), name="r.json")
@@ -281,7 +292,8 @@ def test_results_of_clients(made, here, tmp_path):
 def test_files_of_several_kinds(made, here, tmp_path):
     (tmp_path / "steps.log").write_text(VLLM)
     assert "give them apart" in made(AITER, tmp_path / "steps.log")
-    assert "is given twice" in made(VLLM, tmp_path / "file.log")
+    (tmp_path / "link.log").symlink_to(tmp_path / "file.log")
+    assert "is given twice" in made(VLLM, tmp_path / "link.log")
     assert "it is empty" in made("")
     assert "no line of vLLM's, SGLang's or AITER's" in made("hello\n")
 
@@ -300,6 +312,15 @@ def test_other_commands_take_the_cases(made, here, tmp_path):
     assert "mla_decode-cases" in planned and "smoke" not in planned
     rows = json.loads(here("list", "cases", "--op", "mla_decode", "--suite", file, "--json", "-").stdout)
     assert [row["weight"] for row in rows] == [1.0]
+    rows = '[{"op": "mla_decode", "sizes": "batch=1 ctx=9 heads=16 page=64 kv=bf16", "place": null}]'
+    file.write_text(f'{{"deployment": null, "cases": {rows}}}')
+    assert here("engine", "sglang", "--arch", "gfx942", "--cases", file, "--tp", 4).returncode == 0
+    for q in ("9", "0", "abc", "1..4"):
+        file.write_text(f'{{"cases": {rows.replace("heads", f"q={q} heads")}}}')
+        for words in (("engine", "sglang", "--arch", "gfx942"), ("serving", "predict")):
+            assert "q of mla_decode is 1 to 8" in here(*words, "--cases", file).stderr
+    file.write_text('{"cases": [{"op": ["mla_decode"], "sizes": "m=1"}]}')
+    assert "no op" in here("engine", "sglang", "--arch", "gfx942", "--cases", file).stderr
     file.write_text('{"cases": [{"op": "no_op", "sizes": "m=1"}]}')
     assert "no op 'no_op'" in here("run", "--op", "mla_decode", "--cases", file).stderr
     for wrong in ('"cases": [{"op": "mla_decode", "sizes": "batch=1 ctx=9", "weight": NaN}]',

@@ -139,6 +139,11 @@ def test_drafts_and_accept_length_of_a_result(tmp_path, content, drafts, length)
     assert run.accept_length == (length and pytest.approx(length))
 
 
+def test_none_are_none_whatever_points_tell(tmp_path):
+    with pytest.raises(UsageError, match="speculative decoding 3 tokens drafted, not none"):
+        linked(tmp_path, COUNTERS, drafts=0)
+
+
 def linked(tmp_path, changes, **system):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(VLLM_ROW | changes))

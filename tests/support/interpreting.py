@@ -46,7 +46,7 @@ def found_interpreted(script: str, *arguments: str) -> list[Any]:
 
 
 each_part = pytest.mark.parametrize(
-    "part", ["third", *(pytest.param(part, marks=pytest.mark.slow) for part in ("cases", "more"))]
+    "part", ["third", *(pytest.param(part, marks=pytest.mark.slow) for part in ("rest", "more"))]
 )
 """Of a test file's cases: quick is each third one."""
 
@@ -60,8 +60,9 @@ def wrong_interpreted(script: str, part: str) -> list[Any]:
 
 def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more: Sequence[Any]) -> None:
     """What a test file does as a script: each case of that part, and its faults. `few`: two; `third`: each
-    third one."""
-    for case in {"cases": cases, "more": more, "few": cases[:2], "third": cases[::3]}[sys.argv[1]]:
+    third one; `rest`: the cases between those."""
+    rest = [case for number, case in enumerate(cases) if number % 3]
+    for case in {"third": cases[::3], "rest": rest, "more": more, "few": cases[:2]}[sys.argv[1]]:
         print(json.dumps([" ".join(map(str, case)), *interpret(*case)]), flush=True)
 
 

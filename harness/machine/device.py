@@ -69,9 +69,8 @@ LIBRARIES = [
 ]
 
 STEERING = re.compile(
-    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
-    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|"
-    r"^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES|KERNEL_BENCH_(?!LOCKS)\w+)$"
+    r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
+    r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
 )
 """Variables, besides those of the catalogue, that change kernels, their libraries or their threads."""
 
@@ -79,6 +78,8 @@ STEERING = re.compile(
 def surroundings(platform: Platform | None = None) -> JsonObject:
     """The machine, the versions, the commit of this checkout and the variables that change kernels."""
     platform = platform or detect()
+    steering = {name: value for name, value in sorted(os.environ.items()) if steers(name)}
+    steering.pop("KERNEL_BENCH_LOCKS", None)  # agents of a cluster get it, but it changes no kernel
     return {
         "machine": {
             "host": socket.gethostname(),
@@ -96,7 +97,7 @@ def surroundings(platform: Platform | None = None) -> JsonObject:
         "versions": {"python": host.python_version()}
         | {module: release for module in LIBRARIES if (release := version(module))},
         "git": git_state(),
-        "environment": {k: portable(v) for k, v in sorted(os.environ.items()) if steers(k)},
+        "environment": {name: portable(value) for name, value in steering.items()},
     }
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.cluster import ray_cluster
 from harness.errors import NOTHING_RAN, UsageError
 from harness.machine import device
 from harness.machine.device import choose_device
@@ -99,3 +100,11 @@ def test_a_failure_of_nvidia_smi_is_not_taken_for_a_version(monkeypatch, tmp_pat
     monkeypatch.setattr(device, "Path", lambda *parts: tmp_path.joinpath(*(p.strip("/") for p in parts)))
     monkeypatch.setattr(device, "smi", lambda *arguments: (said, said))
     assert device.driver(Platform("cuda", "sm_90", "cuda:0")) == version
+
+
+def test_the_folder_of_locks_is_no_difference_between_runs_but_agents_get_it(monkeypatch):
+    for name in ("KERNEL_BENCH_LOCKS", "KERNEL_BENCH_TUNED"):
+        monkeypatch.setenv(name, "/some/folder")
+    recorded = device.surroundings()["environment"]
+    assert "KERNEL_BENCH_TUNED" in recorded and "KERNEL_BENCH_LOCKS" not in recorded
+    assert ray_cluster._environment()["KERNEL_BENCH_LOCKS"] == "/some/folder"

@@ -10,6 +10,7 @@ import kernels
 from kernels import engines
 from kernels.engines import EngineDefault
 from kernels.platform import named
+from shapes.case import parse
 from shapes.suites import suite
 
 ENTRIES = [entry for engine in engines.engines() for entry in engines.defaults(engine)]
@@ -161,6 +162,28 @@ def test_a_condition_that_cannot_be_read_is_said(text):
 def test_a_word_has_no_order():
     with pytest.raises(ValueError, match=r"size prefix=0\.\.60 cannot be ordered against 4"):
         replace(MOST, when=("prefix > 4",)).holds({"prefix": "0..60"})
+
+
+@pytest.mark.parametrize(("engine", "arch", "given", "row"), [
+    ("sglang", "gfx942", "heads=128 kv=fp8", ""),  # q stays bf16
+    ("sglang", "gfx942", "heads=16 kv=fp8 q=4", "aiter.asm_persistent@sglang"),
+    ("sglang", "gfx942", "heads=16 kv=fp8 q=5", ""),
+    ("sglang", "gfx942", "heads=16 kv=bf16 q=8", "aiter.asm"),
+    ("sglang", "gfx950", "heads=128 kv=fp8 q=8", "aiter.asm_persistent"),
+    ("sglang", "gfx950", "heads=64 heads/tp=64 kv=bf16 q=4", "sglang.triton"),
+    ("vllm", "gfx950", "heads=8 kv=bf16 q=2", "aiter.gluon"),
+    ("vllm", "gfx942", "heads=8 kv=bf16 q=4", "aiter.asm_persistent"),
+    ("vllm", "gfx942", "heads=8 kv=bf16 q=5", ""),
+    ("vllm", "gfx942", "heads=16 kv=fp8 q=5", ""),
+    ("vllm", "gfx942", "heads=128 kv=fp8 q=5", "aiter.asm_persistent"),
+])  # fmt: skip
+def test_what_verifies_drafts_on_amd(engine, arch, given, row):
+    """As read in vLLM 0.33 (rocm_aiter_mla.py) and SGLang 0.5.23 (aiter_backend.py, triton_backend.py)."""
+    words = parse(given)[0]
+    sizes = {name: int(word) if word.isdecimal() else word for name, word in words.items()}
+    flags = {"VLLM_ROCM_USE_AITER": "1", "kv-cache-memory-bytes": "120G"} if engine == "vllm" else {}
+    whole = {"page": 64, "q": 1, "heads/tp": 16} | sizes
+    assert engines.default(engine, "mla_decode", arch, whole, flags).row == row
 
 
 def test_the_first_that_applies_holds_and_flags_are_not_set():

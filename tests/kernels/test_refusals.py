@@ -121,7 +121,8 @@ def test_the_most_query_tokens_for_which_aiter_has_kernels(name, arch, heads, kv
 @pytest.mark.parametrize(("name", "arch", "sizes", "first"), [
     ("aiter.gluon", "gfx950", "q=2", "0.1.19"), ("aiter.gluon", "gfx950", "q=1", "0.1.16"),
     ("aiter.asm", "gfx942", "q=2", "0.1.18"), ("aiter.asm", "gfx942", "q=1", ""),
-    ("aiter.asm", "gfx942", "heads=32", "0.1.13"), ("aiter.asm", "gfx950", "heads=8 kv=fp8", "0.1.15"),
+    ("aiter.asm", "gfx942", "heads=32", "0.1.13"), ("aiter.asm", "gfx950", "heads=64", "0.1.13"),
+    ("aiter.asm", "gfx950", "heads=8 kv=fp8", "0.1.15"),
     ("aiter.asm_persistent", "gfx942", "q=2 heads=32", "0.1.18"),
     ("aiter.asm_persistent", "gfx950", "q=1 heads=32", ""),
     (SGLANGS, "gfx950", "q=4 ctx=200 kv=fp8", "0.1.18"), (SGLANGS, "gfx950", "q=1 ctx=200 kv=fp8", ""),

@@ -135,8 +135,8 @@ def has_release(
     sizes: MlaDecodeSizes, platform: Platform, first: str = "", first_of_several: str = "0.1.18"
 ) -> Support:
     """first: the first release that is right with one query token; empty: any
-    first_of_several: and with several. Before 0.1.18 some releases mask or fold some numbers of them and of
-    heads wrongly, others have no kernel."""
+    first_of_several: and with several. Before 0.1.18 some releases mask or fold several query tokens wrongly,
+    depending on their number and on the heads; others have no kernel."""
     wanted = first if sizes.q == 1 else first_of_several
     return need(
         not wanted or not is_before(platform, wanted),
@@ -217,8 +217,8 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     given = arguments(o, cache, query, answer, REQUESTS["vllm"])
     given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
-    # Where AITER folds heads it gives the tensor `o` other memory (o_orig.set_ in mla.py), of which a graph
-    # would keep that of the call before, which is free by then: each call begins with the row's own.
+    # Where AITER folds heads it moves the tensor `o` to new memory (o_orig.set_ in mla.py). A graph would
+    # record the memory of the call before it, which is freed afterwards, so each call starts with this row's.
     written = given["o"]
     own = written.view_as(written)
 

@@ -173,9 +173,8 @@ class CasesFile:
 
     @property
     def drafts(self) -> set[int]:
-        """The drafts that its steps of MLA decode verify; -1 stands for a q that is no number."""
-        q = (case.sizes.get("q", 1) for case in self.cases if case.op == "mla_decode")
-        return {each - 1 if isinstance(each, int) else -1 for each in q}
+        """The drafts that its steps of MLA decode verify."""
+        return {int(case.sizes.get("q", 1)) - 1 for case in self.cases if case.op == "mla_decode"}
 
 
 def cases_file(path: str) -> CasesFile:
@@ -213,10 +212,9 @@ def cases_file(path: str) -> CasesFile:
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
         )
-    found = CasesFile(cases, load, deployment)
-    if not found.drafts <= set(range(MOST_QUERIES)):
+    if any(case.sizes.get("q", 1) not in range(1, MOST_QUERIES + 1) for case in cases):
         raise ValueError(f"cannot read cases in {path}: q of mla_decode is 1 to {MOST_QUERIES}")
-    return found
+    return CasesFile(cases, load, deployment)
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

@@ -29,7 +29,7 @@ GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECE
 BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
 SIZE_AND_COUNT = re.compile(r"\((\d+), (\d+),")
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
-ACCEPT_LEN = re.compile(r"accept len: ([\d.]+)")
+ACCEPT_LEN = re.compile(r"accept len: (\d+\.?\d*)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
 GEMM = re.compile(r"shape is (?:B:(\d+), )?M:(\d+), N:(\d+), K:(\d+)(.*)")
 OUTCOME = re.compile(r"not found tuned config in (\S+)|is tuned on cu_num.* in (\S+)")
@@ -70,9 +70,9 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         elif match := DECODE.search(line):
             found["Decode batch lines of SGLang"] += 1
             batch, tokens = map(int, match.groups())
-            accepted = ACCEPT_LEN.search(line)
-            told = f"SGLang's log has `{accepted[0]}`" if accepted else ""
-            q = traffic.q(told, accepted=float(accepted[1])) if accepted else 1
+            q = 1
+            if length := ACCEPT_LEN.search(line):
+                q = traffic.q(f"SGLang's log has `{length[0]}`", accepted=float(length[1]))
             traffic.add(INTERVAL, batch, q, tokens / batch if batch else None)
         elif match := GEMM.search(line):
             found["GEMM lines of AITER"] += 1

@@ -32,7 +32,7 @@ def read_files(paths: Sequence[str], traffic: Traffic) -> None:
     another none."""
     silent = []
     real = [Path(path).resolve() for path in paths]
-    if twice := next((path for path, each in zip(paths, real, strict=True) if real.count(each) > 1), ""):
+    if twice := next((each for each in real if real.count(each) > 1), None):
         raise UsageError(f"{twice} is given twice: its steps would count twice")
     for path in map(Path, paths):
         before = traffic.count() + traffic.tokens.total()

@@ -95,18 +95,21 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
-    of = ""
+    from shapes.deployment import Deployment
+    from shapes.models import model as model_named
+
+    deployed = ""
     if cases:
-        load, options["drafts"], of = _load_in(cases, options["drafts"])
+        load, options["drafts"], deployed = _load_in(cases, options["drafts"])
         loads = [load]
     else:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
-    cache = " kv=fp8" if options["kv_dtype"] == "fp8" else ""
-    if of not in ("", f"deepseek-r1 {model.structure.parallel.text}{cache}"):
-        model = replace(
-            model, notes=(*model.notes, f"{cases} is of {of}: only its load and drafts are taken")
-        )
+    parallel = model.structure.parallel
+    own = Deployment(model_named("deepseek-r1"), parallel.tp, ep=parallel.ep, kv=options["kv_dtype"]).text
+    if deployed not in ("", own):
+        note = f"{cases} is of {deployed}: only its load and drafts are taken"
+        model = replace(model, notes=(*model.notes, note))
     from harness.serving.link.predictions import outlook
     from harness.serving.link.report import as_json, prediction
 

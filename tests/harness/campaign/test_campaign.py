@@ -179,6 +179,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     for code in (None, 1):
         shown.command("doctor", code, "two lines,\nof which this\n\n")
     campaign(pool("a"), 60.0, name="of one device", to=lambda: CampaignTables(False, 60.0))
+    campaign(pool("a"), 20.0, name="too short", to=lambda: CampaignTables(False, 20.0))
     text = f"{err.getvalue()}\n{out.getvalue()}".replace(str(tmp_path), "FOLDER")
     snapshot(HERE / "snapshots" / "printed.txt", text)
 

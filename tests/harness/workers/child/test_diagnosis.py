@@ -4,6 +4,7 @@ the sentence has to name its place and its kind."""
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import kernels
+from harness.workers.child import diagnosis
 from harness.workers.child.diagnosis import LONGEST, Layout, in_words
 from harness.workers.child.judge import Judge, compare_output
 from harness.workers.child.outputs import OwnedOutput
@@ -304,3 +306,10 @@ def test_what_is_said_of_small_outputs_is_as_committed(snapshot):
         facts = [report["diagnosis"].get(name) for name in ("kind", "where", "from")]
         texts.append(f"{report['reason']}\n    {facts}\n")
     snapshot(Path(__file__).parent / "snapshots" / "diagnosis-small.txt", "".join(texts))
+
+
+def test_a_long_sentence_keeps_what_the_worst_element_is(monkeypatch):
+    monkeypatch.setattr(diagnosis, "region_of", lambda *given: ("a place " * 40, {}))
+    of = problem("mla_decode")
+    reason = of.report(of.right * 1.5)["reason"]
+    assert " ...; worst [" in reason and re.search(r", not \S+, \S+ sigma$", reason)

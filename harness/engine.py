@@ -213,7 +213,7 @@ def engine_view(request: EngineRequest) -> EngineView:
             ]
         else:
             calls = served(deployment, workload) if workload else sweep(deployment)
-        shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
+        parts = _shares(calls, arch, device)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
     left_out = [f"{request.model.name}, not modelled: {line}" for line in request.model.not_modelled]
@@ -230,7 +230,7 @@ def engine_view(request: EngineRequest) -> EngineView:
             tables.files(name)  # a wrong path is an error, even if no shape asks that library
         shapes = [
             _shape(request, arch, call, share, tables)
-            for call, share in zip(calls, shares, strict=True)
+            for call, share in zip(calls, parts, strict=True)
             if call.op in ops
         ]
         problems = tables.problems()
@@ -262,6 +262,13 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
         units = usual[arch].units if arch in usual else 0
         return {"units": units, "driver": f"{maker} {sheet['name']}"} | sheet
     return {"arch": arch, "name": arch, "units": 0, "driver": ""}
+
+
+def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
+    """The part of the time of all steps that each call takes at the limits of the device. Raises
+    UsageError."""
+    device = _device(request)
+    return _shares(calls, device["arch"], device)
 
 
 def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:

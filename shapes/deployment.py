@@ -81,6 +81,8 @@ class Call:
     """The part of the model that makes them: `o_proj`."""
     rows: int = 0
     """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
+    prefill: bool = False
+    """Whether the step has prompt tokens."""
 
 
 def sweep(deployment: Deployment) -> list[Call]:
@@ -100,7 +102,7 @@ def sweep(deployment: Deployment) -> list[Call]:
         sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
         calls += _of_tokens(deployment, step, count * tokens, count * tokens)
         if is_dense(model, str(tokens)):
-            calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill"))
+            calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill", prefill=True))
     return [call for call in calls if call.op not in model.unheld]
 
 
@@ -147,7 +149,8 @@ def mean_step(
     for prefill in prefills:
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
         if is_dense(model, prefill.new, prefill.prefix):
-            calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "MHA prefill"))
+            share = prefill.weight * layers
+            calls.append(Call("mha_prefill", sizes, "", share, "MHA prefill", prefill=True))
     return [call for call in calls if call.op not in model.unheld]
 
 
@@ -163,10 +166,12 @@ def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) 
             if linear.kind != FP8 or not calls or PARTS.get(linear.name, "attention") != part:
                 continue
             seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
-            yield Call("block_scale_gemm", block_scale_gemm_sizes(linear, seen), step, calls, linear.name)
+            sizes = block_scale_gemm_sizes(linear, seen)
+            yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
     model, parallel = deployment.model, deployment.attention
     reached = rows(model, parallel, tokens)
     here = reached if deployment.dispatched else tokens * deployment.dp
     sizes = fused_moe_sizes(model, parallel, here, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace
-    yield Call("fused_moe", sizes, step, moe_layers, place_of_experts(model, parallel), reached)
+    place = place_of_experts(model, parallel)
+    yield Call("fused_moe", sizes, step, moe_layers, place, reached, prefill=prompt > 0)

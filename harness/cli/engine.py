@@ -57,7 +57,7 @@ def _ops(names: tuple[str, ...]) -> list[str]:
     return [choose_op(name).name for name in names]
 
 
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
+def given_settings(given: tuple[str, ...]) -> dict[str, str]:
     """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
     from kernels.engines.deploy import settings
 
@@ -68,7 +68,7 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _workload(text: str | None) -> Workload | None:
+def served_load(text: str | None) -> Workload | None:
     """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
     ValueError."""
     from shapes.scheduler import Workload
@@ -122,11 +122,11 @@ def deployment(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--arch", metavar="NAME", callback=parsed_by(_arch),
               help="Ask about this GPU: MI300X, H200, gfx942 ...  [default: this machine's]")  # fmt: skip
 @deployment
-@click.option("--workload", callback=parsed_by(_workload), metavar="isl=N,osl=N,concurrency=N",
+@click.option("--workload", callback=parsed_by(served_load), metavar="isl=N,osl=N,concurrency=N",
               help="Serve this load; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches "
               "of 1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
 @cases_file
-@click.option("--with", "given", multiple=True, callback=parsed_by(_settings), metavar="NAME=VALUE",
+@click.option("--with", "given", multiple=True, callback=parsed_by(given_settings), metavar="NAME=VALUE",
               help="Set this variable or flag for the engine.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=parsed_by(_ops), metavar="OP", help="Take only this op.")
 @click.option("--aiter", type=_path, metavar="PATH",

@@ -1,0 +1,135 @@
+"""Times of recorded runs, as a decision between launches of an engine needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.results.read import read, run_folders
+from harness.results.schema import Cell, PlannedCase
+from shapes.case import Size, text_of
+
+BOUNDARIES = ("with_quant", "core", "with_routing")
+"""The boundaries in which launches are compared, the first that both have: engines quantise activations in
+each step, and routing is not a part of the row that an engine chooses."""
+LAUNCHES = ("graph", "eager")
+"""The launch modes, the first that both have: engines decode in graphs."""
+
+CaseKey = tuple[str, str]
+"""The op and the sizes as text. The boundary is not in it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An implementation that a run timed in a case."""
+
+    cell: Cell
+    variables: Mapping[str, str | None]
+    """The variables of its setting; None: not set."""
+
+    @property
+    def us(self) -> float:
+        assert self.cell.time_us
+        return self.cell.time_us
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A case as one run measured it. Its rows were timed in the same rounds."""
+
+    folder: Path
+    suite: str
+    case: PlannedCase
+    rows: Sequence[Row]
+    untimed: Mapping[str, str]
+    """Implementation -> why it has no time."""
+    varied: frozenset[str]
+    """The variables that the run's settings set."""
+    noise: float
+
+    def find(self, name: str, given: Mapping[str, str], launch: str) -> Row | None:
+        """The row of an implementation under the settings of a launch of the engine, as far as the run varied
+        them."""
+        for row in self.rows:
+            asked = row.cell.impl == name and row.cell.launch == launch
+            if asked and all(row.variables.get(each) == given.get(each) for each in self.varied):
+                return row
+        return None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs of one machine measured."""
+
+    sheets: Mapping[CaseKey, Sequence[Sheet]]
+    """The sheets of each case, in the order of BOUNDARIES, and of one boundary the newest run first."""
+    device: str
+    arch: str
+    folders: Sequence[Path]
+    notes: Sequence[str]
+
+    @property
+    def varied(self) -> list[dict[str, str]]:
+        """The settings that the runs measured, each without the variables that it leaves unset."""
+        found: list[dict[str, str]] = []
+        for sheets in self.sheets.values():
+            for row in (row for sheet in sheets for row in sheet.rows):
+                own = {name: value for name, value in row.variables.items() if value is not None}
+                if own and own not in found:
+                    found.append(own)
+        return found
+
+
+def read_measured(paths: Sequence[str]) -> Measured:
+    """Raises UsageError where a run cannot be read, and where runs are of several machines or have no
+    times."""
+    folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
+    sheets: dict[CaseKey, list[tuple[str, Sheet]]] = {}
+    devices: dict[tuple[str, str], Path] = {}
+    notes: list[str] = []
+    for folder in folders:
+        recorded = read(str(folder))
+        run = recorded.run
+        if run.trees:
+            notes.append(f"{folder} compares revisions: not used")
+            continue
+        device = str(run.provenance.get("machine", {}).get("device", ""))
+        timed = {cell.case for cell in recorded.cells.values() if cell.time_us}
+        for case in (case for case in run.cases if case.key in timed):
+            cells = [cell for cell in recorded.cells.values() if cell.case == case.key]
+            devices.setdefault((device, cells[0].arch), folder)
+            untimed = (cell for cell in cells if not cell.time_us)
+            sheet = Sheet(
+                folder,
+                run.suite,
+                case,
+                rows=list(_rows(cells, run.settings)),
+                untimed={cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in untimed},
+                varied=frozenset(name for variables in run.settings.values() for name in variables),
+                noise=recorded.noises.get(case.key, 0.0),
+            )
+            sheets.setdefault((case.op, text_of(case.sizes)), []).append((run.created, sheet))
+    if len(devices) > 1:
+        each = "; ".join(f"{device} {arch} ({folder})" for (device, arch), folder in devices.items())
+        raise UsageError(f"the runs are of several machines: {each}; give those of one")
+    if not devices:
+        raise UsageError(f"no row of {', '.join(paths)} has a time")
+    ((device, arch),) = devices
+    ordered: dict[CaseKey, list[Sheet]] = {}
+    for key, dated in sheets.items():
+        newest_first = [sheet for _, sheet in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+        ordered[key] = sorted(newest_first, key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))
+    return Measured(ordered, device, arch, folders, notes)
+
+
+def _rows(cells: Sequence[Cell], settings: Mapping[str, Mapping[str, str | None]]) -> Iterator[Row]:
+    """The rows with rounds. A configuration that was asked for is none that an engine takes by itself."""
+    for cell in cells:
+        if cell.time_us and cell.samples.seconds and cell.config is None:
+            yield Row(cell, settings.get(cell.setting, {}))
+
+
+def sizes_of(sheets: Sequence[Sheet]) -> Mapping[str, Size]:
+    return sheets[0].case.sizes

@@ -1,0 +1,271 @@
+"""A decision as text, as a shell snippet and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from harness.decide.choices import launch_text, rows_of
+from harness.decide.decision import Compared, Decision
+from harness.decide.mix import Weighed
+from harness.decide.worth import Worth
+from harness.paths import command
+from harness.report.fitting_table import table_of
+from harness.report.notes import noted
+from harness.report.terminal import COMMAND, whole_line
+from harness.report.text import counted, grouped, ratio_text
+from harness.serving.link.report import worth as sentence
+from kernels import engines
+from kernels.engines import SPELLED
+from kernels.engines.deploy import TABLES
+
+SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
+SHOWN_CROSSOVERS = 8
+
+
+def answer(decision: Decision, worth: Worth | None) -> str:
+    """The decision in a sentence or two."""
+    gain, default = decision.gain, f"{SPELLED[decision.launches.engine]}'s default"
+    if gain is None or gain.comparison is None:
+        return _left(decision, default)
+    ends = [f"{gain.share_at(end):.1%}" for end in (gain.comparison.low, gain.comparison.high)]
+    of = "the kernels' time in a step, as far as it was measured"
+    if not decision.mix.counts_calls:
+        of = "the time of the measured cases"
+    text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%} ({ends[0]} to {ends[1]}) of {of}."
+    return f"{text} {_in_serving(worth)}".strip()
+
+
+def _left(decision: Decision, default: str) -> str:
+    tried = [each for each in decision.choices if each.is_complete]
+    if not tried:
+        return f"Nothing could be compared with {default}."
+    best = max(tried, key=lambda each: each.saved_us)
+    assert best.comparison
+    if best.is_clear:
+        ratio = f"{launch_text(best.settings)} makes {best.op} {ratio_text(best.comparison)} faster"
+        return f"Leave it: {ratio}, but saves {best.share:.1%} in all, less than {decision.margin:.1%}."
+    if best.saved_us <= 0:
+        return f"Leave it: none of {counted(len(tried), 'choice')} is faster than {default}."
+    return (
+        f"Not told from the default: leave it. The best of {counted(len(tried), 'choice')} is "
+        f"{launch_text(best.settings)} with {ratio_text(best.comparison)} in {best.op}."
+    )
+
+
+def _in_serving(worth: Worth | None) -> str:
+    if worth is None:
+        return ""
+    if worth.token_ms:
+        text = f"By the kernels alone TPOT falls by {worth.token_ms:.3g} ms"
+        return text + (f", the prefill of a prompt by {worth.prompt_ms:.3g} ms." if worth.prompt_ms else ".")
+    return f"That is {worth.step_ms:.3g} ms of a mean step."
+
+
+def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
+    launches = decision.launches
+    measured, mix = launches.measured, decision.mix
+    release = f"{launches.engine} {engines.defaults(launches.engine)[0].version}"
+    base = f", launched with {launch_text(launches.base)}" if launches.base else ""
+    where = f"{release} on {measured.device} ({measured.arch}){base}; {mix.text}"
+    parts: list[RenderableType] = [Text(answer(decision, worth), "bold"), where, ""]
+    shown = sorted(decision.choices, key=lambda each: (not each.is_complete, -each.saved_us))
+    if decision.gain and len(decision.taken) > 1:
+        shown = [decision.gain, *shown]
+    if shown:
+        parts += [table_of([_row(each) for each in shown]), ""]
+    parts.append(noted([*_notes(decision, worth)]))
+    if commands := [*to_measure(decision)]:
+        parts += ["", "measure what is missing:", *(whole_line(COMMAND + line) for line in commands)]
+    if decision.chosen:
+        parts += ["", "launch:", *(whole_line(line) for line in snippet(decision))]
+    return Group(*parts)
+
+
+def _row(of: Compared) -> dict[str, object]:
+    row: dict[str, object] = {"choice": launch_text(of.settings), "op": of.op or "all"}
+    if of.comparison and of.is_complete:
+        row |= {"verdict": of.comparison.verdict, "speedup": ratio_text(of.comparison),
+                "saves of all": f"{of.share:.2%}"}  # fmt: skip
+    else:
+        row |= {"verdict": "not measured", "speedup": "", "saves of all": ""}
+    return row | {"rows": rows_of(of.pairs), "cases": len(of.pairs) + len(of.missing)}
+
+
+def _notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
+    mix = decision.mix
+    if decision.choices and decision.cases:
+        yield "regret", _regret(decision)
+    for crossover in decision.crossovers[:SHOWN_CROSSOVERS]:
+        yield "crossover", crossover_text(crossover)
+    if len(decision.crossovers) > SHOWN_CROSSOVERS:
+        yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
+    yield from _beyond(decision)
+    if decision.likely != decision.chosen:
+        text = "by the estimates alone the least time has"
+        yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
+    if worth and worth.predicted and mix.workload:
+        told = sentence([launch_text(decision.chosen)], worth.predicted, mix.workload.concurrency)
+        yield "predicted", f"{told} (`serving predict`, 90 %)"
+    elif worth:
+        yield "predicted", f"nothing: {worth.why_not}"
+    if mix.covered < 1:
+        yield "covered", f"{mix.covered:.0%} of the four ops' time in a step has measured cases"
+    for why, cases in grouped(decision.undecided, decision.undecided.__getitem__).items():
+        yield "not decided", f"{counted(len(cases))} of {_ops(cases)}: {why}"
+    for each in decision.choices:
+        for why, cases in grouped(each.missing, each.missing.__getitem__).items():
+            yield (
+                "not measured",
+                f"{launch_text(each.settings)}: {why} ({counted(len(cases))} of {_ops(cases)})",
+            )
+    if decision.choices:
+        yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of all"
+    for note in decision.launches.measured.notes:
+        yield "note", note
+
+
+def _regret(decision: Decision) -> str:
+    text = f"{decision.regret:.2%} more than the fastest row of each case that a flag can choose"
+    switch = [each for each in decision.cases if each.clear]
+    if switch:
+        rows = ", ".join(dict.fromkeys(each.best.cell.impl for each in switch))
+        text += f"; {counted(len(switch))} of {len(decision.cases)} would gain by another launch: {rows}"
+    return f"this launch takes {text}"
+
+
+def _ops(cases: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(case.partition(" ")[0] for case in cases))
+
+
+def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Rows that no flag chooses."""
+    found = [(each, each.beyond) for each in decision.cases if each.beyond]
+    for op, cases in grouped(found, lambda each: each[0].case.op).items():
+        best, row = max(cases, key=lambda each: each[0].best.us / each[1].us)
+        ratio = f"{best.best.us / row.us:.2f}x as fast at {best.case.key[1]}"
+        yield (
+            "no flag",
+            f"{op}: {row.cell.impl} is {ratio}, and {decision.launches.engine} has no flag for it",
+        )
+
+
+def crossover_text(of: Any) -> str:
+    where = f"between {of.size}={of.below} and {of.above}"
+    if of.at is not None:
+        where = f"at about {of.size}={of.at:.0f} ({where})"
+    sure = "" if of.told else ", not told apart there"
+    return f"{of.op} {of.fixed}: {of.faster_below}, then {of.faster_above}, {where}{sure}"
+
+
+def to_measure(decision: Decision) -> Iterator[str]:
+    """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
+    same rounds."""
+    launches, mix = decision.launches, decision.mix
+    lacking = {*decision.undecided, *(case for each in decision.choices for case in each.missing)}
+    cases = [each for each in mix.cases if f"{each.key[0]} {each.key[1]}" in lacking]
+    for op, own in grouped([*cases, *mix.uncovered], lambda case: case.op).items():
+        rows: dict[str, None] = {}
+        for case in own:
+            sheets = launches.sheets(case)
+            failed = {name for sheet in sheets for name in sheet.untimed}
+            names = [launches.row_name(case, each) for each in ({}, *launches.candidates())]
+            if names[0] and names[0] not in failed:
+                rows |= dict.fromkeys(name for name in names if name and name not in failed)
+        if rows:
+            yield command("run", "--op", op, "--impl", ",".join(rows), *_which(decision, own))
+
+
+def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
+    """The options by which `run` measures these cases."""
+    if decision.mix.words:
+        return [*decision.mix.words]
+    sheets = [sheet for case in cases for sheet in decision.launches.sheets(case)]
+    suites = {sheet.suite for sheet in sheets}
+    if len(suites) == 1 and suites != {"ad hoc"} and len(cases) > 1:
+        return ["--suite", suites.pop()]
+    return [word for case in cases for word in ("--case", case.key[1])]
+
+
+def snippet(decision: Decision) -> Iterator[str]:
+    """Lines of a shell script that launches the server, with what supports each setting."""
+    folders = decision.launches.measured.folders
+    yield f"# decided from {', '.join(map(str, folders[:3]))}{' ...' if len(folders) > 3 else ''}"
+    for each in decision.taken:
+        assert each.comparison
+        over = f"{ratio_text(each.comparison)} over {counted(len(each.pairs))}"
+        yield f"# {each.op}: {rows_of(each.pairs)}, {over}"
+    everything = {**decision.launches.base, **decision.chosen}
+    for name, value in everything.items():
+        if not name.islower():
+            yield f"export {name}={shlex.quote(value)}"
+    flags = [f"--{name} {shlex.quote(value)}".strip() for name, value in everything.items() if name.islower()]
+    yield " ".join([SERVERS[decision.launches.engine], *flags])
+    arm = shlex.quote(f"decided: {launch_text(decision.chosen)}")
+    yield f"# confirm it: serving ab ... --arm base --arm {arm}"
+
+
+def files_of(decision: Decision) -> dict[str, str]:
+    """Variables whose value is a file or folder of tables."""
+    tables = TABLES[decision.launches.engine]
+    return {name: value for name, value in decision.chosen.items() if name in tables and "/" in value}
+
+
+def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
+    """The object of JSON."""
+    launches, mix = decision.launches, decision.mix
+    return {
+        "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
+        "device": launches.measured.device, "arch": launches.measured.arch,
+        "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
+        "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
+        "leave_it": not decision.chosen, "variables": _part(decision.chosen, flags=False),
+        "flags": _part(decision.chosen, flags=True), "files": files_of(decision),
+        "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
+        "regret": decision.regret, "choices": [_compared(each) for each in decision.choices],
+        "taken": [_compared(each) for each in decision.taken],
+        "crossovers": [
+            {name: getattr(each, name) for name in ("op", "fixed", "size", "below", "above", "at",
+                                                     "faster_below", "faster_above", "told")}
+            for each in decision.crossovers
+        ],
+        "cases": [
+            {"op": each.case.op, "case": each.case.key[1], "decode_calls": each.case.decode,
+             "prefill_calls": each.case.prefill, "row": each.chosen.cell.impl, "us": each.chosen.us,
+             "best_row": each.best.cell.impl, "best_us": each.best.us, "best_is_faster": each.clear,
+             "no_flag": each.beyond.cell.impl if each.beyond else None}
+            for each in decision.cases
+        ],
+        "not_decided": dict(decision.undecided),
+        "worth": _worth(worth) if worth else None, "measure": [*to_measure(decision)],
+        "snippet": [*snippet(decision)] if decision.chosen else [],
+    }  # fmt: skip
+
+
+def _part(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name.islower() == flags}
+
+
+def _compared(of: Compared) -> dict[str, Any]:
+    found = of.comparison
+    return {
+        "variables": _part(of.settings, flags=False), "flags": _part(of.settings, flags=True),
+        "op": of.op or None, "verdict": found.verdict if found and of.is_complete else None,
+        **{name: getattr(found, name) if found else None for name in ("ratio", "low", "high")},
+        "noise": of.noise, "confidence": of.confidence, "share": of.share, "saved_us": of.saved_us,
+        "rows": sorted({pair.new.cell.impl for pair in of.pairs}),
+        "cases": [f"{pair.case.op} {pair.case.key[1]}" for pair in of.pairs],
+        "runs": sorted({str(pair.sheet.folder) for pair in of.pairs}), "not_measured": dict(of.missing),
+    }  # fmt: skip
+
+
+def _worth(worth: Worth) -> dict[str, Any]:
+    return {
+        "step_ms": worth.step_ms, "token_ms": worth.token_ms, "prompt_ms": worth.prompt_ms,
+        "changes": [change.model_dump() for change in worth.changes],
+        "predicted": [each.model_dump() for each in worth.predicted], "why_not": worth.why_not,
+    }  # fmt: skip

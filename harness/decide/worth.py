@@ -1,0 +1,98 @@
+"""What a decision is worth in serving: time saved of each token and each prompt, and TPOT and TTFT by the
+model of `serving predict`, where it knows the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.decide.choices import Pair
+from harness.decide.decision import Decision
+from harness.decide.mix import Weighed
+from harness.engine import EngineRequest
+from harness.errors import HarnessError
+from harness.serving.ledger import KernelChange, Prediction
+from harness.serving.link.load import Load
+from harness.serving.link.model import SAME_LAYERS, System, link
+from harness.serving.link.predictions import predict
+from harness.serving.names import hardware_name
+from harness.statistics.totals import total_ratio
+
+LINKED = 0.9
+"""The confidence of intervals that `predict` takes and gives."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """ms are sums over the calls of the four ops alone, as timed.
+
+    step_ms:   saved of a mean step
+    token_ms:  of each token that a request gets, other requests' prefills included; 0 where the share of
+               decode steps is not known
+    prompt_ms: of the prefill of one prompt; 0 where it is not known
+    changes:   what the decision does to each op, by phase
+    predicted: of TPOT and others, by `serving predict`; empty where `why_not` says why
+    """
+
+    step_ms: float
+    token_ms: float
+    prompt_ms: float
+    changes: Sequence[KernelChange]
+    predicted: Sequence[Prediction]
+    why_not: str
+
+
+def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:
+    """None where nothing is chosen, or the mix does not count calls."""
+    gain, mix = decision.gain, decision.mix
+    if gain is None or not mix.counts_calls:
+        return None
+    prefill = sum(_saved_ms(pair, lambda case: case.prefill) for pair in gain.pairs)
+    step = prefill + sum(_saved_ms(pair, lambda case: case.decode) for pair in gain.pairs)
+    changes = [*_changes(decision)]
+    predicted, why_not = _linked(decision, request, changes)
+    return Worth(
+        step, step / mix.decode_share if mix.decode_share else 0.0,
+        prefill / mix.prompts if mix.prompts else 0.0, changes, predicted, why_not,
+    )  # fmt: skip
+
+
+def _saved_ms(pair: Pair, calls: Callable[[Weighed], float]) -> float:
+    return calls(pair.case) * (pair.old.us - pair.new.us) / 1e3
+
+
+def _changes(decision: Decision) -> Iterator[KernelChange]:
+    """The factor of each op in each phase, over all of its cases: those that run the same count too."""
+    launches = decision.launches
+    every = [launches.pair(each.case, {}, decision.chosen) for each in decision.cases]
+    for op in dict.fromkeys(each.case.op for each in decision.cases):
+        for phase in ("decode", "prefill"):
+            own = [pair for pair in every if pair and pair.case.op == op and getattr(pair.case, phase)]
+            if any(pair.old is not pair.new for pair in own):
+                found = total_ratio(
+                    [(getattr(p.case, phase), p.new.cell.samples.by_round, p.old.cell.samples.by_round)
+                     for p in own], confidence=LINKED)  # fmt: skip
+                yield KernelChange.model_validate({
+                    "op": op, "factor": found.ratio, "low": found.low, "high": found.high, "phase": phase,
+                    "source": launches.measured.folders[0].name,
+                })  # fmt: skip
+
+
+def _linked(
+    decision: Decision, request: EngineRequest | None, changes: Sequence[KernelChange]
+) -> tuple[Sequence[Prediction], str]:
+    workload, measured = decision.mix.workload, decision.launches.measured
+    if request is None or workload is None:
+        return (), "`serving predict` needs a load: give --workload"
+    if not SAME_LAYERS.fullmatch(request.model.name) or request.dp_attention:
+        return (), "`serving predict` models DeepSeek-R1 and V3 without DP attention alone"
+    kv = {"bf16": "bfloat16"}.get(request.kv, request.kv)
+    system = System(
+        hardware=hardware_name(measured.device), engine=request.engine, tp=request.tp, ep=request.ep, kv=kv,
+        drafts=request.drafts,
+    )  # fmt: skip
+    load = Load(workload.isl, workload.osl, workload.concurrency, range_ratio=workload.range_ratio)
+    try:
+        return predict(link(system), load, changes), ""
+    except HarnessError as error:
+        return (), str(error)

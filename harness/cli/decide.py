@@ -68,7 +68,7 @@ def decide(
     decision = decided(launches, margin / 100)
     worth = worth_of(decision, request)
     if page:
-        from harness.page.assemble import decision_page
+        from harness.page.decision import decision_page
         from harness.page.html import write_page
 
         write_page(decision_page(decision, worth), page, ", ".join(runs))

@@ -102,13 +102,15 @@ class Crossover:
 class BestCase:
     """The fastest row that the engine can be made to run for a case.
 
-    chosen:  the row of the decision; best: the fastest; settings: with which the engine runs it
+    default: the row without the decision; chosen: with it; best: the fastest
+    settings: with which the engine runs the fastest
     clear:   whether it is clearly faster than the chosen one
     beyond:  the fastest row of all that were timed, where that is clearly faster and no flag of the engine
              runs it
     """
 
     case: Weighed
+    default: Row
     chosen: Row
     best: Row
     settings: Setting
@@ -327,7 +329,8 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, candidates: Sequen
         faster = row.cell.launch == own.new.cell.launch and row.us < (beyond or best).us
         if faster and _is_faster(Pair(case, own.sheet, own.new, row)):
             beyond = row
-    return BestCase(case, own.new, best, settings, clear, beyond)
+    before = launches.pair(case, {}, chosen)
+    return BestCase(case, before.old if before else own.new, own.new, best, settings, clear, beyond)
 
 
 def _is_faster(pair: Pair) -> bool:

@@ -78,7 +78,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
         shown = [decision.gain, *shown]
     if shown:
         parts += [table_of([_row(each) for each in shown]), ""]
-    parts.append(noted([*_notes(decision, worth)]))
+    parts.append(noted([*notes(decision, worth)]))
     if commands := [*to_measure(decision)]:
         parts += ["", "measure what is missing:", *(whole_line(COMMAND + line) for line in commands)]
     if decision.chosen:
@@ -96,7 +96,7 @@ def _row(of: Compared) -> dict[str, object]:
     return row | {"rows": rows_of(of.pairs), "cases": len(of.pairs) + len(of.missing)}
 
 
-def _notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
+def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     mix = decision.mix
     if decision.choices and decision.cases:
         yield "regret", _regret(decision)

@@ -1,0 +1,177 @@
+"""Section of a decision: the choices, a map of the fastest rows, where a launch saves and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+
+from harness.decide.choices import launch_text
+from harness.decide.decision import BestCase, Compared, Decision
+from harness.decide.text import answer, crossover_text, notes, snippet
+from harness.decide.worth import Worth
+from harness.page.case import us_text
+from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
+from harness.page.style import OTHER, PROVIDERS, coded, forest, noise_band, provider, shade, tips
+from harness.report.text import grouped, microseconds, ratio_text
+from harness.serving.link.kernel_times import AXES
+from shapes.case import text_of
+
+SAVED, LEFT = "saved by this launch", "left to another launch"
+PARTS = {SAVED: "#0072B2", LEFT: "#D55E00"}
+MOST = 40
+"""Cases of a chart."""
+
+
+def decision_page(decision: Decision, worth: Worth | None) -> Page:
+    launches = decision.launches
+    title = f"How to launch {launches.engine} on {launches.measured.device}"
+    return Page(title, decision.mix.text, [decision_section(decision, worth)])
+
+
+def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
+    engine = decision.launches.engine
+    charts = [
+        *_choices(decision),
+        *(_map(op, own) for op, own in grouped(decision.cases, lambda each: each.case.op).items()),
+        *_savings(decision),
+        *_crossovers(decision),
+    ]
+    launch = [("launch", line) for line in snippet(decision)] if decision.chosen else []
+    return PageSection(
+        anchor("decision", engine), f"{engine}: the decision", answer(decision, worth), charts,
+        [*notes(decision, worth), *launch],
+    )  # fmt: skip
+
+
+def _choices(decision: Decision) -> Iterator[Chart]:
+    compared = sorted((each for each in decision.choices if each.is_complete), key=lambda e: -e.saved_us)
+    if not compared:
+        return
+    rows = [_choice(each) for each in compared]
+    columns: Columns = {
+        "choice": "choice", "op": "op", "speedup": ("ratio", "speedup"), "verdict": "verdict",
+        "saves of all, %": ("share", lambda share: f"{share:.2f}"), "cases": ("cases", str),
+    }  # fmt: skip
+    noise = max(each.noise for each in compared)
+    yield Chart(
+        "choices",
+        "What each choice does",
+        "The speedup of an op over the cases in which a choice runs another row, each counted with its "
+        "calls. Right of 1 is faster than the default. Intervals hold together with 95 %; grey is noise.",
+        forest(rows, "speedup over the default", noise_band(noise),
+               tooltip=tips(name="choice", speedup="", share_text="saves of all", verdict="")),
+        table(rows, columns),
+        len(rows),
+    )  # fmt: skip
+
+
+def _choice(of: Compared) -> dict[str, Any]:
+    assert of.comparison
+    found, text = of.comparison, launch_text(of.settings)
+    return {
+        "name": f"{of.op} | {text}", "choice": text, "op": of.op, "ratio": found.ratio, "low": found.low,
+        "high": found.high, "verdict": found.verdict, "speedup": ratio_text(found), "share": 100 * of.share,
+        "share_text": f"{of.share:.2%}", "cases": len(of.pairs),
+    }  # fmt: skip
+
+
+def _map(op: str, cases: Sequence[BestCase]) -> Chart:
+    """A field for each case: the fastest row that a flag can choose."""
+    size = AXES[op][1][0]
+    sizes = [each.case.sizes for each in cases]
+    varying = [name for name in sizes[0] if len({str(of.get(name)) for of in sizes}) > 1]
+    values = [_field(each, size, [name for name in varying if name != size]) for each in cases]
+    names = list(dict.fromkeys(value["name"] for value in values))
+    colours: dict[str, str] = {}
+    for name in names:
+        same = sum(provider(other) == provider(name) for other in colours)
+        colours[name] = shade(PROVIDERS.get(provider(name), OTHER), same)
+    across = [value["x"] for value in sorted(values, key=lambda value: (len(value["x"]), value["x"]))]
+    base = alt.Chart({"values": values}).encode(
+        x=alt.X("x:O", sort=list(dict.fromkeys(across)), title=size, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:N", sort=None, title=None),
+    )
+    tooltip = tips(case="", name="fastest", took="time", chosen="this launch runs", lead="faster by",
+                   settings="with", beyond="no flag for")  # fmt: skip
+    colour = alt.Color("name:N", scale=coded(colours), title=None, legend=alt.Legend(orient="top"))
+    opacity = alt.Opacity("clear:N", scale=alt.Scale(domain=[True, False], range=[0.6, 0.25]), legend=None)
+    rect = base.mark_rect(stroke="#8886").encode(color=colour, opacity=opacity, tooltip=tooltip)
+    label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
+    columns: Columns = {
+        "case": "case", "fastest": "name", "time": ("us", us_text), "this launch runs": "chosen",
+        "faster by": "lead", "with": "settings", "no flag for": "beyond",
+    }  # fmt: skip
+    shared = {name: value for name, value in sizes[0].items() if name not in (*varying, size)}
+    return Chart(
+        anchor("map", op),
+        f"{op}: the fastest row that a flag can choose",
+        "Each field is a case. A number says by how much that row is faster than what this launch runs; "
+        f"pale fields have none that is clearly faster. All have {text_of(shared)}.",
+        alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24)),
+        table(values, columns),
+        len(values),
+    )
+
+
+def _field(each: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
+    sizes, lead = each.case.sizes, each.chosen.us / each.best.us
+    beyond = f"{each.beyond.cell.impl}, {microseconds(each.beyond.us)}" if each.beyond else ""
+    return {
+        "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or each.case.op,
+        "case": each.case.key[1], "name": each.best.cell.impl, "us": each.best.us,
+        "took": microseconds(each.best.us), "chosen": each.chosen.cell.impl,
+        "lead": f"{lead:.2f}x" if each.clear else "", "clear": each.clear,
+        "settings": launch_text(each.settings), "beyond": beyond,
+    }  # fmt: skip
+
+
+def _savings(decision: Decision) -> Iterator[Chart]:
+    """What this launch saves in each case, and what it leaves to another one; of all cases' time."""
+    everything = sum(each.case.calls * each.default.us for each in decision.cases)
+    rows: list[dict[str, Any]] = []
+    for each in decision.cases:
+        parts = ((SAVED, each.default.us - each.chosen.us), (LEFT, each.chosen.us - each.best.us))
+        for part, us in parts:
+            share = 100 * each.case.calls * us / everything
+            if abs(share) >= 0.005:
+                name = f"{each.case.op} {each.case.key[1]}"
+                rows.append({"case": name, "part": part, "share": share, "text": f"{share:+.2f} %"})
+    if not rows:
+        return
+    rows.sort(key=lambda row: -abs(row["share"]))
+    order = list(dict.fromkeys(row["case"] for row in rows))[:MOST]
+    shown = [row for row in rows if row["case"] in order]
+    picture = (
+        alt.Chart({"values": shown})
+        .mark_bar(opacity=0.8)
+        .encode(
+            x=alt.X("share:Q", title="% of the time of all cases"),
+            y=alt.Y("case:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
+            color=alt.Color("part:N", scale=coded(PARTS), title=None, legend=alt.Legend(orient="top")),
+            tooltip=tips(case="", part="", text="of all"),
+        )
+        .properties(width=420, height=alt.Step(22))
+    )
+    columns: Columns = {"case": "case", "part": "part", "% of all": ("share", lambda share: f"{share:+.2f}")}
+    yield Chart(
+        "savings",
+        "Where it saves, and what leaving it costs",
+        "Blue: what this launch saves against the default in a case, times its calls. Orange: what the "
+        "fastest row of the case would save more, by estimates; no single launch may have all of it.",
+        picture,
+        table(rows, columns),
+        len(shown),
+    )
+
+
+def _crossovers(decision: Decision) -> Iterator[Chart]:
+    if decision.crossovers:
+        rows = [TableRow([crossover_text(each)]) for each in decision.crossovers]
+        yield Chart(
+            "crossovers",
+            "Where the fastest row changes",
+            "By the times at neighbouring sizes, with the logarithm of their ratio taken as linear.",
+            table=Table(["crossover"], rows),
+        )

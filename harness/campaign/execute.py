@@ -39,7 +39,7 @@ END_S, END_SHARE = 5.0, 0.02
 """Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
 MOST_BYTES = 16_000_000
 """The largest size of an archive."""
-BESIDE = (FILE, "tuned")
+BESIDE = (FILE, "tuned", "decision")
 """What is archived beside the folders of steps."""
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
 RUN = (
@@ -268,9 +268,19 @@ def _into(request: AnyRequest, folder: Path) -> AnyRequest:
 
 
 def run_campaign(
-    pool: Pool, request: CampaignRequest, folder: Path, began: float, read: ReadStep, display: CampaignDisplay
+    pool: Pool,
+    request: CampaignRequest,
+    folder: Path,
+    began: float,
+    read: ReadStep,
+    display: CampaignDisplay,
+    conclude: Callable[[Path], None] = lambda folder: None,
 ) -> int:
-    """Returns the exit code; raises HarnessError. began: when the command did, by time.monotonic()"""
+    """Returns the exit code; raises HarnessError.
+
+    began:    when the command did, by time.monotonic()
+    conclude: what the runs of one type of devices say together, by their folder; it may write beside them
+    """
     resumed = _resumed_steps(folder) if request.resume else None
     if not resumed and (folder / FILE).exists():
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
@@ -305,6 +315,8 @@ def run_campaign(
     for job in jobs:
         if isinstance(job, RunJob) and not job.journal.finished():
             job.journal.remove()
+    for type in types:
+        conclude(folder if alone else folder / type)
     archive = pack(folder, [step.name for step in steps])
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))

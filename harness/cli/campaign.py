@@ -18,6 +18,7 @@ from harness.cli import options
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
     from harness.campaign.plan import Step
+    from harness.cli.campaign_display import CampaignTables
     from harness.cluster.driver import Pool
     from harness.run.plan import Request
     from harness.tune.race import TuneRequest
@@ -50,7 +51,8 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 def campaign(request: CampaignRequest) -> None:
     """Measure all that this machine can tell in a given time. The most valuable comes first. Without a file:
     the machine and its limits, the engine itself, each op at `smoke`, then at `r1-tp8`, races of the Triton
-    kernels, flags, the replay of a step. The result is a folder and one zip file to carry home, which
+    kernels, flags, the replay of a step. It ends
+    with what `decide` says of each engine. The result is a folder and one zip file to carry home, which
     `report` and `harness.results.load` read as it is."""
     from harness.campaign.execute import run_campaign
     from harness.campaign.plan import planned_job, steps_of
@@ -100,7 +102,37 @@ def campaign(request: CampaignRequest) -> None:
             from harness.cluster.agent import ThisMachine
 
             pool = ThisMachine(type, here.device)
-        sys.exit(run_campaign(pool, request, folder, began, read, display))
+        sys.exit(run_campaign(pool, request, folder, began, read, display, partial(conclude, display)))
+
+
+def conclude(display: CampaignTables, folder: Path) -> None:
+    """Writes decision/ENGINE.json and .html, and prints the answer, for each engine of which it is known what
+    it runs on the device."""
+    import json
+
+    from harness.decide.measured import read_measured
+    from harness.decide.text import answer, facts
+    from harness.decide.worth import decided
+    from harness.errors import HarnessError
+    from harness.files import write
+    from harness.page.decision import decision_page
+    from harness.page.html import write_page
+    from kernels.engines import SPELLED, archs
+
+    for engine, spelled in SPELLED.items():
+        try:
+            measured = read_measured([str(folder)])
+            if measured.arch not in archs(engine):
+                continue
+            decision, worth = decided(engine, measured, {}, {})
+        except HarnessError as error:
+            display.log(f"no decision for {spelled}: {error}")
+            continue
+        target = folder / "decision" / engine
+        target.parent.mkdir(exist_ok=True)
+        write(f"{target}.json", json.dumps(facts(decision, worth), indent=1) + "\n")
+        write_page(decision_page(decision, worth), f"{target}.html", str(folder))
+        display.print(f"{spelled}: {answer(decision, worth)}")
 
 
 def read_step(

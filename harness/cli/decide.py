@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from harness.cli.engine import deployment, given_settings, served_load
 from harness.cli.options import Command, OneOf, answer, cases_file, json_option, parsed_by
-
-USUAL_LOAD = "isl=3200,osl=800,concurrency=64"
-"""The load of AMD's and dstack's runs, of which the suites have the shapes."""
-PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
-
-if TYPE_CHECKING:
-    from harness.decide.measured import Measured
-    from harness.engine import EngineRequest
 
 
 @click.command(cls=Command)
@@ -50,23 +40,21 @@ def decide(
     with the engine's default over those calls. What is clearly faster is taken; what is not told from the
     default is left. The answer says what it is worth, at which sizes another row is faster, and what was not
     measured. It ends with the lines that launch the server."""
-    from harness.decide.choices import Launches
-    from harness.decide.decision import decide as decided
     from harness.decide.measured import read_measured
-    from harness.decide.mix import mix_of
     from harness.decide.text import decision_text, facts
-    from harness.decide.worth import worth_of
-    from harness.errors import NothingRan
+    from harness.decide.worth import decided
+    from harness.errors import NothingRan, UsageError
     from harness.files import require_writable
 
     require_writable(json_to, None)
     if page:
         require_writable(page, None)
-    measured = read_measured(runs)
-    request = _request(ctx, measured, served)
-    launches = Launches(served["engine"], measured, mix_of(measured, request), served["given"])
-    decision = decided(launches, margin / 100)
-    worth = worth_of(decision, request)
+    if served["cases"] and served["workload"]:
+        raise UsageError("--cases has the calls of a load itself: leave --workload")
+    names = ("workload", "cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
+    said = {name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    told = {name: served[name] for name in said}
+    decision, worth = decided(served["engine"], read_measured(runs), told, served["given"], margin / 100)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page
@@ -78,51 +66,3 @@ def decide(
         answer(json_to, facts(decision, worth), lambda: decision_text(decision, worth))
     if not any(each.is_complete for each in decision.choices):
         raise NothingRan("nothing was compared: no choice has a time beside the default's")
-
-
-def _request(ctx: click.Context, measured: Measured, served: dict[str, Any]) -> EngineRequest | None:
-    """The deployment by whose calls cases are weighed: as the user says it, else as the places of the runs'
-    cases name it. None where neither names one, or where steps verify drafts, of which a workload does not
-    tell how many are accepted. Raises UsageError."""
-    from harness.catalogue.architectures import named_sheet
-    from harness.engine import EngineRequest
-    from harness.errors import UsageError
-    from harness.serving.names import hardware_name
-
-    if served["cases"] and served["workload"]:
-        raise UsageError("--cases has the calls of a load itself: leave --workload")
-    named = {name for name in ("workload", "cases", "model", "tp", "ep", "dp_attention", "kv")
-             if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}  # fmt: skip
-    inferred = {} if named & {"model", "tp", "ep", "dp_attention"} else _deployment(measured)
-    drafts = served["drafts"] or 0
-    if not (named or inferred) or (drafts and not served["cases"]):
-        return None
-    arch = hardware_name(measured.device) if named_sheet(hardware_name(measured.device)) else measured.arch
-    asked = EngineRequest(arch=arch, **{**served, **inferred, "drafts": drafts})
-    workload = asked.workload or served_load(USUAL_LOAD)
-    return replace(asked, workload=None if asked.cases else workload)
-
-
-def _deployment(measured: Measured) -> dict[str, Any]:
-    """The model and its split that the places of all cases name (`deepseek-r1 tp8 decode`); empty where they
-    name none, or more than one, or the cases verify drafts."""
-    from shapes.models import named_model
-
-    cases = [sheet.case for sheets in measured.sheets.values() for sheet in sheets]
-    found = {match[0]: match for case in cases if (match := PLACE.match(case.place))}
-    if len(found) != 1 or any(
-        not PLACE.match(case.place) or int(case.sizes.get("q", 1)) > 1 for case in cases
-    ):
-        return {}
-    ((_, match),) = found.items()
-    try:
-        model = named_model(match[1])
-    except ValueError:
-        return {}
-    degrees = {word[:2]: int(word[2:]) for word in match[2].split()}
-    dp = degrees.get("dp", 1)
-    kv = {str(case.sizes["kv"]) for case in cases if "kv" in case.sizes}
-    return {
-        "model": model, "tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1,
-        **({"kv": kv.pop()} if len(kv) == 1 else {}),
-    }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import Command, answer, json_option, measuring
+from harness.cli.options import Command, OneOf, answer, json_option, measuring
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     metavar="PATTERN",
     help="With --svg or --png: write only charts with such a file name.",
 )
+@click.option("--decide", "engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm",
+              help="Begin with how to launch this engine, by all RUNS together: see `decide`.")  # fmt: skip
 def report(
     runs: tuple[str, ...],
     output: str,
@@ -44,6 +46,7 @@ def report(
     svg: str | None,
     png: str | None,
     chart: tuple[str, ...],
+    engine: str | None,
 ) -> None:
     """Write recorded RUNS as a page for the browser. It shows rankings, sizes, rounds, flags, what moved
     between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that `serving
@@ -63,6 +66,13 @@ def report(
     if not folders:
         require_writable(output, None)
     page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
+    if engine:
+        from harness.decide.measured import read_measured
+        from harness.decide.worth import decided
+        from harness.page.decision import decision_section
+
+        section = decision_section(*decided(engine, read_measured(runs), {}, {}))
+        page = replace(page, sections=[section, *page.sections])
     for folder, is_png in folders:
         click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:

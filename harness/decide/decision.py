@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.decide.choices import Launches, Pair, Settings, launch_text, offered
-from harness.decide.measured import Row
+from harness.decide.measured import Row, Sheet
 from harness.decide.mix import Mix, Weighed
 from harness.report.text import grouped
 from harness.serving.link.kernel_times import AXES
@@ -252,7 +252,8 @@ def _why(launches: Launches, case: Weighed, settings: Settings) -> str:
     for sheet in launches.sheets(case):
         if reason := sheet.untimed.get(entry.row):
             return f"{entry.row} is {reason}"
-    return f"{entry.row} was not measured"
+    every = {row.cell.impl for sheet in launches.sheets(case) for row in sheet.rows}
+    return f"{entry.row} was not measured{' beside the default' if entry.row in every else ''}"
 
 
 def _together(
@@ -320,25 +321,26 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, candidates: Sequen
     own = launches.pair(case, chosen, chosen)
     assert own
     best, settings, clear = own.new, chosen, False
-    for candidate in candidates:
-        pair = launches.pair(case, chosen, chosen | candidate)
+    for other in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
+        pair = launches.pair(case, chosen, other)
         if pair and pair.new.us * own.new.us < best.us * pair.old.us:  # by the ratio to the chosen row
-            best, settings, clear = pair.new, chosen | candidate, _is_faster(pair)
+            best, settings, clear = pair.new, other, _is_faster(pair.sheet, pair.new, pair.old)
     beyond = None
     for row in own.sheet.rows:
         faster = row.cell.launch == own.new.cell.launch and row.us < (beyond or best).us
-        if faster and _is_faster(Pair(case, own.sheet, own.new, row)):
+        if faster and _is_faster(own.sheet, row, own.new):
             beyond = row
     before = launches.pair(case, {}, chosen)
     return BestCase(case, before.old if before else own.new, own.new, best, settings, clear, beyond)
 
 
-def _is_faster(pair: Pair) -> bool:
-    shared = sorted(pair.new.cell.samples.by_round.keys() & pair.old.cell.samples.by_round.keys())
-    new, old = (row.cell.samples.by_round for row in (pair.new, pair.old))
+def _is_faster(sheet: Sheet, fast: Row, slow: Row) -> bool:
+    """By the rounds that both have."""
+    new, old = fast.cell.samples.by_round, slow.cell.samples.by_round
+    shared = sorted(new.keys() & old.keys())
     found = compare(
         [new[at] for at in shared], [old[at] for at in shared], blocks=[block for block, _ in shared],
-        floor=pair.sheet.noise,
+        floor=sheet.noise,
     )  # fmt: skip
     return found.verdict == "faster"
 
@@ -365,30 +367,30 @@ def _middle(value: Size) -> int:
     return sum(parse_span(value)) // 2
 
 
-def _ranking(launches: Launches, case: Weighed, candidates: Sequence[Setting]) -> list[tuple[str, Row]]:
-    """The rows that the engine can be made to run, the fastest first, by name with their setting."""
+def _ranking(launches: Launches, case: Weighed, candidates: Sequence[Setting]) -> list[tuple[str, Pair]]:
+    """The rows that the engine can be made to run, the fastest first, each with its name."""
     rows = {
-        launch_text(settings) if pair.new.variables else pair.new.cell.impl: pair.new
+        launch_text(settings) if pair.new.variables else pair.new.cell.impl: pair
         for settings, pair in offered(launches, case, candidates)
     }
-    return sorted(rows.items(), key=lambda item: item[1].us)
+    return sorted(rows.items(), key=lambda item: item[1].new.us)
 
 
 def _crossing(
-    op: str, fixed: str, size: str, low: tuple[int, dict[str, Row]], high: tuple[int, dict[str, Row]]
+    op: str, fixed: str, size: str, low: tuple[int, dict[str, Pair]], high: tuple[int, dict[str, Pair]]
 ) -> Crossover:
     (below, small), (above, large) = low, high
     first, last = next(iter(small)), next(iter(large))
     at, told = None, False
     if last in small and first in large:
-        a, b = math.log(small[last].us / small[first].us), math.log(large[first].us / large[last].us)
+        a = math.log(small[last].new.us / small[first].new.us)
+        b = math.log(large[first].new.us / large[last].new.us)
         part = a / (a + b) if a + b else 0.5
         at = math.exp(math.log(below) + part * math.log(above / below))
-        told = all(_apart(rows[one], rows[other]) for rows, one, other in
-                   ((small, first, last), (large, last, first)))  # fmt: skip
+        told = _leads(small[first], small[last]) and _leads(large[last], large[first])
     return Crossover(op, fixed, size, below, above, at, first, last, told)
 
 
-def _apart(fast: Row, slow: Row) -> bool:
-    """Whether the intervals of the times do not meet."""
-    return bool(fast.cell.high_us and slow.cell.low_us and fast.cell.high_us < slow.cell.low_us)
+def _leads(fast: Pair, slow: Pair) -> bool:
+    """Whether the one is clearly faster; not known where they were measured in different rounds."""
+    return fast.sheet is slow.sheet and _is_faster(fast.sheet, fast.new, slow.new)

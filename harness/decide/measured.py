@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import kernels
 from harness.errors import UsageError
 from harness.results.read import read, run_folders
 from harness.results.schema import Cell, PlannedCase
@@ -131,5 +132,9 @@ def _rows(cells: Sequence[Cell], settings: Mapping[str, Mapping[str, str | None]
             yield Row(cell, settings.get(cell.setting, {}))
 
 
-def sizes_of(sheets: Sequence[Sheet]) -> Mapping[str, Size]:
-    return sheets[0].case.sizes
+def whole_sizes(op: str, sizes: Mapping[str, Size], arch: str) -> Mapping[str, Size]:
+    """With the usual values of those that are left out; as they are where the op is not known here."""
+    try:
+        return kernels.OPS[op].case({**kernels.OPS[op].defaults(arch), **sizes}).sizes
+    except (KeyError, ValueError):
+        return sizes

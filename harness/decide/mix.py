@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-import kernels
-from harness.decide.measured import CaseKey, Measured, sizes_of
+from harness.catalogue.architectures import named_sheet
+from harness.decide.measured import CaseKey, Measured, whole_sizes
 from harness.engine import EngineRequest, shares
 from harness.errors import UsageError
 from harness.serving.link.kernel_times import AXES
+from harness.serving.names import hardware_name
 from shapes.case import Size, text_of
 from shapes.cases import R1
 from shapes.deployment import Call, served
 from shapes.lengths import parse_span
+from shapes.models import model, named_model
 from shapes.scheduler import Workload, simulate
 from shapes.suites import cases_file
 
@@ -67,6 +71,53 @@ class Mix:
     """The options by which `run` measures the calls' cases: a suite or a file."""
 
 
+USUAL = Workload(3200, 800, 64, 64)
+"""The load of AMD's and dstack's runs, of which the suites have the shapes."""
+PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
+"""How the place of a case begins that names a model and its split: `deepseek-r1 tp8 decode`."""
+
+
+def request_of(
+    engine: str, measured: Measured, told: Mapping[str, Any], given: Mapping[str, str]
+) -> EngineRequest | None:
+    """The deployment by whose calls cases are weighed: as the user says it, else as the places of the runs'
+    cases name it. None where neither names one, or where steps verify drafts, of which a workload does not
+    tell how many are accepted.
+
+    told: fields of EngineRequest that the user gave
+    """
+    inferred = {} if {*told} & {"model", "tp", "ep", "dp_attention"} else _deployment(measured)
+    if not (inferred or told) or (told.get("drafts") and not told.get("cases")):
+        return None
+    name = hardware_name(measured.device)
+    fields = {"model": model(R1), **inferred, **{field: value for field, value in told.items() if value}}
+    asked = EngineRequest(engine, name if named_sheet(name) else measured.arch, given=given, **fields)
+    return replace(asked, workload=None if asked.cases else asked.workload or USUAL)
+
+
+def _deployment(measured: Measured) -> dict[str, Any]:
+    """The model and its split that the places of all cases name (`deepseek-r1 tp8 decode`); empty where they
+    name none, or more than one, or the cases verify drafts."""
+    cases = [sheet.case for sheets in measured.sheets.values() for sheet in sheets]
+    found = {match[0]: match for case in cases if (match := PLACE.match(case.place))}
+    if len(found) != 1 or any(
+        not PLACE.match(case.place) or int(case.sizes.get("q", 1)) > 1 for case in cases
+    ):
+        return {}
+    ((_, match),) = found.items()
+    try:
+        model = named_model(match[1])
+    except ValueError:
+        return {}
+    degrees = {word[:2]: int(word[2:]) for word in match[2].split()}
+    dp = degrees.get("dp", 1)
+    kv = {str(case.sizes["kv"]) for case in cases if "kv" in case.sizes}
+    return {
+        "model": model, "tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1,
+        **({"kv": kv.pop()} if len(kv) == 1 else {}),
+    }  # fmt: skip
+
+
 def mix_of(measured: Measured, request: EngineRequest | None) -> Mix:
     """The mix of a deployment's workload or of its file of cases; None: as the runs' suites weigh cases.
     Raises UsageError."""
@@ -107,7 +158,8 @@ def _recorded(measured: Measured) -> Mix:
         fastest[op] = fastest.get(op, 0.0) + (sheets[0].case.weight or 1.0) * us
     cases = []
     for key, sheets in measured.sheets.items():
-        case, weighed = sheets[0].case, Weighed(key, sheets[0].case.sizes)
+        case = sheets[0].case
+        weighed = Weighed(key, whole_sizes(case.op, case.sizes, measured.arch))
         weight = (case.weight or 1.0) / (fastest[case.op] or 1.0)
         if case.op == "mha_prefill" or "prefill" in case.place:
             weighed.prefill = weight
@@ -129,7 +181,10 @@ def _weighed(
     decode_share: float = 0.0,
     prompts: float = 0.0,
 ) -> Mix:
-    cases = {key: Weighed(key, sizes_of(sheets)) for key, sheets in measured.sheets.items()}
+    cases = {
+        key: Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
+        for key, sheets in measured.sheets.items()
+    }
     uncovered, missed, parts = [], 0.0, shares(calls, request)
     for call, share in zip(calls, parts, strict=True):
         found = stand_ins(call, cases.values(), measured.arch)
@@ -160,13 +215,12 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
     """The measured cases that stand for a call, each with its part of it: those at the next sizes to either
     side, by their distance in logarithms; beyond the last measured size that one, up to BEYOND, with as much
     more weight as the call is larger. Empty where none does."""
-    op = kernels.OPS[call.op]
     fixed, axes = FIXED[call.op], AXES[call.op][1]
-    wanted = op.case({**op.defaults(arch), **call.sizes}).sizes
+    wanted = whole_sizes(call.op, call.sizes, arch)
     alike = [
         case
         for case in cases
-        if case.op == call.op and all(_same(case.sizes, wanted, name) for name in fixed)
+        if case.op == call.op and all(str(case.sizes.get(name)) == str(wanted.get(name)) for name in fixed)
     ]
     if not alike:
         return []
@@ -190,12 +244,6 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
         return [(by_size[below], 1.0)]
     part = (first - below) / (above - below)
     return [(by_size[below], 1 - part), (by_size[above], part)]
-
-
-def _same(a: Mapping[str, Size], b: Mapping[str, Size], name: str) -> bool:
-    """Whether both have a size. A case has all sizes; one that is left out has its usual value."""
-    usual: Mapping[str, Size] = {"q": 1, "prefix": "0", "routing": "uniform", "shared": 0, "ep": 1}
-    return str(a.get(name, usual.get(name))) == str(b.get(name, usual.get(name)))
 
 
 def _place(sizes: Mapping[str, Size], axes: Sequence[str]) -> list[float]:

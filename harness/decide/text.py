@@ -73,7 +73,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
     base = f", launched with {launch_text(launches.base)}" if launches.base else ""
     where = f"{release} on {measured.device} ({measured.arch}){base}; {mix.text}"
     parts: list[RenderableType] = [Text(answer(decision, worth), "bold"), where, ""]
-    shown = sorted(decision.choices, key=lambda each: (not each.is_complete, -each.saved_us))
+    shown = sorted((each for each in decision.choices if each.is_complete), key=lambda each: -each.saved_us)
     if decision.gain and len(decision.taken) > 1:
         shown = [decision.gain, *shown]
     if shown:
@@ -87,13 +87,12 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
 
 
 def _row(of: Compared) -> dict[str, object]:
-    row: dict[str, object] = {"choice": launch_text(of.settings), "op": of.op or "all"}
-    if of.comparison and of.is_complete:
-        row |= {"verdict": of.comparison.verdict, "speedup": ratio_text(of.comparison),
-                "saves of all": f"{of.share:.2%}"}  # fmt: skip
-    else:
-        row |= {"verdict": "not measured", "speedup": "", "saves of all": ""}
-    return row | {"rows": rows_of(of.pairs), "cases": len(of.pairs) + len(of.missing)}
+    assert of.comparison
+    return {
+        "choice": launch_text(of.settings), "op": of.op or "all", "verdict": of.comparison.verdict,
+        "speedup": ratio_text(of.comparison), "saves of all": f"{of.share:.2%}", "rows": rows_of(of.pairs),
+        "cases": len(of.pairs),
+    }  # fmt: skip
 
 
 def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
@@ -117,16 +116,22 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "covered", f"{mix.covered:.0%} of the four ops' time in a step has measured cases"
     for why, cases in grouped(decision.undecided, decision.undecided.__getitem__).items():
         yield "not decided", f"{counted(len(cases))} of {_ops(cases)}: {why}"
-    for each in decision.choices:
-        for why, cases in grouped(each.missing, each.missing.__getitem__).items():
-            yield (
-                "not measured",
-                f"{launch_text(each.settings)}: {why} ({counted(len(cases))} of {_ops(cases)})",
-            )
+    yield from _not_measured(decision)
     if decision.choices:
         yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of all"
     for note in decision.launches.measured.notes:
         yield "note", note
+
+
+def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Choices that could not be compared, by the reason."""
+    reasons = [
+        (each, f"{op}: {why}")
+        for each in decision.choices
+        for op, why in dict.fromkeys((case.partition(" ")[0], why) for case, why in each.missing.items())
+    ]
+    for why, group in grouped(reasons, lambda reason: reason[1]).items():
+        yield "not measured", f"{', '.join(launch_text(each.settings) for each, _ in group)}: {why}"
 
 
 def _regret(decision: Decision) -> str:

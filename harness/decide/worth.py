@@ -3,12 +3,14 @@ model of `serving predict`, where it knows the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from harness.decide.choices import Pair
-from harness.decide.decision import Decision
-from harness.decide.mix import Weighed
+from harness.decide.choices import Launches, Pair
+from harness.decide.decision import MARGIN, Decision, decide
+from harness.decide.measured import Measured
+from harness.decide.mix import Weighed, mix_of, request_of
 from harness.engine import EngineRequest
 from harness.errors import HarnessError
 from harness.serving.ledger import KernelChange, Prediction
@@ -40,6 +42,23 @@ class Worth:
     changes: Sequence[KernelChange]
     predicted: Sequence[Prediction]
     why_not: str
+
+
+def decided(
+    engine: str,
+    measured: Measured,
+    told: Mapping[str, Any],
+    given: Mapping[str, str],
+    margin: float = MARGIN,
+) -> tuple[Decision, Worth | None]:
+    """The decision and what it is worth. Raises UsageError.
+
+    told:  fields of EngineRequest that the user gave
+    given: what is set for the engine already
+    """
+    request = request_of(engine, measured, told, given)
+    decision = decide(Launches(engine, measured, mix_of(measured, request), given), margin)
+    return decision, worth_of(decision, request)
 
 
 def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:

@@ -26,6 +26,7 @@ campaign
 report
 serving
 traffic
+decide
 page
 pytest_plugin
 cli

@@ -1,6 +1,7 @@
 """Made-up worlds for `decide`: an engine with rules of its own, cases whose true times are known, and runs of
 them that were measured on a simulated machine by the rules of `run`."""
 
+import functools
 import itertools
 import math
 import random
@@ -9,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.decide.measured import BOUNDARIES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
 from harness.results.schema import Cell, PlannedCase, Samples
 from harness.statistics.multiple import log_time
 from harness.statistics.paired import compare, noise_of
+from kernels import engines
 from shapes.case import Case
 from tests.support.simulated_machine import Machine, Noise
 
@@ -37,14 +41,21 @@ LARGEST = math.log(1.3)
 """Of an effect, in logarithms."""
 
 
-def rules() -> dict[str, Any]:
-    """What `kernels.engines` reads of the engine's file."""
+def set_rules(
+    monkeypatch: pytest.MonkeyPatch, rows: Mapping[str, Mapping[str, str]] = ROWS, **more: Mapping[str, Any]
+) -> None:
+    """The engine has these rules alone. rows: by op, what it runs with which flags; more: facts of the entry
+    of a row, by the row's name with _ in place of a point"""
     entries = [
         {"op": op, "archs": [ARCH], "row": row, "file": "engine.py", "line": 1, "function": "choose",
-         "why": "made up", "flags": flags}
-        for op, by_flags in ROWS.items() for flags, row in by_flags.items()
+         "why": "made up", "flags": flags, **more.get(row.replace(".", "_"), {})}
+        for op, by_flags in rows.items() for flags, row in by_flags.items()
     ]  # fmt: skip
-    return {"version": "1.0", "triton": "3.0", "default": entries}
+    made = {"version": "1.0", "triton": "3.0", "default": entries}
+    engines.defaults.cache_clear()
+    monkeypatch.setattr(engines, "_read", lambda engine: made)
+    # What the patch left in the cache must not outlive it.
+    monkeypatch.setattr(engines, "defaults", functools.cache(engines.defaults.__wrapped__))
 
 
 @dataclass(frozen=True)

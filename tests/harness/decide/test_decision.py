@@ -1,0 +1,223 @@
+"""A decision from recorded runs: what is compared with what, what is taken, and what is said of the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.decide.decision import Compared, Decision
+from harness.decide.measured import read_measured
+from harness.decide.text import answer, facts, snippet, to_measure
+from harness.decide.worth import decided
+from harness.errors import UsageError
+from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
+from tests.support.decision_worlds import ENGINE, set_rules
+
+
+@pytest.fixture(autouse=True)
+def rules(monkeypatch):
+    set_rules(monkeypatch)
+
+
+def made(
+    *folders: Path, given: dict[str, str] | None = None, margin: float = 0.01, **told: object
+) -> Decision:
+    measured = read_measured([*map(str, folders)])
+    return decided(ENGINE, measured, told, given or {}, margin)[0]
+
+
+def by_value(decision: Decision) -> dict[str, Compared]:
+    """The choices by the value of their flag."""
+    return {next(iter(each.settings.values())): each for each in decision.choices}
+
+
+FASTER = {"mla.default": 100.0, "mla.a": 80.0, "mla.b": 90.0}
+
+
+def test_the_choice_that_saves_most_is_taken(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), FASTER)]))
+    assert found.chosen == {"attention-backend": "A"}
+    assert found.gain and found.gain.comparison
+    assert found.gain.comparison.ratio == pytest.approx(1.25, rel=1e-3)
+    assert found.gain.share == pytest.approx(0.2, rel=1e-2)
+    verdicts = {name: each.comparison.verdict for name, each in by_value(found).items() if each.is_complete}
+    assert verdicts == {"A": "faster", "B": "faster"}
+
+
+def test_calls_of_a_case_decide_which_choice_saves_most(tmp_path):
+    """At batch 1, which is called far more often, the other row is faster."""
+    few = {"mla.default": 50.0, "mla.a": 45.0, "mla.b": 30.0}
+    folder = run(tmp_path / "run", [(mla(1), few), (mla(64), FASTER)])
+    file = tmp_path / "cases.json"
+    for calls, backend in ((20, "B"), (0.1, "A")):
+        rows = [{"op": "mla_decode", "sizes": mla(1).text, "weight": calls},
+                {"op": "mla_decode", "sizes": mla(64).text, "weight": 1}]  # fmt: skip
+        file.write_text(json.dumps({"cases": rows}))
+        assert made(folder, cases=str(file)).chosen == {"attention-backend": backend}
+
+
+def test_what_is_not_told_from_the_default_is_left(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 99.9})]))
+    assert not found.chosen
+    assert found.gain is None
+    assert answer(found, None).startswith("Not told from the default: leave it.")
+
+
+def test_a_clear_gain_below_the_margin_is_left(tmp_path):
+    times = [
+        (mla(64), {"mla.default": 10.0, "mla.a": 9.0}),
+        (moe(64), {"moe.default": 990.0, "moe.a": 995.0}),
+    ]
+    file = tmp_path / "cases.json"
+    rows = [{"op": case.op, "sizes": case.text} for case, _ in times]
+    file.write_text(json.dumps({"cases": rows}))
+    folder = run(tmp_path / "run", times)
+    found = made(folder, cases=str(file))
+    assert not found.chosen
+    assert answer(found, None).startswith("Leave it: --attention-backend A makes mla_decode 1.11")
+    assert made(folder, cases=str(file), margin=0.0005).chosen == {"attention-backend": "A"}
+
+
+def test_one_variable_for_two_ops_counts_with_its_loss(tmp_path):
+    times = [
+        (mla(64), {"mla.default": 100.0, "mla.both": 60.0}),
+        (moe(64), {"moe.default": 100.0, "moe.both": 130.0, "moe.c": 100.0}),
+    ]
+    found = made(run(tmp_path / "run", times))
+    # The variable loses on the experts what it gains, unless a flag gives them another row.
+    assert found.chosen == {"VLLM_BOTH": "1", "moe-backend": "C"}
+    assert found.gain and found.gain.saved_us > 0
+
+
+def test_a_row_that_was_measured_in_another_run_is_no_pair(tmp_path):
+    """The default is in both runs, so each row is compared within its own."""
+    one = run(tmp_path / "one", [(mla(64), {"mla.default": 100.0, "mla.a": 80.0})])
+    two = run(tmp_path / "two", [(mla(64), {"mla.default": 50.0, "mla.b": 45.0})])
+    found = made(one, two)
+    ratios = {name: each.comparison.ratio for name, each in by_value(found).items() if each.is_complete}
+    assert ratios == pytest.approx({"A": 1.25, "B": 1.111}, rel=1e-3)
+    alone = made(one, run(tmp_path / "three", [(mla(64), {"mla.b": 45.0})]))
+    assert by_value(alone)["A"].is_complete
+    assert [*by_value(alone)["B"].missing.values()] == ["mla.b was not measured beside the default"]
+
+
+def test_a_choice_with_a_case_that_was_not_measured_is_not_taken(tmp_path):
+    times = [(mla(64), FASTER), (mla(1), {"mla.default": 50.0, "mla.b": 45.0, "mla.a": None})]
+    found = made(run(tmp_path / "run", times))
+    assert found.chosen == {"attention-backend": "B"}
+    assert [*by_value(found)["A"].missing.values()] == ["mla.a is unsupported: needs cuda"]
+    assert not by_value(found)["A"].is_complete
+
+
+def test_where_the_default_has_no_time_nothing_is_decided(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.a": 80.0, "mla.b": 90.0})]))
+    assert not found.choices
+    assert [*found.undecided.values()] == ["mla.default was not measured"]
+    (command,) = to_measure(found)
+    assert "--op mla_decode --impl mla.default,mla.a,mla.b,mla.both" in command
+    assert mla(64).text in command
+
+
+def test_a_measured_variable_is_a_choice(tmp_path):
+    settings = {"plain": {}, "X=1": {"X": "1"}, "X=0": {"X": "0"}}
+    times = [(mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0, "mla.default under X=0": 100.0})]
+    folder = run(tmp_path / "run", times, settings=settings, flags={"X": ["1", "0"]})
+    found = made(folder)
+    assert found.chosen == {"X": "1"}
+    assert made(folder, given={"X": "1"}).chosen == {}  # it is set already
+    assert "export X=1" in [*snippet(found)]
+    assert not any("--X" in line for line in snippet(found))
+
+
+def test_a_table_of_tuned_configurations_is_a_file_to_use(tmp_path):
+    name, path = "AITER_CONFIG_FMOE", "/tuned/fmoe.csv"
+    settings = {"plain": {}, f"{name}={path}": {name: path}}
+    times = [(moe(64), {"moe.default": 100.0, f"moe.default under {name}={path}": 70.0})]
+    found = made(run(tmp_path / "run", times, settings=settings, flags={name: [None, path]}))
+    assert facts(found, None)["files"] == {name: path}
+    assert facts(found, None)["variables"] == {name: path}
+
+
+def test_what_the_user_set_stays(tmp_path):
+    folder = run(tmp_path / "run", [(mla(64), FASTER)])
+    found = made(folder, given={"attention-backend": "B"})
+    assert found.chosen == {}
+    assert not found.choices
+
+
+def test_launches_are_compared_in_one_launch_mode_and_boundary(tmp_path):
+    """A row that was timed eagerly alone is no pair of one in a graph; with quantising goes before core."""
+    times = [(mla(64), {"mla.default": 100.0, "mla.a eager": 10.0})]
+    found = made(run(tmp_path / "run", times))
+    assert not any(each.is_complete for each in found.choices)
+    gemms = [
+        (gemm(64), {"gemm.default": 100.0, "gemm.a": 80.0}),
+        (gemm(64, boundary="core"), {"gemm.default": 100.0, "gemm.a": 120.0}),
+    ]
+    assert made(run(tmp_path / "gemm", gemms)).chosen == {"VLLM_GEMM": "1"}
+
+
+def test_crossovers_and_regret(tmp_path):
+    times = [
+        (mla(4), {"mla.default": 10.0, "mla.a": 8.0, "mla.b": 10.0}),
+        (mla(64), {"mla.default": 100.0, "mla.a": 110.0, "mla.b": 90.0}),
+    ]
+    found = made(run(tmp_path / "run", times))
+    (crossover,) = found.crossovers
+    assert (crossover.faster_below, crossover.faster_above) == ("mla.a", "mla.b")
+    assert (crossover.below, crossover.above, crossover.told) == (4, 64, True)
+    # log(10/8) and log(110/90) to either side, on a line in logarithms
+    assert crossover.at == pytest.approx(4 * 16 ** (0.2231 / (0.2231 + 0.2007)), rel=1e-3)
+    by_batch = {each.case.sizes["batch"]: each for each in found.cases}
+    assert found.chosen == {"attention-backend": "B"}  # the larger case takes more time
+    assert by_batch[4].best.cell.impl == "mla.a"
+    assert (by_batch[4].clear, by_batch[64].clear) == (True, False)
+    assert found.regret == pytest.approx(found.time_us() / found.time_us("best") - 1)
+    assert found.regret > 0
+
+
+def test_a_row_for_which_there_is_no_flag_is_named(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), FASTER | {"other.kernel": 40.0})]))
+    (case,) = found.cases
+    assert case.beyond and case.beyond.cell.impl == "other.kernel"
+    assert found.chosen == {"attention-backend": "A"}
+
+
+def test_runs_of_two_machines_are_refused(tmp_path):
+    one = run(tmp_path / "one", [(mla(64), FASTER)])
+    other = DEVICE | {"device": "NVIDIA H100 80GB HBM3"}
+    two = run(tmp_path / "two", [(mla(1), FASTER)], provenance={"machine": other})
+    with pytest.raises(UsageError, match=r"of several machines: NVIDIA H200 .*; NVIDIA H100"):
+        read_measured([str(one), str(two)])
+
+
+def test_runs_of_revisions_are_not_used(tmp_path):
+    one = run(tmp_path / "one", [(mla(64), FASTER)])
+    two = run(tmp_path / "two", [(mla(64), {"mla.default": 1.0})], trees={"plain": "abc"})
+    measured = read_measured([str(one), str(two)])
+    assert measured.notes == [f"{two} compares revisions: not used"]
+    assert [sheet.folder for sheets in measured.sheets.values() for sheet in sheets] == [one]
+
+
+def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
+    """Without a word of the user: the places name the model, the load is the suites'."""
+    times = [(mla(batch, PLACE, ctx="3201..3999"), FASTER) for batch in (64, 32, 1)]
+    found = made(run(tmp_path / "run", times, suite="r1-tp8"))
+    assert found.mix.counts_calls
+    assert found.mix.text == "deepseek-r1 tp8, 3200 tokens in, 800 out, 64 in flight"
+    assert sum(each.decode for each in found.mix.cases) == pytest.approx(61, rel=0.05)  # layers
+    assert 0 < found.mix.covered < 0.5
+    commands = [*to_measure(found)]
+    assert any("--op fused_moe" in line and "--suite r1-tp8" in line for line in commands)
+
+
+def test_cells_of_another_configuration_are_not_taken(tmp_path):
+    from tests.support.written_runs import cell, finished, write
+
+    case = mla(64)
+    rows = [
+        cell(case, "mla.default", 100.0, 0.2, **CUDA),
+        cell(case, "mla.a", 50.0, 0.1, config={"x": 1}, **CUDA),
+    ]
+    folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
+    assert not any(each.is_complete for each in made(folder).choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -10,14 +10,24 @@ from click.core import ParameterSource
 from harness.cli.engine import deployment, given_settings, served_load
 from harness.cli.options import Command, OneOf, answer, cases_file, json_option, parsed_by
 
+if TYPE_CHECKING:
+    from shapes.scheduler import Workload
+
+
+def _loads(texts: tuple[str, ...]) -> list[Workload]:
+    """Raises ValueError."""
+    return [load for load in map(served_load, texts) if load]
+
 
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--engine", type=OneOf(["sglang", "vllm"]), required=True, metavar="sglang|vllm",
               help="Decide how to launch this engine.")  # fmt: skip
-@click.option("--workload", callback=parsed_by(served_load), metavar="isl=N,osl=N,concurrency=N",
-              help="Weigh cases by the calls of this load of the model.  [default: isl=3200,osl=800,"
-              "concurrency=64 where runs are of a model's suite, else the runs' own weights]")  # fmt: skip
+@click.option("--workload", "loads", multiple=True, callback=parsed_by(_loads),
+              metavar="isl=N,osl=N,concurrency=N",
+              help="Weigh cases by the calls of this load of the model; steps of several loads count alike.  "
+              "[default: isl=3200,osl=800,concurrency=64 where runs are of a model's suite, else the runs' "
+              "own weights]")  # fmt: skip
 @cases_file
 @deployment
 @click.option("--with", "given", multiple=True, callback=parsed_by(given_settings), metavar="NAME=VALUE",
@@ -31,6 +41,7 @@ def decide(
     ctx: click.Context,
     runs: tuple[str, ...],
     margin: float,
+    loads: list[Workload],
     page: str | None,
     json_to: str | None,
     **served: Any,  # click passes untyped values
@@ -49,12 +60,14 @@ def decide(
     require_writable(json_to, None)
     if page:
         require_writable(page, None)
-    if served["cases"] and served["workload"]:
+    if served["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
-    names = ("workload", "cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
+    names = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
     said = {name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     told = {name: served[name] for name in said}
-    decision, worth = decided(served["engine"], read_measured(runs), told, served["given"], margin / 100)
+    decision, worth = decided(
+        served["engine"], read_measured(runs), told, served["given"], margin / 100, loads
+    )
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page

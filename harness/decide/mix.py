@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,7 +58,7 @@ class Mix:
     cases: Sequence[Weighed]
     counts_calls: bool
     """Whether weights are calls of a step, so that times of several ops add up."""
-    workload: Workload | None = None
+    loads: Sequence[Workload] = ()
     decode_share: float = 0.0
     """The share of steps that decode; 0 where it is not known."""
     prompts: float = 0.0
@@ -91,8 +92,7 @@ def request_of(
         return None
     name = hardware_name(measured.device)
     fields = {"model": model(R1), **inferred, **{field: value for field, value in told.items() if value}}
-    asked = EngineRequest(engine, name if named_sheet(name) else measured.arch, given=given, **fields)
-    return replace(asked, workload=None if asked.cases else asked.workload or USUAL)
+    return EngineRequest(engine, name if named_sheet(name) else measured.arch, given=given, **fields)
 
 
 def _deployment(measured: Measured) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def _deployment(measured: Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mix_of(measured: Measured, request: EngineRequest | None) -> Mix:
-    """The mix of a deployment's workload or of its file of cases; None: as the runs' suites weigh cases.
-    Raises UsageError."""
+def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Workload] = ()) -> Mix:
+    """The mix of a deployment's loads, of which steps count alike, or of its file of cases; None: as the
+    runs' suites weigh cases. Raises UsageError."""
     if request is None:
         return _recorded(measured)
     if request.cases:
@@ -133,21 +133,25 @@ def mix_of(measured: Measured, request: EngineRequest | None) -> Mix:
             for each in file.cases
         ]
         return _weighed(measured, request, calls, f"the calls of {request.cases}")
-    workload = request.workload
-    assert workload
+    loads = loads or (USUAL,)
     try:
         deployment = request.deployed(measured.arch)
-        calls = served(deployment, workload)
+        every = [served(deployment, load) for load in loads]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    phases = list(simulate(workload.on_rank(deployment.dp)))
+    calls = [replace(call, times=call.times / len(loads)) for of_load in every for call in of_load]
+    steps = [_steps(load.on_rank(deployment.dp)) for load in loads]
+    texts = [f"{load.isl} tokens in, {load.osl} out, {load.concurrency} in flight" for load in loads]
+    mix = _weighed(measured, request, calls, f"{deployment.text}, {'; '.join(texts)}")
+    decoding, prompts = (statistics.fmean(part) for part in zip(*steps, strict=True))
+    return replace(mix, loads=loads, decode_share=decoding, prompts=prompts)
+
+
+def _steps(load: Workload) -> tuple[float, float]:
+    """The share of steps that decode, and the prompts of a mean step."""
+    phases = list(simulate(load))
     steps = sum(phase.steps for phase in phases)
-    decoding = sum(phase.steps for phase in phases if phase.lengths)
-    prompts = workload.on_rank(deployment.dp).num_prompts
-    text = (
-        f"{deployment.text}, {workload.isl} tokens in, {workload.osl} out, {workload.concurrency} in flight"
-    )
-    return _weighed(measured, request, calls, text, workload, decoding / steps, prompts / steps)
+    return sum(phase.steps for phase in phases if phase.lengths) / steps, load.num_prompts / steps
 
 
 def _recorded(measured: Measured) -> Mix:
@@ -172,15 +176,7 @@ def _recorded(measured: Measured) -> Mix:
     return Mix(text, cases, counts_calls=False)
 
 
-def _weighed(
-    measured: Measured,
-    request: EngineRequest,
-    calls: Sequence[Call],
-    text: str,
-    workload: Workload | None = None,
-    decode_share: float = 0.0,
-    prompts: float = 0.0,
-) -> Mix:
+def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], text: str) -> Mix:
     cases = {
         key: Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
         for key, sheets in measured.sheets.items()
@@ -204,7 +200,7 @@ def _weighed(
         name = request.model.name
         words = ["--suite", f"{'r1' if name == R1 else name}-{split}"]
     covered = max(0.0, 1 - missed)
-    return Mix(text, used, True, workload, decode_share, prompts, uncovered, covered, words)
+    return Mix(text, used, True, uncovered=uncovered, covered=covered, words=words)
 
 
 def _uncovered(call: Call) -> Weighed:

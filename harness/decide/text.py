@@ -107,10 +107,10 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     if decision.likely != decision.chosen:
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
-    if worth and worth.predicted and mix.workload:
-        told = sentence([launch_text(decision.chosen)], worth.predicted, mix.workload.concurrency)
+    for concurrency, predicted in worth.predicted.items() if worth else ():
+        told = sentence([launch_text(decision.chosen)], predicted, concurrency)
         yield "predicted", f"{told} (`serving predict`, 90 %)"
-    elif worth:
+    if worth and worth.why_not:
         yield "predicted", f"nothing: {worth.why_not}"
     if mix.covered < 1:
         yield "covered", f"{mix.covered:.0%} of the four ops' time in a step has measured cases"
@@ -272,5 +272,9 @@ def _worth(worth: Worth) -> dict[str, Any]:
     return {
         "step_ms": worth.step_ms, "token_ms": worth.token_ms, "prompt_ms": worth.prompt_ms,
         "changes": [change.model_dump() for change in worth.changes],
-        "predicted": [each.model_dump() for each in worth.predicted], "why_not": worth.why_not,
+        "predicted": [
+            {"concurrency": concurrency, "changes": [each.model_dump() for each in predicted]}
+            for concurrency, predicted in worth.predicted.items()
+        ],
+        "why_not": worth.why_not,
     }  # fmt: skip

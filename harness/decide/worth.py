@@ -12,13 +12,14 @@ from harness.decide.decision import MARGIN, Decision, decide
 from harness.decide.measured import Measured
 from harness.decide.mix import Weighed, mix_of, request_of
 from harness.engine import EngineRequest
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
 from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
 from harness.serving.link.model import SAME_LAYERS, System, link
 from harness.serving.link.predictions import predict
 from harness.serving.names import hardware_name
 from harness.statistics.totals import total_ratio
+from shapes.scheduler import Workload
 
 LINKED = 0.9
 """The confidence of intervals that `predict` takes and gives."""
@@ -33,14 +34,15 @@ class Worth:
                decode steps is not known
     prompt_ms: of the prefill of one prompt; 0 where it is not known
     changes:   what the decision does to each op, by phase
-    predicted: of TPOT and others, by `serving predict`; empty where `why_not` says why
+    predicted: of TPOT and others, by `serving predict`, by the requests in flight; empty where `why_not`
+               says why
     """
 
     step_ms: float
     token_ms: float
     prompt_ms: float
     changes: Sequence[KernelChange]
-    predicted: Sequence[Prediction]
+    predicted: Mapping[int, Sequence[Prediction]]
     why_not: str
 
 
@@ -50,14 +52,20 @@ def decided(
     told: Mapping[str, Any],
     given: Mapping[str, str],
     margin: float = MARGIN,
+    loads: Sequence[Workload] = (),
 ) -> tuple[Decision, Worth | None]:
     """The decision and what it is worth. Raises UsageError.
 
     told:  fields of EngineRequest that the user gave
     given: what is set for the engine already
+    loads: by which cases are weighed; none: the usual one, where a model is told or named by the runs
     """
     request = request_of(engine, measured, told, given)
-    decision = decide(Launches(engine, measured, mix_of(measured, request), given), margin)
+    if loads and request is None:
+        raise UsageError(
+            "--workload needs a model whose steps verify no drafts: give --model and --tp, or --cases"
+        )
+    decision = decide(Launches(engine, measured, mix_of(measured, request, loads), given), margin)
     return decision, worth_of(decision, request)
 
 
@@ -99,19 +107,22 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
 
 def _linked(
     decision: Decision, request: EngineRequest | None, changes: Sequence[KernelChange]
-) -> tuple[Sequence[Prediction], str]:
-    workload, measured = decision.mix.workload, decision.launches.measured
-    if request is None or workload is None:
-        return (), "`serving predict` needs a load: give --workload"
+) -> tuple[dict[int, Sequence[Prediction]], str]:
+    loads, measured = decision.mix.loads, decision.launches.measured
+    if request is None or not loads:
+        return {}, "`serving predict` needs a load: give --workload"
     if not SAME_LAYERS.fullmatch(request.model.name) or request.dp_attention:
-        return (), "`serving predict` models DeepSeek-R1 and V3 without DP attention alone"
+        return {}, "`serving predict` models DeepSeek-R1 and V3 without DP attention alone"
     kv = {"bf16": "bfloat16"}.get(request.kv, request.kv)
     system = System(
         hardware=hardware_name(measured.device), engine=request.engine, tp=request.tp, ep=request.ep, kv=kv,
         drafts=request.drafts,
     )  # fmt: skip
-    load = Load(workload.isl, workload.osl, workload.concurrency, range_ratio=workload.range_ratio)
+    found: dict[int, Sequence[Prediction]] = {}
     try:
-        return predict(link(system), load, changes), ""
+        for load in loads:
+            asked = Load(load.isl, load.osl, load.concurrency, range_ratio=load.range_ratio)
+            found[load.concurrency] = predict(link(system), asked, changes)
     except HarnessError as error:
-        return (), str(error)
+        return {}, str(error)
+    return found, ""

@@ -1,0 +1,132 @@
+"""By which calls of a server measured cases are weighed."""
+
+import json
+import math
+
+import pytest
+
+from harness.decide.measured import read_measured, whole_sizes
+from harness.decide.mix import Weighed, mix_of, request_of, stand_ins
+from harness.decide.worth import decided
+from harness.errors import UsageError
+from shapes.case import Size
+from shapes.deployment import Call, served
+from shapes.scheduler import Workload
+from tests.support.decision_runs import MLA, PLACE, gemm, mla, run
+from tests.support.decision_worlds import ARCH, ENGINE, set_rules
+
+ROWS = {"mla.default": 100.0, "mla.a": 80.0}
+
+
+@pytest.fixture(autouse=True)
+def rules(monkeypatch):
+    set_rules(monkeypatch)
+
+
+def weighed(**sizes: Size) -> Weighed:
+    return Weighed(("mla_decode", str(sizes)), whole_sizes("mla_decode", {**MLA, **sizes}, ARCH))
+
+
+def call(**sizes: Size) -> Call:
+    return Call("mla_decode", {**MLA, **sizes}, "", 1.0, "")
+
+
+def found(of: Call, *cases: Weighed) -> dict[Size, float]:
+    """By the batch of the cases that stand for a call, their parts."""
+    return {case.sizes["batch"]: part for case, part in stand_ins(of, cases, ARCH)}
+
+
+def test_a_call_between_two_cases_is_of_both_by_their_distance_in_logarithms():
+    cases = [weighed(batch=16), weighed(batch=64), weighed(batch=128)]
+    assert found(call(batch=32), *cases) == pytest.approx({16: 0.5, 64: 0.5})
+    assert found(call(batch=20), *cases) == pytest.approx({16: 0.839, 64: 0.161}, abs=1e-3)
+    assert found(call(batch=64), *cases) == {64: 1.0}
+
+
+def test_beyond_the_last_case_it_stands_for_up_to_twice_the_work():
+    cases = [weighed(batch=16), weighed(batch=64)]
+    assert found(call(batch=96), *cases) == pytest.approx({64: 1.5})
+    assert found(call(batch=10), *cases) == {16: 1.0}
+    assert found(call(batch=200), *cases) == {}
+    assert found(call(batch=4), *cases) == {}
+
+
+def test_only_cases_of_the_same_layer_stand_for_a_call():
+    assert found(call(batch=16), weighed(batch=16, heads=128)) == {}
+    assert found(call(batch=16), weighed(batch=16, kv="fp8")) == {}
+    assert found(call(batch=16, q=4), weighed(batch=16)) == {}
+    assert found(call(batch=16, page=1), weighed(batch=16)) == {16: 1.0}  # which the engine chooses
+
+
+def test_of_several_contexts_the_nearest_counts():
+    near, far = weighed(batch=16, ctx="3000..3600"), weighed(batch=16, ctx=1800)
+    assert [case for case, _ in stand_ins(call(batch=16, ctx=3300), [near, far], ARCH)] == [near]
+    assert not stand_ins(call(batch=16, ctx=12000), [near, far], ARCH)
+
+
+def test_the_calls_of_a_load_are_shared_among_cases(tmp_path):
+    cases = [(mla(batch, PLACE, ctx="3201..3999"), ROWS) for batch in (1, 8, 64)]
+    measured = read_measured([str(run(tmp_path / "run", cases))])
+    request = request_of(ENGINE, measured, {}, {})
+    loads = [Workload(3200, 800, 8, 8), Workload(3200, 800, 64, 64)]
+    both = mix_of(measured, request, loads)
+    calls = [
+        [each for each in served(request.deployed(ARCH), load) if each.op == "mla_decode"] for load in loads
+    ]
+    of_both = sum(each.times for of in calls for each in of) / 2
+    assert sum(case.decode for case in both.cases) == pytest.approx(of_both)
+    by_batch = {case.sizes["batch"]: case.decode for case in both.cases}
+    assert by_batch[8] == pytest.approx(by_batch[64], rel=0.05)
+    assert 0.9 < both.decode_share < 1
+    assert {case.op for case in both.uncovered} == {"block_scale_gemm", "fused_moe", "mha_prefill"}
+    assert both.covered < 0.5
+
+
+def test_prefills_are_told_from_decode_steps(tmp_path):
+    rows = {"gemm.default": 10.0, "gemm.a": 8.0}
+    cases = [(gemm(m, "deepseek-r1 tp8 " + kind), rows) for m, kind in ((64, "decode"), (8192, "prefill"))]
+    measured = read_measured([str(run(tmp_path / "run", cases))])
+    mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
+    phases = {case.sizes["m"]: (case.decode > 0, case.prefill > 0) for case in mix.cases}
+    assert phases == {64: (True, False), 8192: (False, True)}
+
+
+def test_a_file_of_cases_says_its_calls(tmp_path):
+    measured = read_measured([str(run(tmp_path / "run", [(mla(16), ROWS), (mla(64), ROWS)]))])
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"cases": [{"op": "mla_decode", "sizes": mla(32).text, "weight": 61}]}))
+    mix = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {}))
+    assert [case.decode for case in mix.cases] == pytest.approx([30.5, 30.5])
+    assert (mix.covered, mix.words) == (1.0, ["--cases", str(file)])
+
+
+def test_without_a_model_each_op_has_the_same_part_of_the_time(tmp_path):
+    cases = [(mla(64), ROWS), (gemm(64), {"gemm.default": 1.0, "gemm.a": 0.5})]
+    measured = read_measured([str(run(tmp_path / "run", cases))])
+    mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
+    fastest = {"mla_decode": 80.0, "block_scale_gemm": 0.5}
+    assert [case.calls * fastest[case.op] for case in mix.cases] == pytest.approx([1.0, 1.0])
+    assert not mix.counts_calls
+
+
+def test_a_load_without_a_model_is_a_mistake(tmp_path):
+    measured = read_measured([str(run(tmp_path / "run", [(mla(64), ROWS)]))])
+    with pytest.raises(UsageError, match="--workload needs a model"):
+        decided(ENGINE, measured, {}, {}, loads=[Workload(100, 10, 4, 4)])
+
+
+def test_what_it_is_worth(tmp_path):
+    """Of R1 on a GPU whose times are known: per token and prompt by the calls, and by the model."""
+    cases = [(mla(64, PLACE, ctx="3201..3999"), ROWS)]
+    decision, worth = decided(ENGINE, read_measured([str(run(tmp_path / "run", cases))]), {}, {})
+    assert worth and decision.chosen == {"attention-backend": "A"}
+    (case,) = decision.mix.cases
+    assert worth.step_ms == pytest.approx(case.decode * 0.020, rel=1e-3)
+    assert worth.token_ms == pytest.approx(worth.step_ms / decision.mix.decode_share)
+    assert worth.prompt_ms == 0
+    (change,) = worth.changes
+    assert (change.op, change.phase) == ("mla_decode", "decode")
+    assert change.factor == pytest.approx(1.25, rel=1e-3)
+    tpot = next(each for each in worth.predicted[64] if each.quantity == "tpot")
+    assert tpot.change and tpot.change < 0
+    assert math.isfinite(tpot.low or math.inf)

@@ -71,13 +71,12 @@ class EngineDefault:
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """`flags` by name, without leading dashes and with dashes for underscores. The value of a flag that takes
-        none is empty."""
+        """`flags` by name, without dashes. The value of a flag that takes none is empty."""
         found: dict[str, str] = {}
         name = ""
         for word in self.flags.split():
             if word.startswith("--"):
-                name = word.lstrip("-").replace("_", "-")
+                name = word.lstrip("-")
                 found[name] = ""
             elif "=" in word:
                 variable, _, found[variable] = word.partition("=")

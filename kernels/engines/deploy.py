@@ -51,7 +51,8 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
             raise ValueError(f"cannot read {text!r}; write NAME=VALUE, --flag=VALUE or --flag")
         value = value.strip()
         if name.islower():
-            name = name.replace("_", "-")
+            outer, dot, inner = name.partition(".")  # vLLM's parser takes dashes before the dot alone
+            name = outer.replace("_", "-") + dot + inner
         else:  # the engines treat these alike
             value = {"true": "1", "false": "0"}.get(value.lower(), value)
         found[name] = value

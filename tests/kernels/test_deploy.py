@@ -91,7 +91,7 @@ def test_flags_of_entries_are_read():
     both = replace(defaults("vllm")[0], flags="--dp 2 --enable-dp-attention NAME=1")
     assert both.settings == {"dp": "2", "enable-dp-attention": "", "NAME": "1"}
     nested = "--attention-config.mla_prefill_backend"
-    assert read[f"{nested} FLASHINFER"] == settings([f"{nested}=FLASHINFER"])
+    assert read[f"{nested} FLASHINFER"] == settings([f"{nested.replace('-c', '_c')}=FLASHINFER"])
 
 
 def test_the_entry_with_most_flags_that_are_set_holds():

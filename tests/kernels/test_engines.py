@@ -216,7 +216,7 @@ def row_with(engine: str, op: str, arch: str, case: str, flags: str = "") -> str
 
 
 GEMM, EXPERTS, DECODE, PREFILL = "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"
-QKV_A = "m=64 n=2112 k=7168"
+QKV_A, FEW = "m=64 n=2112 k=7168", "m=8 n=2112 k=7168"
 TP8, EP8 = "inter=256 ep=1", "inter=2048 ep=8"
 BF16, FP8 = "heads=16 kv=bf16", "heads=16 kv=fp8"
 NEW, CACHED = "batch=2 new=1024 heads=16 prefix=0", "batch=2 new=1024 heads=16 prefix=1024"
@@ -228,10 +228,10 @@ NO_GRAPH = "--cuda-graph-backend-prefill=disabled"
 
 OF_VLLM = [
     # linear layers
-    ("sm_90", GEMM, "m=8 n=2112 k=7168", "--linear-backend=deep_gemm", "deepgemm@vllm"),
-    ("sm_90", GEMM, "m=8 n=2112 k=7168", "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0", "deepgemm@vllm"),
-    ("sm_90", GEMM, "m=8 n=2112 k=7168", "--linear-backend=flashinfer_cutlass", "flashinfer.sm90"),  # the default
-    ("sm_90", GEMM, QKV_A, "--linear-backend=flashinfer_trtllm", "deepgemm@vllm"),  # has no kernel for these scales
+    ("sm_90", GEMM, FEW, "--linear-backend=deep_gemm", "deepgemm@vllm"),
+    ("sm_90", GEMM, FEW, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0", "deepgemm@vllm"),
+    ("sm_90", GEMM, FEW, "--linear-backend=flashinfer_cutlass", "flashinfer.sm90"),  # the default
+    ("sm_90", GEMM, QKV_A, "--linear-backend=flashinfer_trtllm", "deepgemm@vllm"),  # no such kernel
     ("sm_90", GEMM, QKV_A, "--linear-backend=torch", "cublaslt"),
     ("sm_90", GEMM, "m=64 n=2064 k=7168", "--linear-backend=deep_gemm", ""),
     ("sm_90", GEMM, QKV_A, "--linear-backend=deep_gemm VLLM_USE_DEEP_GEMM=0", ""),
@@ -326,7 +326,7 @@ OF_VLLM = [
 
 OF_SGLANG = [
     # linear layers
-    ("sm_90", GEMM, "m=8 n=2112 k=7168", "--fp8-gemm-backend=flashinfer_deepgemm", "flashinfer.sm90"),
+    ("sm_90", GEMM, FEW, "--fp8-gemm-backend=flashinfer_deepgemm", "flashinfer.sm90"),
     ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=flashinfer_deepgemm", "deepgemm"),
     ("sm_90", GEMM, "m=8 n=576 k=192", "--fp8-gemm-backend=flashinfer_deepgemm", "sglang.triton"),
     ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=flashinfer_deepgemm SGLANG_ENABLE_JIT_DEEPGEMM=0",
@@ -335,10 +335,11 @@ OF_SGLANG = [
     ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=deep_gemm SGLANG_ENABLE_JIT_DEEPGEMM=0", ""),
     ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=cutlass", ""),
     ("sm_100", GEMM, QKV_A + " scales=fp32", "--fp8-gemm-backend=flashinfer_trtllm", "flashinfer.trtllm"),
-    ("sm_100", GEMM, "m=64 n=7168 k=128 scales=fp32", "--fp8-gemm-backend=flashinfer_trtllm", "sglang.triton"),
+    ("sm_100", GEMM, "m=8 n=7168 k=128 scales=fp32", "--fp8-gemm-backend=flashinfer_trtllm", "sglang.triton"),
     ("sm_100", GEMM, "m=64 n=7168 k=2048", "--fp8-gemm-backend=flashinfer_cutlass", ""),
     ("sm_100", GEMM, QKV_A, "--fp8-gemm-backend=triton SGLANG_ENABLE_JIT_DEEPGEMM=0", "sglang.triton"),
-    ("gfx942", GEMM, QKV_A, "--fp8-gemm-backend=triton SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1", "sglang.triton"),
+    ("gfx942", GEMM, FEW, "--fp8-gemm-backend=triton SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1",
+     "sglang.triton"),
     ("gfx942", GEMM, QKV_A, "SGLANG_USE_AITER=0 SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1", "sglang.triton"),
     ("gfx950", GEMM, QKV_A, "--fp8-gemm-backend=aiter", "aiter.triton"),
     # experts
@@ -350,7 +351,8 @@ OF_SGLANG = [
     ("sm_90", EXPERTS, TP8, "--moe-runner-backend=flashinfer_cutlass", "sglang.triton"),
     ("sm_100", EXPERTS, TP8 + " shared=1", "--moe-runner-backend=triton", "sglang.triton"),
     ("sm_100", EXPERTS, TP8 + " scales=fp32", "--moe-runner-backend=deep_gemm", ""),
-    ("sm_100", EXPERTS, TP8, "--moe-runner-backend=flashinfer_trtllm_routed", "flashinfer.trtllm_routed@sglang"),
+    ("sm_100", EXPERTS, TP8, "--moe-runner-backend=flashinfer_trtllm_routed",
+     "flashinfer.trtllm_routed@sglang"),
     ("sm_100", EXPERTS, TP8 + " shared=1", "--moe-runner-backend=flashinfer_trtllm_routed", ""),
     ("gfx950", EXPERTS, EP8 + " shared=1", "--moe-runner-backend=triton", "sglang.triton"),
     ("gfx950", EXPERTS, "experts=384 groups=1 group_topk=1 shared=1", "SGLANG_USE_AITER=0", ""),
@@ -393,8 +395,8 @@ OF_SGLANG = [
     ("sm_100", PREFILL, NEW + " dtype=fp8", f"{PREFILL_OF_SGLANG}=fa4 {NO_GRAPH}", ""),
     ("gfx942", PREFILL, NEW + " heads/tp=16", f"{PREFILL_OF_SGLANG}=triton", "sglang.triton_extend"),
     ("gfx942", PREFILL, CACHED + " heads/tp=16", f"{PREFILL_OF_SGLANG}=triton", ""),
-    ("gfx942", PREFILL, "batch=2 new=64 heads=32 heads/tp=32", f"{PREFILL_OF_SGLANG}=aiter", "aiter.dispatch"),
-    ("gfx950", PREFILL, "batch=2 new=64 heads=32 heads/tp=32 dtype=fp8", f"{PREFILL_OF_SGLANG}=aiter",
+    ("gfx942", PREFILL, "batch=2 new=8 heads=32 heads/tp=32", f"{PREFILL_OF_SGLANG}=aiter", "aiter.dispatch"),
+    ("gfx950", PREFILL, "batch=2 new=8 heads=32 heads/tp=32 dtype=fp8", f"{PREFILL_OF_SGLANG}=aiter",
      "aiter.fp8_ps"),
     ("gfx950", PREFILL, NEW, "SGLANG_AITER_FP8_PREFILL_ATTN=0", "aiter.dispatch"),
     ("gfx950", PREFILL, NEW + " dtype=fp8", "SGLANG_AITER_FP8_PREFILL_ATTN=0", ""),
@@ -415,7 +417,7 @@ def test_what_flags_make_sglang_run(arch, op, case, flags, row):
 
 def test_a_flag_that_names_a_backend_stands_before_variables():
     """Where one of each is set, the flag decides; but for a flag that fails without its variable."""
-    for engine, op, arch in itertools.product(engines.engines(), GRID, ("sm_90", "sm_100", "gfx942", "gfx950")):
+    for (engine, arch), op in itertools.product(SERVED, GRID):
         lines = [line for line in engines.entries(engine, op, arch) if len(line.settings) == 1]
         flags = [line.flags.startswith("--") for line in lines if not line.flags.endswith("-backend aiter")]
         needing = [line for line in lines if line.flags.endswith("-backend aiter") and engine == "vllm"]

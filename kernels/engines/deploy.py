@@ -51,7 +51,8 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
             raise ValueError(f"cannot read {text!r}; write NAME=VALUE, --flag=VALUE or --flag")
         value = value.strip()
         if name.islower():
-            name = name.replace("_", "-")
+            outer, dot, inner = name.partition(".")  # vLLM's parser takes dashes before the dot alone
+            name = outer.replace("_", "-") + dot + inner
         else:  # the engines treat these alike
             value = {"true": "1", "false": "0"}.get(value.lower(), value)
         found[name] = value
@@ -83,7 +84,7 @@ def deployed(
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
     attention, groups = (1, tp) if dp_attention else (tp, 1)
     split = Deployment(model, attention, dp=groups, ep=ep, dense_tp=tp, shared_tp=tp, kv=kv)
-    with_aiter = arch.startswith("gfx") and (engine == "sglang" or given.get("VLLM_ROCM_USE_AITER") == "1")
+    with_aiter = arch.startswith("gfx") and (engine == "sglang" or _serves_experts_by_aiter(given))
     width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.attention)
     if width % PADDED and not with_aiter:
         does = (
@@ -99,16 +100,21 @@ def deployed(
     if given.get("moe-dense-tp-size") == "1":
         split = replace(split, dense_tp=1)
     fused = not dispatched and "disable-shared-experts-fusion" not in given
-    return replace(split, shared=int(fused and _fuses(arch, split)))
+    return replace(split, shared=int(fused and _fuses(arch, split, given)))
 
 
-def _fuses(arch: str, split: Deployment) -> bool:
+def _serves_experts_by_aiter(given: Settings) -> bool:
+    """Whether vLLM has AITER on, and not off for experts."""
+    return given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
+
+
+def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
     """Whether the row that SGLang runs for the experts computes the shared expert as one of them."""
     import kernels
 
     op = kernels.OPS["fused_moe"]
     sizes = fused_moe_sizes(split.model, split.attention, 64, 1)
-    found = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})))
+    found = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})), given)
     return bool(found and found.row)
 
 

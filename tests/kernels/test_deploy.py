@@ -56,10 +56,14 @@ def test_sglang_fuses_the_shared_expert_where_its_kernel_takes_it():
     archs = ("sm_90", "sm_100", "gfx950")
     assert [split("sglang", arch).shared for arch in archs] == [1, 0, 1]
     assert [split("sglang", arch, ep=8).shared for arch in archs] == [0, 0, 1]
+    runners = ("triton", "deep_gemm", "flashinfer_trtllm_routed")
+    on_blackwell = [split("sglang", "sm_100", given={"moe-runner-backend": name}).shared for name in runners]
+    assert on_blackwell == [1, 1, 0]
 
 
 def test_vllm_fuses_the_shared_expert_with_aiter_alone():
     assert [split("vllm", arch, given=FUSED).shared for arch in ("gfx942", "sm_90")] == [1, 0]
+    assert split("vllm", given=FUSED | {"VLLM_ROCM_USE_AITER_MOE": "0"}).shared == 0
 
 
 def test_experts_are_spread_over_all_ranks_or_none():
@@ -86,6 +90,8 @@ def test_flags_of_entries_are_read():
     assert read["SGLANG_USE_AITER=0"] == {"SGLANG_USE_AITER": "0"}
     both = replace(defaults("vllm")[0], flags="--dp 2 --enable-dp-attention NAME=1")
     assert both.settings == {"dp": "2", "enable-dp-attention": "", "NAME": "1"}
+    nested = "--attention-config.mla_prefill_backend"
+    assert read[f"{nested} FLASHINFER"] == settings([f"{nested.replace('-c', '_c')}=FLASHINFER"])
 
 
 def test_the_entry_with_most_flags_that_are_set_holds():

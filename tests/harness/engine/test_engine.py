@@ -230,7 +230,7 @@ def test_settings_change_what_runs(here, tmp_path):
         ("--disable-shared-experts-fusion", []),
         ("SGLANG_ENABLE_JIT_DEEPGEM=0",
          ["SGLANG_ENABLE_JIT_DEEPGEM: what sglang does with it on sm_90 is not recorded, so it changed "
-          "nothing here, and rows may be wrong"]),
+          "nothing here, and rows may be wrong; did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"]),
     ],
 )  # fmt: skip
 def test_a_setting_without_effect_is_reported(here, setting, notes):

@@ -32,6 +32,9 @@ MARGIN = 0.01
 """The share of the time of all cases that a choice must save. `serving ab` needs 12 pairs of launches to see
 1 % of TPOT (docs/serving-ab.md)."""
 
+NO_ROW = "no row does what"
+"""How the reason begins where the suite has no implementation to measure."""
+
 Setting = dict[str, str]
 
 
@@ -248,7 +251,7 @@ def _why(launches: Launches, case: Weighed, settings: Settings) -> str:
     if entry is None:
         return f"what {launches.engine} runs is not known"
     if not entry.row:
-        return f"no row does what {launches.engine} does: {entry.why}"
+        return f"{NO_ROW} {launches.engine} does: {entry.why}"
     for sheet in launches.sheets(case):
         if reason := sheet.untimed.get(entry.row):
             return f"{entry.row} is {reason}"

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness.decide.choices import launch_text, rows_of
-from harness.decide.decision import Compared, Decision
+from harness.decide.decision import NO_ROW, Compared, Decision
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
 from harness.paths import command
@@ -25,6 +25,10 @@ from kernels.engines.deploy import TABLES
 
 SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 SHOWN_CROSSOVERS = 8
+ENOUGH = 0.95
+"""The share of the ops' time with measured cases, from which no more are asked for."""
+MOST_CASES = 8
+"""Cases of one command."""
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
@@ -97,7 +101,7 @@ def _row(of: Compared) -> dict[str, object]:
 
 def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     mix = decision.mix
-    if decision.choices and decision.cases:
+    if any(each.is_complete for each in decision.choices):
         yield "regret", _regret(decision)
     for crossover in decision.crossovers[:SHOWN_CROSSOVERS]:
         yield "crossover", crossover_text(crossover)
@@ -131,7 +135,8 @@ def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
         for op, why in dict.fromkeys((case.partition(" ")[0], why) for case, why in each.missing.items())
     ]
     for why, group in grouped(reasons, lambda reason: reason[1]).items():
-        yield "not measured", f"{', '.join(launch_text(each.settings) for each, _ in group)}: {why}"
+        label = "no row" if NO_ROW in why else "not measured"
+        yield label, f"{', '.join(launch_text(each.settings) for each, _ in group)}: {why}"
 
 
 def _regret(decision: Decision) -> str:
@@ -171,29 +176,32 @@ def to_measure(decision: Decision) -> Iterator[str]:
     """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
     same rounds."""
     launches, mix = decision.launches, decision.mix
-    lacking = {*decision.undecided, *(case for each in decision.choices for case in each.missing)}
+    every = [decision.undecided, *(each.missing for each in decision.choices)]
+    lacking = {case for missing in every for case, why in missing.items() if NO_ROW not in why}
     cases = [each for each in mix.cases if f"{each.key[0]} {each.key[1]}" in lacking]
-    for op, own in grouped([*cases, *mix.uncovered], lambda case: case.op).items():
+    measured = {op for op, _ in launches.measured.sheets}
+    others = [each for each in mix.uncovered if each.op not in measured or mix.covered < ENOUGH]
+    for op, own in grouped([*cases, *others], lambda case: case.op).items():
         rows: dict[str, None] = {}
         for case in own:
-            sheets = launches.sheets(case)
-            failed = {name for sheet in sheets for name in sheet.untimed}
+            failed = {name for sheet in launches.sheets(case) for name in sheet.untimed}
             names = [launches.row_name(case, each) for each in ({}, *launches.candidates())]
             if names[0] and names[0] not in failed:
                 rows |= dict.fromkeys(name for name in names if name and name not in failed)
         if rows:
-            yield command("run", "--op", op, "--impl", ",".join(rows), *_which(decision, own))
+            which = mix.words if op not in measured else _which(decision, own)
+            yield command("run", "--op", op, "--impl", ",".join(rows), *which)
 
 
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
-    """The options by which `run` measures these cases."""
-    if decision.mix.words:
+    """The options by which `run` measures these cases: the suite or file that has them all, else each."""
+    sheets = [decision.launches.sheets(case) for case in cases]
+    if not all(sheets) and decision.mix.words:
         return [*decision.mix.words]
-    sheets = [sheet for case in cases for sheet in decision.launches.sheets(case)]
-    suites = {sheet.suite for sheet in sheets}
-    if len(suites) == 1 and suites != {"ad hoc"} and len(cases) > 1:
-        return ["--suite", suites.pop()]
-    return [word for case in cases for word in ("--case", case.key[1])]
+    suites = {each[0].suite if each else "" for each in sheets}
+    if len(cases) > 1 and len(suites) == 1 and (name := suites.pop()) not in ("", "ad hoc"):
+        return ["--cases" if name.endswith(".json") else "--suite", name]
+    return [word for case in cases[:MOST_CASES] for word in ("--case", case.key[1])]
 
 
 def snippet(decision: Decision) -> Iterator[str]:
@@ -203,15 +211,25 @@ def snippet(decision: Decision) -> Iterator[str]:
     for each in decision.taken:
         assert each.comparison
         over = f"{ratio_text(each.comparison)} over {counted(len(each.pairs))}"
-        yield f"# {each.op}: {rows_of(each.pairs)}, {over}"
+        yield f"# {each.op}: {rows_of(each.pairs)}, {over}{_source(decision, each)}"
     everything = {**decision.launches.base, **decision.chosen}
     for name, value in everything.items():
         if not name.islower():
             yield f"export {name}={shlex.quote(value)}"
     flags = [f"--{name} {shlex.quote(value)}".strip() for name, value in everything.items() if name.islower()]
     yield " ".join([SERVERS[decision.launches.engine], *flags])
-    arm = shlex.quote(f"decided: {launch_text(decision.chosen)}")
-    yield f"# confirm it: serving ab ... --arm base --arm {arm}"
+    chosen = decision.chosen
+    arm = [f'env.{name} = "{value}"' for name, value in chosen.items() if not name.islower()]
+    if own := [f"--{name} {value}".strip() for name, value in chosen.items() if name.islower()]:
+        arm.append(f'flags = "{" ".join(own)}"')
+    yield f"# confirm it by `serving ab`: [arms.decided] {'; '.join(arm)}"
+
+
+def _source(decision: Decision, choice: Compared) -> str:
+    """Where the engine decides it, and what that code says."""
+    entry = decision.launches.entry(choice.pairs[0].case, decision.chosen)
+    swapped = choice.pairs[0].old.cell.impl != choice.pairs[0].new.cell.impl
+    return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})" if entry and swapped else ""
 
 
 def files_of(decision: Decision) -> dict[str, str]:

@@ -145,13 +145,16 @@ class Decision:
     @property
     def taken(self) -> list[Compared]:
         """The choices that the chosen launch makes."""
-        return [each for each in self.choices if each.is_complete and self._makes(each)]
+        return self.made_by(self.chosen)
 
-    def _makes(self, choice: Compared) -> bool:
-        return all(
-            (pair := self.launches.pair(each.case, {}, self.chosen)) and pair.new is each.new
-            for each in choice.pairs
-        )
+    def made_by(self, settings: Setting) -> list[Compared]:
+        """The choices that a launch makes, of those that could be compared."""
+
+        def runs(pair: Pair) -> bool:
+            own = self.launches.pair(pair.case, {}, settings)
+            return own is not None and own.new is pair.new
+
+        return [each for each in self.choices if each.is_complete and all(map(runs, each.pairs))]
 
     def time_us(self, which: str = "chosen") -> float:
         """Of all cases in a mean step. which: chosen or best"""

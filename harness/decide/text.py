@@ -108,7 +108,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     if len(decision.crossovers) > SHOWN_CROSSOVERS:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
     yield from _beyond(decision)
-    if decision.likely != decision.chosen:
+    if decision.likely != decision.chosen and not _all_clear(decision):
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
     for concurrency, predicted in worth.predicted.items() if worth else ():
@@ -125,6 +125,11 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of all"
     for note in decision.launches.measured.notes:
         yield "note", note
+
+
+def _all_clear(decision: Decision) -> bool:
+    """Whether verdicts tell all choices of the launch that has the least time by the estimates."""
+    return all(each.is_clear for each in decision.made_by(decision.likely))
 
 
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.decide.decision import Compared, Decision
 from harness.decide.measured import read_measured
-from harness.decide.text import answer, facts, snippet, to_measure
+from harness.decide.text import answer, facts, notes, snippet, to_measure
 from harness.decide.worth import decided
 from harness.errors import UsageError
 from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
@@ -57,10 +57,11 @@ def test_calls_of_a_case_decide_which_choice_saves_most(tmp_path):
 
 
 def test_what_is_not_told_from_the_default_is_left(tmp_path):
-    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 99.9})]))
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 99.97})]))
     assert not found.chosen
     assert found.gain is None
     assert answer(found, None).startswith("Not told from the default: leave it.")
+    assert any(label == "not told" and "--attention-backend A" in text for label, text in notes(found, None))
 
 
 def test_a_clear_gain_below_the_margin_is_left(tmp_path):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-import kernels
 from harness.decide.measured import LAUNCHES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
 from kernels import engines
@@ -60,10 +59,10 @@ class Launches:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._matters(case, settings)
         if key not in self._entries:
-            op = kernels.OPS[case.op]
-            sizes = asdict(op.sizes({**op.defaults(self.measured.arch), **case.sizes}))
             given = {**self.base, **settings}
-            self._entries[key] = engines.default(self.engine, case.op, self.measured.arch, sizes, given)
+            self._entries[key] = engines.choices(case.op, self.measured.arch, case.sizes, given).get(
+                self.engine
+            )
         return self._entries[key]
 
     def row_name(self, case: Weighed, settings: Settings) -> str:

@@ -244,7 +244,7 @@ def _decidable(launches: Launches) -> tuple[list[Weighed], dict[str, str]]:
         if launches.pair(case, {}, {}):
             decidable.append(case)
         else:
-            undecided[f"{case.key[0]} {case.key[1]}"] = _why(launches, case, {})
+            undecided[case.text] = _why(launches, case, {})
     return decidable, undecided
 
 
@@ -303,7 +303,7 @@ def _compared(
             if pair.old is not pair.new:
                 pairs.append(pair)
         else:
-            missing[f"{case.key[0]} {case.key[1]}"] = _why(launches, case, settings)
+            missing[case.text] = _why(launches, case, settings)
     if not pairs:
         return Compared(settings, op, pairs, missing, None)
     before = sum(pair.case.calls * pair.old.us for pair in pairs)

@@ -93,8 +93,9 @@ def read_measured(paths: Sequence[str]) -> Measured:
     for folder in folders:
         recorded = read(str(folder))
         run = recorded.run
-        if run.trees:
-            notes.append(f"{folder} compares revisions: not used")
+        if run.trees or run.op not in kernels.OPS:
+            why = "compares revisions" if run.trees else f"is of {run.op}, which no engine's rules name"
+            notes.append(f"{folder} {why}: not used")
             continue
         device = str(run.provenance.get("machine", {}).get("device", ""))
         timed = {cell.case for cell in recorded.cells.values() if cell.time_us}

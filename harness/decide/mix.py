@@ -45,6 +45,10 @@ class Weighed:
         return self.key[0]
 
     @property
+    def text(self) -> str:
+        return " ".join(self.key)
+
+    @property
     def calls(self) -> float:
         return self.decode + self.prefill
 
@@ -185,7 +189,8 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
     for call, share in zip(calls, parts, strict=True):
         found = stand_ins(call, cases.values(), measured.arch)
         if not found:
-            uncovered.append(_uncovered(call))
+            whole = whole_sizes(call.op, call.sizes, measured.arch)
+            uncovered.append(Weighed((call.op, text_of(call.sizes)), whole))
             missed += share
         for case, part in found:
             if call.prefill:
@@ -201,10 +206,6 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
         words = ["--suite", f"{'r1' if name == R1 else name}-{split}"]
     covered = max(0.0, 1 - missed)
     return Mix(text, used, True, uncovered=uncovered, covered=covered, words=words)
-
-
-def _uncovered(call: Call) -> Weighed:
-    return Weighed((call.op, text_of(call.sizes)), call.sizes)
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:

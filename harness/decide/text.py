@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -108,6 +109,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     if len(decision.crossovers) > SHOWN_CROSSOVERS:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
     yield from _beyond(decision)
+    yield from _also_changed(decision)
     if decision.likely != decision.chosen and not _all_clear(decision):
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
@@ -125,6 +127,18 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of all"
     for note in decision.launches.measured.notes:
         yield "note", note
+
+
+def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
+    """Rows that the launch swaps in cases that were not compared."""
+    launches, decided = decision.launches, {each.case.key for each in decision.cases}
+    others = [each for each in (*decision.mix.cases, *decision.mix.uncovered) if each.key not in decided]
+    for op, cases in grouped(others, lambda case: case.op).items():
+        swaps = dict.fromkeys(
+            (launches.row_name(case, {}), launches.row_name(case, decision.chosen)) for case in cases
+        )
+        if told := ", ".join(f"{old or 'no row'} -> {new or 'no row'}" for old, new in swaps if old != new):
+            yield "not compared", f"this launch also swaps rows of {op} in cases without times: {told}"
 
 
 def _all_clear(decision: Decision) -> bool:
@@ -183,7 +197,7 @@ def to_measure(decision: Decision) -> Iterator[str]:
     launches, mix = decision.launches, decision.mix
     every = [decision.undecided, *(each.missing for each in decision.choices)]
     lacking = {case for missing in every for case, why in missing.items() if NO_ROW not in why}
-    cases = [each for each in mix.cases if f"{each.key[0]} {each.key[1]}" in lacking]
+    cases = [each for each in mix.cases if each.text in lacking]
     measured = {op for op, _ in launches.measured.sheets}
     others = [each for each in mix.uncovered if each.op not in measured or mix.covered < ENOUGH]
     for op, own in grouped([*cases, *others], lambda case: case.op).items():
@@ -283,12 +297,17 @@ def _compared(of: Compared) -> dict[str, Any]:
     return {
         "variables": _part(of.settings, flags=False), "flags": _part(of.settings, flags=True),
         "op": of.op or None, "verdict": found.verdict if found and of.is_complete else None,
-        **{name: getattr(found, name) if found else None for name in ("ratio", "low", "high")},
-        "noise": of.noise, "confidence": of.confidence, "share": of.share, "saved_us": of.saved_us,
+        **{name: _finite(getattr(found, name, None)) for name in ("ratio", "low", "high")},
+        "noise": _finite(of.noise), "confidence": of.confidence, "share": of.share, "saved_us": of.saved_us,
         "rows": sorted({pair.new.cell.impl for pair in of.pairs}),
         "cases": [f"{pair.case.op} {pair.case.key[1]}" for pair in of.pairs],
         "runs": sorted({str(pair.sheet.folder) for pair in of.pairs}), "not_measured": dict(of.missing),
     }  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _worth(worth: Worth) -> dict[str, Any]:

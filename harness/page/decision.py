@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def _choices(decision: Decision) -> Iterator[Chart]:
         "choice": "choice", "op": "op", "speedup": ("ratio", "speedup"), "verdict": "verdict",
         "saves of all, %": ("share", lambda share: f"{share:.2f}"), "cases": ("cases", str),
     }  # fmt: skip
-    noise = max(each.noise for each in compared)
+    noise = max((each.noise for each in compared if math.isfinite(each.noise)), default=0.0)
     yield Chart(
         "choices",
         "What each choice does",
@@ -70,9 +71,10 @@ def _choices(decision: Decision) -> Iterator[Chart]:
 def _choice(of: Compared) -> dict[str, Any]:
     assert of.comparison
     found, text = of.comparison, launch_text(of.settings)
+    ends = (found.low, found.high) if math.isfinite(found.high) else (None, None)
     return {
-        "name": f"{of.op} | {text}", "choice": text, "op": of.op, "ratio": found.ratio, "low": found.low,
-        "high": found.high, "verdict": found.verdict, "speedup": ratio_text(found), "share": 100 * of.share,
+        "name": f"{of.op} | {text}", "choice": text, "op": of.op, "ratio": found.ratio, "low": ends[0],
+        "high": ends[1], "verdict": found.verdict, "speedup": ratio_text(found), "share": 100 * of.share,
         "share_text": f"{of.share:.2%}", "cases": len(of.pairs),
     }  # fmt: skip
 

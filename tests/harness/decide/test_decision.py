@@ -10,8 +10,11 @@ from harness.decide.measured import read_measured
 from harness.decide.text import answer, facts, notes, snippet, to_measure
 from harness.decide.worth import decided
 from harness.errors import UsageError
+from harness.page.decision import decision_page
+from harness.page.html import html
 from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
+from tests.support.written_runs import cell, finished, write
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +122,40 @@ def test_where_the_default_has_no_time_nothing_is_decided(tmp_path):
     assert mla(64).text in command
 
 
+def test_a_launch_that_also_swaps_rows_without_times_says_so(tmp_path):
+    times = [
+        (mla(64), {"mla.default": 100.0, "mla.both": 60.0}),
+        (moe(64), {"moe.a": 30.0}),
+    ]
+    found = made(run(tmp_path / "run", times))
+    assert found.chosen == {"VLLM_BOTH": "1"}
+    swapped = "this launch also swaps rows of fused_moe in cases without times: moe.default -> moe.both"
+    assert ("not compared", swapped) in [*notes(found, None)]
+
+
+def test_one_block_of_rounds_tells_nothing(tmp_path):
+    """Its interval is infinite, which JSON has not."""
+    case = mla(64)
+    rows = [cell(case, name, us, 0.1, **CUDA) for name, us in (("mla.default", 100.0), ("mla.a", 50.0))]
+    for row in rows:
+        row.samples.block = [0] * len(row.samples.block)
+        row.samples.round = [*range(len(row.samples.block))]
+    folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
+    found = made(folder)
+    assert found.chosen == {}
+    (choice,) = (each for each in facts(found, None)["choices"] if each["ratio"])
+    assert (choice["verdict"], choice["low"], choice["high"]) == ("unclear", 0.0, None)
+    json.dumps(facts(found, None), allow_nan=False)
+    assert '"high":null' in html(decision_page(found, None), "Made by a test").replace(" ", "")
+
+
+def test_runs_of_ops_that_no_engine_has_are_not_used(tmp_path):
+    one = run(tmp_path / "one", [(mla(64), FASTER)])
+    two = run(tmp_path / "two", [(mla(64), FASTER)], op="softmax")
+    measured = read_measured([str(one), str(two)])
+    assert measured.notes == [f"{two} is of softmax, which no engine's rules name: not used"]
+
+
 def test_a_measured_variable_is_a_choice(tmp_path):
     settings = {"plain": {}, "X=1": {"X": "1"}, "X=0": {"X": "0"}}
     times = [(mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0, "mla.default under X=0": 100.0})]
@@ -213,8 +250,6 @@ def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
 
 
 def test_cells_of_another_configuration_are_not_taken(tmp_path):
-    from tests.support.written_runs import cell, finished, write
-
     case = mla(64)
     rows = [
         cell(case, "mla.default", 100.0, 0.2, **CUDA),

@@ -46,10 +46,10 @@ def decide(
     json_to: str | None,
     **served: Any,  # click passes untyped values
 ) -> None:
-    """Decide which flags and variables to launch an engine with, from recorded RUNS of `run` and `toggle` on
-    one machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared
-    with the engine's default over those calls. What is clearly faster is taken; what is not told from the
-    default is left. The answer says what it is worth, at which sizes another row is faster, and what was not
+    """Decide how to launch an engine, from recorded RUNS. They are those of `run` and `toggle` on one
+    machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared with
+    the engine's default over those calls. What is clearly faster is taken; what is not told from the default
+    is left. The answer says what it is worth, at which sizes another row is faster, and what was not
     measured. It ends with the lines that launch the server."""
     from harness.decide.measured import read_measured
     from harness.decide.text import decision_text, facts

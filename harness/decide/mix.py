@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,24 +101,23 @@ def request_of(
 
 
 def _deployment(measured: Measured) -> dict[str, Any]:
-    """The model and its split that the places of all cases name (`deepseek-r1 tp8 decode`); empty where they
-    name none, or more than one, or the cases verify drafts."""
+    """The model and its split that the places of most cases name (`deepseek-r1 tp8 decode`); empty where none
+    does. Cases of steps that verify drafts do not count."""
     cases = [sheet.case for sheets in measured.sheets.values() for sheet in sheets]
-    found = {match[0]: match for case in cases if (match := PLACE.match(case.place))}
-    if len(found) != 1 or any(
-        not PLACE.match(case.place) or int(case.sizes.get("q", 1)) > 1 for case in cases
-    ):
+    places = [PLACE.match(case.place) for case in cases if "draft" not in case.place]
+    counts = Counter(place.groups() for place in places if place)
+    if not counts:
         return {}
-    ((_, match),) = found.items()
+    (name, split), _ = counts.most_common(1)[0]
     try:
-        model = named_model(match[1])
+        named = named_model(name)
     except ValueError:
         return {}
-    degrees = {word[:2]: int(word[2:]) for word in match[2].split()}
+    degrees = {word[:2]: int(word[2:]) for word in split.split()}
     dp = degrees.get("dp", 1)
     kv = {str(case.sizes["kv"]) for case in cases if "kv" in case.sizes}
     return {
-        "model": model, "tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1,
+        "model": named, "tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1,
         **({"kv": kv.pop()} if len(kv) == 1 else {}),
     }  # fmt: skip
 

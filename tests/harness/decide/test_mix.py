@@ -91,6 +91,20 @@ def test_prefills_are_told_from_decode_steps(tmp_path):
     assert phases == {64: (True, False), 8192: (False, True)}
 
 
+def test_the_deployment_of_most_cases_is_taken(tmp_path):
+    """A campaign has small cases, several splits, and steps with drafts."""
+    rows = {"mla.default": 100.0, "mla.a": 80.0}
+    places = ["smoke", "deepseek-r1 dp8 ep8 decode", *3 * ["deepseek-r1 tp4 decode with 1 draft"]]
+    others = [(mla(batch, place), rows) for batch, place in enumerate(places, 1)]
+    own = [(mla(batch, PLACE, ctx="3201..3999"), rows) for batch in (32, 64)]
+    measured = read_measured([str(run(tmp_path / "run", [*others, *own]))])
+    request = request_of(ENGINE, measured, {}, {})
+    assert request and (request.tp, request.ep, request.dp_attention) == (8, 1, False)
+    assert {case.sizes["ctx"] for case in mix_of(measured, request).cases} == {"3201..3999"}
+    smoke = read_measured([str(run(tmp_path / "smoke", others[:1]))])
+    assert request_of(ENGINE, smoke, {}, {}) is None
+
+
 def test_a_file_of_cases_says_its_calls(tmp_path):
     measured = read_measured([str(run(tmp_path / "run", [(mla(16), ROWS), (mla(64), ROWS)]))])
     file = tmp_path / "mine.json"

@@ -26,6 +26,7 @@ campaign
 report
 serving
 traffic
+explain
 page
 pytest_plugin
 cli

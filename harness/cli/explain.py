@@ -51,9 +51,9 @@ def _rows(text: str | None) -> tuple[str, str] | None:
 )
 @click.option("--run", "run", metavar="RUN", help="Expect what this run timed before and after.")
 @click.option("--rows", callback=parsed_by(_rows), metavar="BEFORE,AFTER",
-              help="Name its two implementations or settings.  [default: the baseline and the fastest]")  # fmt: skip
+              help="Name two implementations or settings of it.  [default: baseline, fastest]")  # fmt: skip
 @click.option("--trace", "traces", multiple=True, metavar="[BEFORE] AFTER",
-              help="Read profiler's traces of decode steps without and with the change, of one rank.")  # fmt: skip
+              help="Read profiler's traces of decode steps without and with it, of one rank.")  # fmt: skip
 @click.option(
     "--log", "logs", multiple=True, metavar="FILE...", help="Read logs of the server with the change."
 )
@@ -77,10 +77,12 @@ def explain(
     Exit codes: 0 explained, or nothing vanished; 1 more than half of the difference is not explained, or the
     observation is too noisy; 2 usage; 3 nothing to compare.
     """
-    from harness.explain.account import account, facts, shown
+    from harness.explain.account import account, facts
     from harness.explain.alone import timed_alone
-    from harness.explain.inputs import modelled, read_sides, read_steps
+    from harness.explain.inputs import modelled, steps_in
     from harness.explain.served import read_logs
+    from harness.explain.sides import read_sides
+    from harness.explain.text import shown
     from harness.files import require_writable
     from harness.serving.link.predictions import parse_change
 
@@ -89,8 +91,10 @@ def explain(
         raise UsageError("give --ab, or --before and --after, not both")
     if bool(before) != bool(after):
         raise UsageError("--before and --after go together: results are paired in order")
-    if len(traces) > 2:
-        raise UsageError(f"--trace takes one trace of each server, BEFORE AFTER, not {len(traces)} files")
+    if len(traces) > 2 or len(set(traces)) < len(traces):
+        raise UsageError(
+            "--trace takes one trace of each server, BEFORE AFTER, or that with the change alone"
+        )
     if (name and not record) or (rows and not run):
         raise UsageError("--arm is of --ab, and --rows is of --run")
     changes = [parse_change(text) for text in texts]
@@ -101,8 +105,9 @@ def explain(
         raise UsageError(f"{run} timed {alone.op}, which is not the op of --change {texts[0]}")
     sides = read_sides(record, name, before, after)
     log = read_logs([*logs, *sides.logs])
-    steps = read_steps(traces, changes, alone, sides, log)
+    steps = steps_in(traces, changes, alone, sides, log)
+    ops = steps.ops if steps else tuple(change.op for change in changes) or ((alone.op,) if alone else ())
     said = () if sides.predictions or steps else modelled(record, before, changes, alone)
-    made = account(changes, alone, sides, steps, log, said)
+    made = account(ops, alone, sides, steps, log, said)
     answer(json_to, facts(made), lambda: shown(made))
     sys.exit(made.code)

@@ -1,4 +1,4 @@
-"""The account: expected and observed saving, the causes of their difference, what is not known, and its text."""
+"""The account: the expected and the observed saving, the causes of their difference, and what is not known."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rich.console import Group, RenderableType
-
-from harness.errors import FAILED, OK, NothingRan, UsageError
+from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
 from harness.explain.alone import Alone
-from harness.explain.causes import NOISE, RECORD, Cause, Steps
+from harness.explain.causes import CALLS, LESS, NOISE, OF_OP, OF_STEP, STALLS, TABLE, WORK, Cause, Steps
 from harness.explain.served import Log
-from harness.explain.sides import Sides
-from harness.explain.step import described
+from harness.explain.sides import DIFFERS, Sides
 from harness.files import JsonObject
-from harness.report.fitting_table import table_of
-from harness.report.text import grouped, ranged
+from harness.report.text import counted
 from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
 from harness.serving.ledger import KernelChange, Prediction
-from harness.statistics.intervals import CONFIDENCE, students_t
+from harness.statistics.intervals import CONFIDENCE
 
 UNEXPLAINED = 0.5
-"""From this part of the difference on, what is not explained makes the exit code 1."""
-ORDER = (*causes.OF_OP, *causes.OF_STEP, causes.WORK, causes.STALLS, causes.PREDICTED, NOISE)
-HOW = (
-    "SGLang: POST /start_profile with num_steps and record_shapes; vLLM: --profiler-config.profiler=torch, then "
-    "POST /start_profile; in an extra launch, not in a measured one"
-)
-"""How engines record a trace."""
+"""From this part of the difference on, what no cause has makes the exit code 1."""
+TPOT, STEP = "TPOT", "a decode step"
 
 
 @dataclass(frozen=True)
@@ -41,12 +32,15 @@ class Saving:
     high: float
     text: str
 
+    def meets(self, other: Saving) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
 
 @dataclass(frozen=True)
 class Account:
-    """of:     TPOT, or a decode step
+    """says:   what happened, in a sentence
+    of:     TPOT, or a decode step: what was to become shorter
     causes: those with evidence, the largest first; then those not seen, and those not known
-    rest:   what of the difference no cause has
     """
 
     says: str
@@ -55,7 +49,7 @@ class Account:
     observed: Saving | None
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
-    code: int
+    code: int = OK
 
     @property
     def missing(self) -> float | None:
@@ -63,276 +57,269 @@ class Account:
 
     @property
     def named(self) -> list[Cause]:
-        return [cause for cause in self.causes if cause.sure in ("certain", "likely")]
+        return [cause for cause in self.causes if cause.named]
 
     @property
     def rest(self) -> float | None:
-        if self.missing is None:
-            return None
-        return self.missing - sum(cause.ms or 0.0 for cause in self.named)
+        """What of the difference no cause has."""
+        return None if self.missing is None else self.missing - sum(cause.ms or 0.0 for cause in self.named)
 
 
 def account(
-    changes: Sequence[KernelChange], alone: Alone | None, sides: Sides, steps: Steps | None, log: Log,
+    ops: Sequence[str],
+    alone: Alone | None,
+    sides: Sides,
+    steps: Steps | None,
+    log: Log,
     modelled: Sequence[Prediction] = (),
-) -> Account:  # fmt: skip
-    """modelled: what the model of serving predicts of the change. Raises NothingRan where nothing is to be
-    compared."""
-    observed, of = _observed(sides.effect, steps)
-    per_token = sides.accepted[0] if of == "TPOT" else 1.0
+) -> Account:
+    """modelled: what the model of serving predicts of the change. Raises NothingRan where there is nothing to
+    compare."""
+    of = TPOT if sides.effect or steps is None else STEP
+    per_token = sides.accepted[0] if of == TPOT else 1.0
+    observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
     said = _said((*sides.predictions, *modelled), of)
     in_step = _in_step(steps, alone, per_token)
     expected = said or in_step
-    if expected is None and observed is None and not (sides.unread or sides.same or log.missed):
+    if expected is None and observed is None and not (causes.not_in_effect(sides, log) or log.missed):
         raise NothingRan(
-            "nothing to compare: neither what was expected nor what serving did is known; give --ab, or --before "
-            "and --after, or --trace BEFORE AFTER, with --change or --run"
+            "nothing to compare: neither what was expected nor what serving did is known; give --ab, --before and "
+            "--after, or --trace BEFORE AFTER, and --change or --run"
         )
-    missing = expected.ms - observed.ms if expected and observed else None
-    found = list(
-        _causes(sides, steps, log, [c.op for c in changes] or ([alone.op] if alone else []), missing)
+    made = Account("", of, expected, observed, (), (*sides.notes, *_notes(sides, steps)))
+    found = (
+        [replace(cause, ms=cause.ms and cause.ms / per_token) for cause in causes.of_step(steps)]
+        if steps
+        else []
     )
-    scaled = [
-        replace(c, ms=c.ms / per_token) if c.ms is not None and c.name in OF_TRACE else c for c in found
-    ]
-    if said and in_step and missing is not None:
-        scaled += _prediction(said, in_step)
-    if steps and steps.saved_ms is not None and sides.effect and observed and missing is not None:
-        scaled += _beyond_steps(sides, steps, observed, per_token, missing)
-    state, pairs = _state(expected, observed)
-    if state == "noise":
-        scaled = [replace(c, sure="likely") if c.sure == "certain" else c for c in scaled]
-        scaled = scaled if steps else [replace(c, ms=None) for c in scaled]
-    whole = _ordered([*scaled, *_not_known(scaled, sides, steps, alone)])
-    made = Account("", of, expected, observed, tuple(whole), tuple(_notes(sides, steps, of)), OK)
-    return replace(made, says=_first(made, state, pairs, sides), code=_code(made, state))
-
-
-OF_TRACE = (*causes.OF_OP, *causes.OF_STEP)
-
-
-def _observed(effect: Effect | None, steps: Steps | None) -> tuple[Saving | None, str]:
-    if effect:
-        low, high = effect.interval or _of_launches(effect)
-        saved = [-effect.base * percent / 100 for percent in (effect.percent, high, low)]
-        pairs = (
-            "1 pair, whose interval is from launches elsewhere"
-            if effect.pairs == 1
-            else f"{effect.pairs} pairs"
+    found += _of_sides(made, sides, steps, log, ops, found)
+    if said and in_step:
+        found.append(_prediction(said, in_step))
+    if steps and steps.saved_ms is not None and sides.effect and observed and not steps.unlike:
+        found += _beyond_steps(sides, steps, observed, per_token)
+    state = _state(expected, observed)
+    if state == NOISE and made.missing is not None:
+        found = [replace(cause, sure="likely") if cause.named else cause for cause in found]
+        found = found if steps else [replace(cause, ms=None) for cause in found]
+        rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
+        found.append(
+            Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text if observed else "",))
         )
-        return Saving(*saved, f"TPOT {effect.base:.4g} -> {effect.arm:.4g} ms; {pairs}"), "TPOT"
-    if steps and steps.before and steps.saved_ms is not None:
-        ms, half = steps.saved_ms, steps.half_ms
-        return Saving(
-            ms, ms - half, ms + half, f"{described(steps.before)} -> {described(steps.after)}"
-        ), "a decode step"
-    return None, "a decode step" if steps else "TPOT"
+    found += _not_known(found, sides, steps)
+    made = replace(made, causes=tuple(sorted(found, key=_rank)))
+    return replace(made, says=_first(made, state), code=_code(made, state))
 
 
-def _of_launches(effect: Effect) -> tuple[float, float]:
-    """The interval of one pair, in per cent, by what launches were seen to differ by."""
+# What was expected and observed
+
+
+def _of_effect(effect: Effect) -> Saving:
+    """Of one pair, with the interval that launches elsewhere give."""
     half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
-    return effect.percent - half, effect.percent + half
+    low, high = effect.interval or (effect.percent - half, effect.percent + half)
+    saved = [-effect.base * percent / 100 for percent in (effect.percent, high, low)]
+    pairs = counted(effect.pairs, "pair") + (
+        "" if effect.interval else ", whose interval is from other servers"
+    )
+    return Saving(*saved, f"TPOT {effect.base:.4g} -> {effect.arm:.4g} ms, {pairs}")
+
+
+def _of_steps(steps: Steps | None) -> Saving | None:
+    if steps is None or steps.before is None or steps.saved_ms is None:
+        return None
+    ms, half = steps.saved_ms, steps.half_ms
+    sides = (
+        f"{step.ms:.4g} ms in {counted(step.steps, 'step')} of {step.file}"
+        for step in (steps.before, steps.after)
+    )
+    return Saving(ms, ms - half, ms + half, " -> ".join(sides))
 
 
 def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
-    """The saving that was predicted of TPOT or of a step; several changes of one record add up."""
-    quantity = "tpot" if of == "TPOT" else "decode_step"
-    chosen = [each for each in predictions if each.quantity == quantity and each.change is not None]
-    if not chosen:
+    """What was predicted of TPOT or of a step; several changes of one record add up."""
+    quantity = "tpot" if of == TPOT else "decode_step"
+    rows = [(each.change, each.low, each.high, each.method) for each in predictions
+            if each.quantity == quantity and each.change is not None]  # fmt: skip
+    if not rows:
         return None
-    change = sum(each.change or 0.0 for each in chosen)
-    ends = [sum(each.change or 0.0 if (end := getattr(each, name)) is None else end for each in chosen)
-            for name in ("high", "low")]  # fmt: skip
-    return Saving(
-        -change, -ends[0], -ends[1], f"predicted of {'TPOT' if of == 'TPOT' else of}, {chosen[0].method}"
-    )
+    change = sum(row[0] for row in rows)
+    low, high = (sum(row[0] if row[end] is None else row[end] or 0.0 for row in rows) for end in (1, 2))
+    return Saving(-change, -high, -low, f"predicted of {of} ({rows[0][3]})")
 
 
 def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Saving | None:
     """What the calls in the trace times the saving alone give, with the usual error of that in a server."""
     if steps is None or steps.expected_ms is None:
         return None
-    ms = steps.expected_ms / per_token
+    ms, calls = steps.expected_ms / per_token, steps.changed.calls
     half = causes.IN_STEP * abs(ms)
     if alone:
-        half = math.hypot(half, steps.changed.calls * alone.mean("half_us") / 1e3)
-        text = f"{steps.changed.calls:.3g} calls x {alone.saving_us():.3g} us: {alone.before} -> {alone.after}, {alone.folder}"
+        half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
+        text = f"{calls:.3g} calls x {alone.saving_us():.3g} us, {alone.before} -> {alone.after} in {alone.folder}"
     else:
-        assert steps.before
-        took = steps.before.of(steps.changed.before)
-        told = ", ".join(
+        told = (
             f"{c.op}={c.factor:g}x" if c.factor else f"{c.op}=saved:{c.saved_us:g}us" for c in steps.changes
         )
-        text = f"{told}, which takes {took:.3g} ms of a step"
+        took = steps.before.of(steps.changed.before) if steps.before else 0.0
+        text = f"{', '.join(told)}, of {took:.3g} ms in the step before"
     return Saving(ms, ms - half, ms + half, text)
 
 
-def _causes(
-    sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], missing: float | None
+def _state(expected: Saving | None, observed: Saving | None) -> str:
+    """`noise`, `nothing vanished`, or empty: something did, or it cannot be told."""
+    if expected is None or observed is None:
+        return ""
+    if observed.meets(expected) and observed.low <= 0 <= observed.high:
+        return NOISE
+    return "nothing vanished" if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
+
+
+# Causes beside those of the steps
+
+
+def _of_sides(
+    made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
 ) -> Iterator[Cause]:
-    seen = list(causes.of_step(steps)) if steps else []
-    named = [cause for cause in seen if cause.sure in ("certain", "likely")]
-    yield from seen
-    of_op = [cause for cause in named if cause.name in causes.OF_OP]
-    measured = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
-    size = missing
-    if not measured and not of_op and (cause := causes.without_steps(sides, log, ops, missing)):
-        yield cause
-        size = None
-    if sides.work:
-        ms = None if measured else size
-        yield Cause(causes.WORK, "likely", ms, f"The two sides did other work: {sides.work[0]}", sides.work,
-                    "results with the same seed, and --ignore-eos or what the client calls it")  # fmt: skip
+    """What names, settings, logs and the work show; it has all that is missing where no trace says how much."""
+    size = made.missing if steps is None or steps.saved_ms is None else None
+    if not any(cause.named and cause.name in OF_OP for cause in seen):
+        missed = causes.missed_table(log, ops)
+        if steps is None or steps.expected_ms is None:
+            cause = causes.not_in_effect(sides, log) or missed
+            if cause:
+                yield replace(cause, ms=size if cause.named else None)
+                size = None if cause.named else size
+        elif missed:
+            yield Cause(TABLE, "none seen")
+    unlike = steps.unlike if steps else ""
+    lines = (*sides.work, *([f"the profiled steps: {unlike}"] if unlike else ()))
+    if unlike and made.missing is not None:
+        size = made.missing - sum(cause.ms or 0.0 for cause in seen if cause.named)
+    if lines:
+        yield Cause(WORK, "likely", size, f"The two sides did other work: {lines[0]}", lines)
     elif sides.work_known:
-        yield Cause(causes.WORK, "none seen")
+        yield Cause(WORK, "none seen")
 
 
-def _prediction(said: Saving, in_step: Saving) -> Iterator[Cause]:
+def _prediction(said: Saving, in_step: Saving) -> Cause:
     """What the prediction has more than the calls of the trace allow."""
     more = said.ms - in_step.ms
-    if said.low <= in_step.high and in_step.low <= said.high and abs(more) < UNEXPLAINED * abs(said.ms):
-        yield Cause(causes.PREDICTED, "none seen")
-        return
-    evidence = (
-        f"predicted: {said.ms:.3g} ms ({said.text})",
-        f"in the trace: {in_step.ms:.3g} ms ({in_step.text})",
-    )
-    yield Cause(causes.PREDICTED, "certain", more, "The prediction took the op for a larger part of the step than "
-                "it is" if more > 0 else "The prediction took the op for a smaller part of the step than it is",
-                evidence)  # fmt: skip
+    if said.meets(in_step) and abs(more) < UNEXPLAINED * abs(said.ms):
+        return Cause(causes.PREDICTED, "none seen")
+    larger = "larger" if more > 0 else "smaller"
+    evidence = (f"{each.ms:.3g} ms: {each.text}" for each in (said, in_step))
+    says = f"The prediction took the op for a {larger} part of the step than it is"
+    return Cause(causes.PREDICTED, "certain", more, says, tuple(evidence))
 
 
-def _beyond_steps(
-    sides: Sides, steps: Steps, observed: Saving, per_token: float, missing: float
-) -> Iterator[Cause]:
-    """What the steps saved and TPOT does not show: the accept length, other work, or stalls."""
-    saved = (steps.saved_ms or 0.0) / per_token
-    before, after = sides.accepted
+def _beyond_steps(sides: Sides, steps: Steps, observed: Saving, per_token: float) -> Iterator[Cause]:
+    """What the steps saved and TPOT does not show: another accept length, other work, or stalls."""
+    saved, (before, after) = (steps.saved_ms or 0.0) / per_token, sides.accepted
     of_accept = 0.0
-    if abs(after / before - 1) > 0.01:
+    if abs(after / before - 1) > DIFFERS:
         of_accept = steps.after.ms * (1 / after - 1 / before)
-        yield Cause(causes.WORK, "certain", of_accept,
-                    f"A step gives {after:.3g} tokens instead of {before:.3g}: another accept length",
-                    (f"accept length {before:.3g} -> {after:.3g}",))  # fmt: skip
+        says = f"A step gives {after:.3g} tokens of a request instead of {before:.3g}"
+        yield Cause(WORK, "certain", of_accept, says, (f"accept length: {before:.3g} -> {after:.3g}",))
     rest = saved - of_accept - observed.ms
     half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
-    expected = abs(missing + observed.ms)
-    if abs(rest) <= max(half, causes.LEAST * expected, causes.IN_STEP * abs(saved)):
-        yield Cause(causes.STALLS, "none seen")
+    if abs(rest) <= max(half, causes.IN_STEP * abs(saved)):
+        yield Cause(STALLS, "none seen")
         return
-    evidence = [f"a step saves {saved:.3g} ms in the traces, TPOT {observed.ms:.3g} ms ({observed.text})"]
+    evidence = f"a step saves {saved:.3g} ms in the traces, {observed.text}"
+    says = f"The step saves {saved:.3g} ms, TPOT {observed.ms:.3g} ms: what lies between decode steps changed"
     if sides.work:
-        says = f"The two sides did other work: {sides.work[0]}"
-        yield Cause(causes.WORK, "likely", rest, says, (*sides.work, *evidence))
+        yield Cause(WORK, "likely", rest, f"The two sides did other work: {sides.work[0]}", (evidence,))
     else:
-        yield Cause(causes.STALLS, "likely", rest, "The step became faster, TPOT did not: what is between decode "
-                    "steps grew", tuple(evidence), "running and waiting requests, prefills and preemptions of both "
-                    "servers over time (their logs)")  # fmt: skip
+        yield Cause(STALLS, "likely", rest, says, (evidence,))
 
 
-def _state(expected: Saving | None, observed: Saving | None) -> tuple[str, int]:
-    """`noise`, `nothing vanished` or empty; and the pairs that would tell."""
-    if expected is None or observed is None:
-        return "", 0
-    holds = observed.low <= expected.high and expected.low <= observed.high
-    if holds and observed.low <= 0 <= observed.high:
-        return "noise", 0
-    if holds or observed.ms >= expected.ms > 0:
-        return "nothing vanished", 0
-    return "", 0
-
-
-def pairs_needed(effect: Effect, expected_ms: float) -> int | None:
-    """How many more pairs would tell the expected saving from none."""
-    spread = effect.launch_spread or SPREAD["tpot"][1]
-    percent = 100 * abs(expected_ms) / effect.base
-    needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
-    return None if needed is None else max(1, needed - effect.pairs)
-
-
-def _not_known(
-    found: Sequence[Cause], sides: Sides, steps: Steps | None, alone: Alone | None
-) -> Iterator[Cause]:
+def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Iterator[Cause]:
     """The causes on which these inputs say nothing."""
     there = {cause.name for cause in found}
-    effective = there & {causes.CALLS, causes.UNREAD, causes.SAME, causes.REFUSED}
-    for name, known in (
-        (causes.CALLS, bool(effective) or bool(there & {causes.TABLE, causes.LESS})),
-        (causes.UNREAD, sides.looked_up or bool(effective)),
-        (causes.SAME, sides.settings_known or bool(effective)),
-        (causes.TABLE, causes.TABLE in there),
-        (causes.SHAPES, bool(steps and steps.fit) or causes.CALLS in there and causes.SHAPES in there),
-        (causes.LESS, bool(there & {causes.LESS, causes.TABLE, causes.CALLS} and steps and steps.before)),
-        *((each, each in there) for each in causes.OF_STEP),
-        (causes.WORK, sides.work_known),
-        (causes.STALLS, causes.STALLS in there or causes.WORK in there and bool(steps)),
-        (NOISE, sides.effect is not None or steps is not None),
-    ):
-        if not known and name not in there:
-            yield Cause(name, "not known", record=RECORD[name])
+    known = {
+        CALLS: there & {*OF_OP} - {TABLE} or (steps and steps.changed.called is not None),
+        causes.UNREAD: sides.looked,
+        causes.SAME: sides.looked,
+        causes.SHAPES: steps and steps.fit,
+        LESS: steps and steps.before and there & {*OF_OP},
+        STALLS: WORK in there and steps and sides.effect,
+        NOISE: sides.effect or steps,
+    }
+    for name in causes.RECORD:
+        if name not in there and not known.get(name):
+            yield Cause(name, "not known")
 
 
-def _ordered(found: Sequence[Cause]) -> list[Cause]:
-    """Those with evidence first, the largest first; then the others."""
-
-    def rank(cause: Cause) -> tuple[bool, float, int]:
-        named = cause.sure in ("certain", "likely")
-        return (not named, -(cause.ms or 0.0) if named else 0.0, ORDER.index(cause.name))
-
-    return sorted(found, key=rank)
+def _rank(cause: Cause) -> tuple[bool, float, int]:
+    """Those with evidence first, the largest first; then in the order in which they are looked for."""
+    size = -(cause.ms or 0.0) if cause.named else 0.0
+    return not cause.named, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
 
 
-def _notes(sides: Sides, steps: Steps | None, of: str) -> Iterator[str]:
-    if of == "TPOT" and steps and steps.before and sides.effect:
-        step, tpot = steps.before.ms / sides.accepted[0], sides.effect.base
-        if not 0.7 < step / tpot < 1.3:
-            yield (f"a step of {steps.before.file} takes {step:.3g} ms a token, TPOT is {tpot:.3g} ms: stalls are "
-                   "between, or the trace is of another load")  # fmt: skip
-    if steps:
-        for step in (steps.before, steps.after):
-            if step and step.steps == 1:
-                yield f"{step.file} has one decode step: its scatter is not known, 3 % are taken"
+def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
+    both = [step for step in (steps.before, steps.after) if step] if steps else []
+    if sides.effect and steps and steps.before:
+        token = steps.before.ms / sides.accepted[0]
+        saved = _of_steps(steps)
+        yield f"the step: {saved.text}" if saved else ""
+        if not 0.7 < token / sides.effect.base < 1.3:
+            yield f"a step of {steps.before.file} takes {token:.3g} ms a token, TPOT is {sides.effect.base:.3g} ms: " \
+                  "stalls lie between, or the trace is of another load"  # fmt: skip
+    for file in dict.fromkeys(step.file for step in both if step.steps == 1):
+        yield f"{file} has one decode step: its scatter is not known, 3 % are taken"
 
 
-def _first(made: Account, state: str, pairs: int, sides: Sides) -> str:
-    """The one sentence that says what happened."""
+# In words
+
+
+def _noise(made: Account, effect: Effect | None) -> str:
+    assert made.expected
+    text = (
+        f"The interval of {made.of} holds both no change and the {made.expected.ms:.3g} ms that were expected"
+    )
+    if effect is None:
+        return f"{text}; longer traces would tell"
+    percent = 100 * abs(made.expected.ms) / effect.base
+    spread = effect.launch_spread or SPREAD["tpot"][1]
+    needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
+    if needed is None:
+        return f"{text}; no number of pairs up to {MOST_LOOKED_AT[-1]} would tell"
+    return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
+
+
+def _first(made: Account, state: str) -> str:
     expected, observed, missing = made.expected, made.observed, made.missing
     named = [cause for cause in made.named if cause.ms is None or cause.ms > 0]
     if state == "nothing vanished" and expected and observed:
-        return (f"Nothing vanished: {observed.ms:.3g} ms of {made.of} were saved where {expected.ms:.3g} ms were "
-                "expected.")  # fmt: skip
-    if state == "noise" and expected and observed and not (named and named[0].ms):
-        text = f"No finding: the interval of {made.of} holds both no change and the {expected.ms:.3g} ms that were expected"
-        more = pairs_needed(sides.effect, expected.ms) if sides.effect else None
-        if sides.effect and more is None:
-            return f"{text}; so small a gain needs more than {MOST_LOOKED_AT[-1]} pairs."
-        return f"{text}; {more} more pairs would tell." if more else f"{text}; longer traces would tell."
+        return f"Nothing vanished: {observed.ms:.3g} of {expected.ms:.3g} ms of {made.of} are saved."
+    noise = next((cause for cause in named if cause.name == NOISE), None)
+    if noise and named[0] is noise:
+        also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in named[1:]), "")
+        return f"No finding: {noise.says[0].lower()}{noise.says[1:]}{also}."
+    if not named and missing is None:
+        lacks = "what was expected" if expected is None else "what serving did"
+        return f"It cannot be told what vanished: {lacks} is not known in ms."
     if not named:
-        if missing is None or expected is None:
-            lacks = "what was expected" if expected is None else "what serving did"
-            return f"It cannot be told how much vanished, because {lacks} is not known in ms."
-        return (f"It is not known where the gain went: {missing:.3g} of the {expected.ms:.3g} ms that were expected "
-                "are missing, and nothing in these inputs explains them.")  # fmt: skip
+        of = (
+            ""
+            if expected is None
+            else f"{missing:.3g} of the {expected.ms:.3g} ms that were expected are missing"
+        )
+        return f"It is not known where the gain went: {of}, and nothing in these inputs says why."
     first = named[0]
-    likely = "Likely: " if first.sure == "likely" else ""
+    text = f"{'Likely: ' if first.sure == 'likely' else ''}{first.says}"
     if first.ms is None or missing is None or expected is None:
-        return f"{likely}{first.says}."
-    return f"{likely}{first.says}; {_part(first.ms, missing, expected.ms)}."
-
-
-def _part(ms: float, missing: float, expected: float) -> str:
-    if abs(missing - ms) < 0.1 * abs(missing) and missing > 0.9 * expected:
-        return f"all of the {expected:.3g} ms that were expected are missing"
-    part = "all" if abs(missing - ms) < 0.1 * abs(missing) else f"{ms:.3g} ms"
-    return f"that is {part} of the {missing:.3g} ms that are missing of {expected:.3g} ms expected"
+        return f"{text}."
+    is_all = abs(missing - first.ms) < causes.LEAST * abs(missing)
+    if is_all and missing > (1 - causes.LEAST) * expected.ms:
+        return f"{text}; all of the {expected.ms:.3g} ms that were expected are missing."
+    part = "all" if is_all else f"{first.ms:.3g} ms"
+    return f"{text}; that is {part} of the {missing:.3g} ms that are missing of {expected.ms:.3g} ms."
 
 
 def _code(made: Account, state: str) -> int:
-    if state == "nothing vanished":
-        return OK
-    if state == "noise":
-        return FAILED
+    if state:
+        return FAILED if state == NOISE else OK
     if made.missing is None:
         return OK if any(cause.sure == "certain" for cause in made.named) else FAILED
     return OK if made.named and abs(made.rest or 0.0) <= UNEXPLAINED * abs(made.missing) else FAILED
@@ -340,50 +327,17 @@ def _code(made: Account, state: str) -> int:
 
 def facts(made: Account) -> JsonObject:
     """All of it as plain values."""
-    found = asdict(made)
-    for row in found["causes"]:
-        of = made.missing
-        row["share"] = row["ms"] / of if row["ms"] is not None and of else None
-    return {**found, "missing": made.missing, "rest": made.rest}
+    rows = [
+        asdict(cause) | {
+            "share": cause.ms / made.missing if cause.ms is not None and made.missing else None,
+            "record": to_record(cause),
+        }
+        for cause in made.causes
+    ]  # fmt: skip
+    return {**asdict(made), "causes": rows, "missing": made.missing, "rest": made.rest}
 
 
-def shown(made: Account) -> RenderableType:
-    """The sentence, the sums, the causes with their evidence, and what is not known."""
-    parts: list[RenderableType] = [made.says, ""]
-    for word, saving in (("expected", made.expected), ("observed", made.observed)):
-        if saving:
-            parts.append(
-                f"{word:9} {ranged(saving.ms, saving.low, saving.high, '.3g', ' ms')} of {made.of} saved: {saving.text}"
-            )
-        else:
-            parts.append(f"{word:9} not known in ms")
-    if made.named:
-        rows = [{"cause": c.name, "ms": "?" if c.ms is None else f"{c.ms:+.3g}", "of what is missing": _share(c.ms, made.missing),
-                 "how sure": c.sure} for c in made.named]  # fmt: skip
-        if made.rest is not None:
-            rows.append(
-                {
-                    "cause": "rest, unexplained",
-                    "ms": f"{made.rest:+.3g}",
-                    "of what is missing": _share(made.rest, made.missing),
-                }
-            )
-            rows.append({"cause": "missing", "ms": f"{made.missing:+.3g}"})
-        parts += ["", table_of(rows), ""]
-        for cause in made.named:
-            parts.append(f"{cause.name}: {cause.says}")
-            parts += [f"- {line}" for line in cause.evidence]
-            parts += [f"- to be surer: {cause.record}"] if cause.record else []
-    unseen = [cause.name for cause in made.causes if cause.sure == "none seen"]
-    parts += ["", f"none seen: {', '.join(unseen)}"] if unseen else [""]
-    unknown = [cause for cause in made.causes if cause.sure == "not known"]
-    for record, group in grouped(unknown, lambda cause: cause.record).items():
-        parts.append(f"not known: {', '.join(cause.name for cause in group)}: record {record}")
-    if any(causes.TRACES in cause.record for cause in unknown):
-        parts.append(f"traces: {HOW}")
-    parts += [f"note: {note}" for note in made.notes]
-    return Group(*parts)
-
-
-def _share(ms: float | None, missing: float | None) -> str:
-    return f"{100 * ms / missing:.0f} %" if ms is not None and missing else ""
+def to_record(cause: Cause) -> str:
+    """What would tell whether there is this cause, or make it sure; empty: nothing is needed."""
+    table = {"not known": causes.RECORD, "likely": causes.SURER}.get(cause.sure, {})
+    return table.get(cause.name, "")

@@ -25,6 +25,11 @@ class CaseTimes:
     half_us: float
     weight: float
 
+    @property
+    def shown(self) -> str:
+        """The sizes."""
+        return " ".join(word for word in self.text.split() if "=" in word)
+
 
 @dataclass(frozen=True)
 class Alone:

@@ -1,4 +1,4 @@
-"""The inputs of an account, read: traces, what clients and servers said, and what the model predicts."""
+"""The inputs of an account, read: traces, and what the model of serving predicts."""
 
 from __future__ import annotations
 
@@ -9,70 +9,59 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.explain.alone import Alone
 from harness.explain.causes import Steps
-from harness.explain.served import Log, fit, served_sizes
-from harness.explain.sides import Sides, of_record, of_results
+from harness.explain.served import Log, fit, of_trace, served_sizes, unlike
+from harness.explain.sides import Sides
 from harness.explain.step import DecodeStep, changed, decode_step
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import of_link
+from harness.serving.clients.load import load
 from harness.serving.ledger import KernelChange, Prediction
+from harness.serving.link.load import Load
+from harness.serving.link.model import System, link
+from harness.serving.link.predictions import predict
 from kernels import OPS
 
 
-def read_sides(record: str | None, name: str, before: Sequence[str], after: Sequence[str]) -> Sides:
-    """Raises UsageError."""
-    if record:
-        return of_record(Path(record), name)
-    return of_results(before, after) if before else Sides("")
-
-
-def read_steps(
+def steps_in(
     traces: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None, sides: Sides, log: Log
 ) -> Steps | None:
     """Of one trace, that with the change, or of both. Raises UsageError."""
     if not traces:
         return None
-    steps = [decode_step(path) for path in traces]
-    before, after = (steps[0] if len(steps) == 2 else None), steps[-1]
-    ops = [change.op for change in changes] or ([alone.op] if alone else _ops(before, after))
-    fits = None
-    if alone:
-        fits = fit(alone, *served_sizes(alone.op, after.path, log.files))
-    found = changed(before, after, ops, alone)
-    return Steps(before, after, tuple(ops), alone, fits, log, sides, found, tuple(changes))
+    before, after = (decode_step(traces[0]) if len(traces) == 2 else None), decode_step(traces[-1])
+    ops = tuple(change.op for change in changes) or ((alone.op,) if alone else _differing(before, after))
+    served = [of_trace(path) for path in traces]
+    return Steps(
+        before, after, ops, alone,
+        fit=fit(alone, served_sizes(alone.op, served[-1]), after.file) if alone else None,
+        unlike=unlike(*served) if before else "", log=log, sides=sides,
+        changed=changed(before, after, ops, alone), changes=tuple(changes),
+    )  # fmt: skip
 
 
-def _ops(before: DecodeStep | None, after: DecodeStep) -> list[str]:
-    """The ops of the suite whose kernels differ most between the two."""
-    if before is None:
-        return []
+def _differing(before: DecodeStep | None, after: DecodeStep) -> tuple[str, ...]:
+    """The op of the suite whose kernels differ most between the two."""
     differ: dict[str, float] = {}
     for one, other in ((before, after), (after, before)):
-        for name, kernel in one.kernels.items():
-            if kernel.op_class in OPS and name not in other.kernels:
+        for name, kernel in one.kernels.items() if one and other else ():
+            if kernel.op_class in OPS and other and name not in other.kernels:
                 differ[kernel.op_class] = differ.get(kernel.op_class, 0.0) + kernel.ms
-    return sorted(differ, key=lambda op: -differ[op])[:1]
+    return (max(differ, key=lambda op: differ[op]),) if differ else ()
 
 
 def modelled(
     record: str | None, before: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None
 ) -> tuple[Prediction, ...]:
-    """What the model of serving predicts of the change under the client's load; nothing where the inputs do
-    not say enough of the machine and the load for it."""
+    """What the model predicts of the change under the client's load; nothing where the inputs do not say
+    enough of the machine and the load for it."""
     wanted = list(changes) or ([alone.change] if alone else [])
-    if not wanted:
-        return ()
     with contextlib.suppress(UsageError):
         if record and alone:
             return of_link(Record(Path(record)).plan, [alone.change])
-        if before:
-            from harness.serving.clients.load import load
-            from harness.serving.link.load import Load
-            from harness.serving.link.model import System, link
-            from harness.serving.link.predictions import predict
-
+        if before and wanted:
             asked = load(before[0])[0].workload
-            isl, osl = asked.input_len, asked.output_len
-            if isl and osl and asked.concurrency:
-                offered = Load(round(isl), round(osl), round(asked.concurrency), range_ratio=1.0)
+            lengths = asked.input_len, asked.output_len, asked.concurrency
+            if all(lengths):
+                offered = Load(*(round(each or 0) for each in lengths), range_ratio=asked.range_ratio or 1.0)
                 return predict(link(System(calibrate=tuple(before))), offered, wanted)
     return ()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.explain.alone import Alone
-from harness.traffic.log import GEMM, read_log
+from harness.traffic.log import GEMM
 from harness.traffic.steps import Traffic
 from harness.traffic.trace import read_trace
 from shapes.case import Size, parse
@@ -24,7 +25,8 @@ MISSES = {
         r"not found tuned config in \S*blockscale|Using default W8A8 Block FP8 kernel config"
     ),
     "fused_moe": re.compile(
-        r"\[fused_moe\] using (\d\w+ )?default for|Using default MoE (kernel )?config|Fallback to triton version"
+        r"\[fused_moe\] using (\d\w+ )?default for|Using default MoE (kernel )?config|"
+        "Fallback to triton version"
     ),
 }
 """Lines of AITER e404860, SGLang 0.5.23 and vLLM 0.33, which say that no entry of a table was taken."""
@@ -79,40 +81,38 @@ def _take(line: str, log: Log) -> None:
             counts[match[0][:SHOWN]] += 1
 
 
-def served_sizes(op: str, trace: str, logs: Sequence[str]) -> tuple[Counter[str], str]:
-    """(sizes of the op's calls in decode steps -> how many, where they are from); none where neither the
-    trace nor the logs say them."""
-    for path, is_trace in [*([(trace, True)] if trace else []), *((log, False) for log in logs)]:
-        traffic = Traffic()
-        try:
-            if is_trace:
-                read_trace(Path(path), traffic)
-            else:
-                read_log(Path(path).read_text("utf-8", errors="replace").splitlines(), traffic)
-        except (UsageError, ValueError):
-            continue  # of speculation without its drafts, or of another kind
-        found = Counter(dict(_of_traffic(op, traffic, is_trace)))
-        if found:
-            return found, Path(path).name
-    return Counter(), ""
+def of_trace(path: str) -> Traffic:
+    """What a trace tells of its steps; nothing where it has neither annotations nor shapes."""
+    traffic = Traffic()
+    with contextlib.suppress(UsageError):  # of speculation, which does not say its drafts
+        read_trace(Path(path), traffic)
+    return traffic
 
 
-def _of_traffic(op: str, traffic: Traffic, is_trace: bool) -> Iterator[tuple[str, int]]:
-    own = {text: count for (of, text), count in traffic.calls.items() if of == op}
-    if own and is_trace:
-        yield from own.items()
-        return
+def served_sizes(op: str, traffic: Traffic) -> Counter[str]:
+    """Sizes of the op's calls in decode steps -> how many."""
+    if own := {text: count for (of, text), count in traffic.calls.items() if of == op}:
+        return Counter(own)
     counts: Counter[str] = Counter()
     for step in traffic.steps:
         if step.decoding and not step.phase.prefill:
-            ctx = sum(step.phase.lengths) / len(step.phase.lengths) if step.phase.lengths else 0
+            lengths = step.phase.lengths
             texts = {
                 "block_scale_gemm": f"m={step.tokens}", "fused_moe": f"tokens={step.tokens}",
-                "mla_decode": f"batch={step.decoding}" + (f" ctx={ctx:.0f}" if ctx else ""),
+                "mla_decode": f"batch={step.decoding}" + (f" ctx={lengths[0]}" if lengths else ""),
             }  # fmt: skip
-            if op in texts:
-                counts[texts[op]] += step.count
-    yield from counts.items()
+            counts[texts.get(op, "")] += step.count
+    counts.pop("", None)
+    return counts
+
+
+def unlike(before: Traffic, after: Traffic) -> str:
+    """How the decode steps of two traces differ in requests and contexts; empty where they do not."""
+    sides = [served_sizes("mla_decode", each).most_common(1) for each in (before, after)]
+    if not all(sides):
+        return ""
+    texts = [side[0][0] for side in sides]
+    return "" if alike(parse(texts[0])[0], parse(texts[1])[0]) else f"{texts[0]} -> {texts[1]}"
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,15 @@ def fit(alone: Alone, sizes: Counter[str], source: str) -> Fit | None:
     found: set[str] = set()
     fitting = 0
     for text, count in sizes.items():
-        alike = [case.text for case in alone.cases if _alike(parse(text)[0], case.sizes)]
-        found.update(alike)
-        fitting += count if alike else 0
+        fits = [case.text for case in alone.cases if alike(parse(text)[0], case.sizes)]
+        found.update(fits)
+        fitting += count if fits else 0
     most = ", ".join(text for text, _ in sizes.most_common(3))
     return Fit(frozenset(found), fitting / sizes.total(), most, source)
 
 
-def _alike(served: dict[str, str], of_case: object) -> bool:
-    sizes: dict[str, Size] = dict(of_case)  # type: ignore[call-overload]
+def alike(served: Mapping[str, str], sizes: Mapping[str, Size]) -> bool:
+    """Whether a time at the one holds for the other."""
     for name, value in served.items():
         if name in ALIKE and name in sizes:
             low, high = parse_span(sizes[name])

@@ -1,4 +1,4 @@
-"""The mean decode step of a profiler's trace, kernel by kernel, and the changed op's kernels in two of them."""
+"""The mean decode step of a trace, kernel by kernel, and the kernels of the changed op in two of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from harness.errors import UsageError
 from harness.explain.alone import Alone
@@ -37,9 +38,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """half:        half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
-    idle_ms:     from the start of a step to that of the next one, with nothing running
-    by_operator: the part of the calls whose operator is known; kernels of a graph have none
+    """half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
+    idle_ms: from the start of a step to that of the next one, with nothing running
+    launch:  of most kernels; empty: the trace does not tell
     """
 
     path: str
@@ -47,7 +48,7 @@ class DecodeStep:
     kernels: Mapping[str, Kernel]
     idle_ms: float
     half: Mapping[str, float]
-    by_operator: float
+    launch: Literal["", "a graph", "single launches"]
 
     @property
     def sum_ms(self) -> float:
@@ -60,6 +61,13 @@ class DecodeStep:
     @property
     def ms(self) -> float:
         return self.busy_ms + self.idle_ms
+
+    def exposed(self, classes: Collection[str]) -> float:
+        return sum(each.exposed_ms for each in self.kernels.values() if each.op_class in classes)
+
+    def op_class(self, name: str) -> str:
+        """Empty where the step has no such kernel."""
+        return self.kernels[name].op_class if name in self.kernels else ""
 
     @property
     def file(self) -> str:
@@ -108,7 +116,10 @@ def decode_step(path: str) -> DecodeStep:
         name: students_t(each.n - 1, CONFIDENCE) * each.error if each.n > 1 else OF_ONE_STEP * each.value
         for name, each in middle.items()
     }
-    return DecodeStep(path, len(whole), kernels, middle["idle"].value, half, known / sum(sizes))
+    launch: Literal["", "a graph", "single launches"] = ""
+    if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
+        launch = "single launches" if known > sum(sizes) / 2 else "a graph"
+    return DecodeStep(path, len(whole), kernels, middle["idle"].value, half, launch)
 
 
 def _length(step: TraceStep, decoding: Collection[tuple[str, int]]) -> float:
@@ -139,68 +150,46 @@ class Changed:
     called: float | None
 
 
-def stem(name: str) -> str:
-    """A kernel's name without its template's values and its parameters."""
-    return name.removeprefix("void ").partition("<")[0].partition("(")[0]
-
-
-def _there(wanted: Sequence[str], step: DecodeStep | None, ops: Collection[str]) -> list[str]:
-    """The kernels of a step that a run calls so; without template values where no name is whole."""
-    if step is None:
-        return []
-    if whole := [name for name in wanted if name in step.kernels]:
-        return whole
-    stems = [stem(name) for name in wanted]
-    alike = [kernel for kernel in step.kernels.values() if stem(kernel.name) in stems]
-    return [kernel.name for kernel in alike if kernel.op_class in {*ops, "unknown"}]
-
-
 def changed(
     before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
 ) -> Changed:
     """before: None where only the server with the change was profiled"""
-    own_before = _of_ops(before, ops) if before else []
-    own_after = _of_ops(after, ops)
-    named = alone is not None and bool(alone.old and alone.new)
-    wanted: tuple[str, ...] = ()
-    foreign = ""
+    sides = [_of_ops(step, ops) if step else [] for step in (before, after)]
+    named, foreign = alone is not None and bool(alone.old and alone.new), ""
+    old: list[str] = []
+    new: list[str] = []
     if alone and named:
-        wanted = alone.new
-        old = _there(alone.old, before or after, ops)
-        new = _there(alone.new, after, ops)
-        if before and not old and own_before:
-            foreign, old = own_before[0], own_before[:1]
+        old, new = _there(alone.old, before or after, ops), _there(alone.new, after, ops)
+        if before and sides[0] and not old:
+            foreign, old = sides[0][0], sides[0][:1]
     elif before:
-        old = [name for name in own_before if after.calls([name]) < 0.98 * before.calls([name])]
-        new = [name for name in own_after if name not in before.kernels]
+        old = [name for name in sides[0] if after.calls([name]) < 0.98 * before.calls([name])]
+        new = [name for name in sides[1] if name not in before.kernels]
         if old and not new:  # no rule knows the new kernel
-            new = [k.name for k in after.kernels.values()
-                   if k.op_class == "unknown" and k.name not in before.kernels]  # fmt: skip
-    else:
-        old, new = [], []
-    launches = 1
-    main = old[0] if old else next(iter(own_before or own_after), "")
+            new = [name for name in after.kernels
+                   if after.op_class(name) == "unknown" and name not in before.kernels]  # fmt: skip
     source = before or after
-    if alone and alone.op == "fused_moe" and main and (kernel := source.kernels.get(main)):
-        launches = max(1, round(alone.kernel_us.get(main, 0.0) / kernel.us_per_call))
-    calls = source.calls([main]) / launches
+    main = (old or sides[0] or sides[1] or [""])[:1]
+    calls = source.calls(main) + (0.0 if before else after.calls(new[:1]))
+    if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
+        us = alone.kernel_us.get(main[0], 0.0)
+        calls /= max(1, round(us / (1e3 * source.of(main) / source.calls(main)))) if us else 1
     called: float | None = None
-    if named and not before:
-        there = after.calls(new[:1])
-        calls = (there + after.calls(old[:1])) / launches
-        called = there / (there + after.calls(old[:1])) if new or old else 0.0
-    elif named and not new:
+    replaced = old if named else sides[0]
+    if named and not new:
         called = 0.0
-    elif before and old and (new or named):
-        left = sum(before.kernels[name].ms * min(1.0, after.calls([name]) / before.calls([name]))
-                   for name in (old if named else own_before))  # fmt: skip
-        called = 1 - left / before.of(old if named else own_before)
-    if called is not None and called > 0.98:
-        called = 1.0
+    elif named and not before:
+        called = after.calls(new[:1]) / (after.calls(new[:1]) + after.calls(old[:1]))
+    elif before and old and new:
+        left = sum(
+            before.of([name]) * min(1.0, after.calls([name]) / before.calls([name])) for name in replaced
+        )
+        called = 1 - left / before.of(replaced)
     return Changed(
-        tuple(dict.fromkeys([*own_before, *(old if before else ())])),
-        tuple(dict.fromkeys([*own_after, *new, *(name for name in old if name in after.kernels)])),
-        tuple(old), tuple(new), wanted, foreign, calls, called,
+        before=tuple(dict.fromkeys([*sides[0], *(old if before else ())])),
+        after=tuple(dict.fromkeys([*sides[1], *new, *(name for name in old if name in after.kernels)])),
+        old=tuple(old), new=tuple(new), wanted=alone.new if alone and named else (), foreign=foreign,
+        calls=calls, called=1.0 if called is not None and called > 0.98 else called,
     )  # fmt: skip
 
 
@@ -210,5 +199,14 @@ def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
 
-def described(step: DecodeStep) -> str:
-    return f"{step.ms:.4g} ms in {step.file} ({counted(step.steps, 'step')})"
+def _there(wanted: Sequence[str], step: DecodeStep, ops: Collection[str]) -> list[str]:
+    """The kernels of a step that a run calls so; without template values where no name is whole."""
+    if whole := [name for name in wanted if name in step.kernels]:
+        return whole
+    stems = {_stem(name) for name in wanted}
+    alike = [kernel for kernel in step.kernels.values() if _stem(kernel.name) in stems]
+    return [kernel.name for kernel in alike if kernel.op_class in {*ops, "unknown"}]
+
+
+def _stem(name: str) -> str:
+    return name.removeprefix("void ").partition("<")[0].partition("(")[0]

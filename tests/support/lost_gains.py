@@ -114,7 +114,10 @@ class World:
         case = Case(op, sizes or {"batch": 16, "ctx": 4096}, "core", "ad hoc", 1.0)
         old, new = us.get("old", self.old_us), us.get("new", self.new_us)
         if op == "mla_decode":
-            kernels = [(name, self.layer[name]) for name in (SPLIT, COMBINE) if name in self.layer], [(NEW, new)]
+            kernels = (
+                [(name, self.layer[name]) for name in (SPLIT, COMBINE) if name in self.layer],
+                [(NEW, new)],
+            )
         else:
             kernels = [(MOE, old)], [(MOE, new)]
         cells = [
@@ -160,7 +163,9 @@ class World:
         """Of `serving ab`: unread: names; info: what the server of base or quick reports; tokens: of both."""
         quick: dict[str, Any] = {"env": {"QUICK": "1"}} if env else {"flags": "--quick"}
         client = "bench {url} {seed} {result} --max-concurrency 16"
-        plan = made({"launch": "serve {port}", "client": client, "arms": {"base": {}, "quick": quick}}, "test")
+        plan = made(
+            {"launch": "serve {port}", "client": client, "arms": {"base": {}, "quick": quick}}, "test"
+        )
         names = [{"name": name, "found": False, "says": f"nothing installed reads {name}"} for name in unread]
         saving = self.gain_ms if predicted_ms is None else predicted_ms
         prediction = {"quantity": "tpot", "unit": "ms", "method": "link", "change": -saving,
@@ -189,4 +194,3 @@ class World:
     def step_ms(self) -> float:
         """Of the server without the change: its kernels, the microsecond between them, and the wait."""
         return (sum(self.layer.values()) + len(self.layer)) * self.layers / 1e3 + 0.4
-

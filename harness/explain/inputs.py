@@ -29,6 +29,8 @@ def steps_in(
     if not traces:
         return None
     before, after = (decode_step(traces[0]) if len(traces) == 2 else None), decode_step(traces[-1])
+    if before and before.between != after.between:
+        before, after = (decode_step(path, within=True) for path in traces)
     ops = tuple(change.op for change in changes) or ((alone.op,) if alone else _differing(before, after))
     served = [of_trace(path) for path in traces]
     return Steps(

@@ -17,6 +17,8 @@ from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
 OF_ONE_STEP = 0.03
 """Half the width of the interval of what a single step shows, as a part of it."""
+PAUSE = 1.5
+"""A step that is so many times as long as the median is followed by a pause."""
 MOST_STEPS = 200
 """The most steps of which the scatter is computed."""
 
@@ -39,7 +41,8 @@ class Kernel:
 @dataclass(frozen=True)
 class DecodeStep:
     """half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
-    idle_ms: from the start of a step to that of the next one, with nothing running
+    idle_ms: time of a step with nothing running
+    between: whether it has the time between steps, which few decode steps in a row do not show
     launch:  of most kernels; empty: the trace does not tell
     """
 
@@ -48,6 +51,7 @@ class DecodeStep:
     kernels: Mapping[str, Kernel]
     idle_ms: float
     half: Mapping[str, float]
+    between: bool
     launch: Literal["", "a graph", "single launches"]
 
     @property
@@ -81,8 +85,9 @@ class DecodeStep:
         return sum(self.kernels[name].calls for name in names if name in self.kernels)
 
 
-def decode_step(path: str) -> DecodeStep:
-    """Raises UsageError where the file is no trace or has no decode steps."""
+def decode_step(path: str, *, within: bool = False) -> DecodeStep:
+    """within: without the time between steps. Raises UsageError where the file is no trace or has no decode
+    steps."""
     trace = decompose(path)
     steps = trace.steps_of("decode")
     if not steps:
@@ -102,11 +107,11 @@ def decode_step(path: str) -> DecodeStep:
         known += row.calls if row.op else 0
     whole = [step for step, size in zip(steps, sizes, strict=True) if 0.5 < size / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    decoding = {(step.device, step.start_ns) for step in steps}
     columns: dict[str, list[float]] = {name: [] for name in ("step", "idle", "overlapped")}
-    for step in whole:
+    to_next = _to_next(whole, {(step.device, step.start_ns) for step in steps})
+    between = not within and 2 * len(to_next) >= len(whole)
+    for step, length in to_next if between else [(step, step.span_ns) for step in whole]:
         busy = sum(times.exposed_ns for times in step.classes.values())
-        length = _length(step, decoding)
         for name, ns in (("step", length), ("idle", length - busy), ("overlapped", step.time_ns - busy)):
             columns[name].append(ns / 1e6)
     for op_class in {kernel.op_class for kernel in kernels.values()}:
@@ -119,13 +124,19 @@ def decode_step(path: str) -> DecodeStep:
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         launch = "single launches" if known > sum(sizes) / 2 else "a graph"
-    return DecodeStep(path, len(whole), kernels, middle["idle"].value, half, launch)
+    return DecodeStep(path, len(whole), kernels, middle["idle"].value, half, between, launch)
 
 
-def _length(step: TraceStep, decoding: Collection[tuple[str, int]]) -> float:
-    """To the start of the next step, where that decodes, too; else to its own end."""
-    follows = step.period_ns is not None and (step.device, step.start_ns + step.period_ns) in decoding
-    return max(step.period_ns or 0, step.span_ns) if follows else step.span_ns
+def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
+    """The steps that another decode step follows, with the time up to that, but for pauses of the server.
+    starts: of all decode steps"""
+    lengths = [
+        (step, max(step.period_ns, step.span_ns))
+        for step in steps
+        if step.period_ns is not None and (step.device, step.start_ns + step.period_ns) in starts
+    ]
+    typical = statistics.median(length for _, length in lengths) if lengths else 0
+    return [(step, length) for step, length in lengths if length < PAUSE * typical]
 
 
 @dataclass(frozen=True)

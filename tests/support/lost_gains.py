@@ -5,7 +5,7 @@ Sizes are drawn from a seed: times of kernels, layers, the gain, noise of calls,
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ GEMMS = ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u>",
          "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u>")  # fmt: skip
 COPY = "void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>(x)"
 CACHE = "void vllm::concat_and_cache_mla_kernel<__nv_bfloat16>(x)"
+VARIANT = "void vllm::rms_norm_kernel<c10::BFloat16, 16, 4>(x)"
+PREFILL = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<192>>(x)"
 STEP = "execute_context_0(sq0sk0sqsq0sqsk0)_generation_{0}(sq{0}sk{1}sqsq{0}sqsk{1})"
 """vLLM's annotation of a step: requests, tokens in the cache."""
 
@@ -52,12 +54,13 @@ class World:
 
     folder: Path
     draw: random.Random
-    steps: int = 8
+    steps: int = 10
     layers: int = 12
     args: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         scale = self.draw.uniform(0.7, 1.6)
+        self.graphs, self.variant = self.draw.random() < 0.5, self.draw.random() < 0.5
         self.layers = self.draw.choice([10, 12, 16])
         self.noise = self.draw.uniform(0.002, 0.015)  # of a call
         self.of_launch = self.draw.uniform(0.0, 0.003)  # of a kernel in a launch
@@ -85,26 +88,45 @@ class World:
     # Files
 
     def trace(self, name: str, server: Server) -> Path:
+        """With what real traces have besides: a prefill, a pause, a step that the profiler cut off, launches
+        by graphs or one by one, and after the change another variant of a kernel that does the same."""
         events: list[Event] = []
-        now, call = 1.7e15, 0
+        self.now, self.call = 1.7e15, 0
+        prefill, pause = (self.draw.randrange(1, self.steps - 1) for _ in range(2))
+        cut = self.draw.random() < 0.5
         factor = {name: 1 + self.draw.gauss(0, self.of_launch)
                   for name in {*server.layer, *server.partial[1]}}  # fmt: skip
-        for _ in range(self.steps):
-            label = STEP.format(server.batch, server.batch * server.ctx)
-            events.append(span(label, now, 20))
-            for number in range(self.layers):
+        label = STEP.format(server.batch, server.batch * server.ctx)
+        for step in range(self.steps):
+            if step == prefill:
+                events.append(span("execute_context_1(512)_generation_0(0)", self.now, 20))
+                us = 900.0 * (1 + self.draw.gauss(0, 0.2))
+                events += [launch(self.call, self.now), kernel(PREFILL, self.now + 1, us, correlation=self.call)]
+                self.now, self.call = self.now + us + 300, self.call + 1
+            events.append(span(label, self.now, 20))
+            if self.graphs:
+                events.append(launch(self.call, self.now, name="cudaGraphLaunch"))
+            for number in range(self.layers // 3 if cut and not step else self.layers):
                 layer = server.partial[1] if number < server.partial[0] else server.layer
-                for kernel_name, us in layer.items():
-                    took = us * factor[kernel_name] * server.clock * (1 + self.draw.gauss(0, self.noise))
-                    call += 1
-                    aside = kernel_name in server.beside
-                    at = {"stream": 8} if aside else {}
-                    events += [launch(call, now), kernel(kernel_name, now + 1, took, correlation=call, **at)]
-                    now += 0 if aside else took + 1
-            now += server.wait_us * (1 + self.draw.gauss(0, self.noise))
+                us_of = {k: us * factor[k] * server.clock * (1 + self.draw.gauss(0, self.noise))
+                         for k, us in layer.items()}  # fmt: skip
+                events += self._layer(us_of, server.beside, name)
+            self.call += self.graphs
+            self.now += server.wait_us * (1 + self.draw.gauss(0, self.noise))
+            self.now += 5000 if step == pause else 0
         path = self.folder / f"{name}.json"
         path.write_text(text(events))
         return path
+
+    def _layer(self, us_of: dict[str, float], beside: Sequence[str], side: str) -> Iterator[Event]:
+        for name, us in us_of.items():
+            at = {"stream": 8} if name in beside else {}
+            ran = VARIANT if name == NORM and side == "after" and self.variant else name
+            if not self.graphs:
+                yield launch(self.call, self.now)
+            yield kernel(ran, self.now + 1, us, correlation=self.call, **at)
+            self.call += not self.graphs
+            self.now += 0 if at else us + 1
 
     def traces(self, before: Server, after: Server) -> None:
         self.args += ["--trace", str(self.trace("before", before)), str(self.trace("after", after))]

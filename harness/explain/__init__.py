@@ -1,1 +1,1 @@
-"""The account of a gain that vanished: what was predicted, what serving did, and where the difference went."""
+"""The account of a gain that vanished: what was predicted, what serving did, where the difference went."""

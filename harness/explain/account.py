@@ -1,4 +1,4 @@
-"""The account: the expected and the observed saving, the causes of their difference, and what is not known."""
+"""The account: the expected and the observed saving, the causes of the difference, and what is not known."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from dataclasses import asdict, dataclass, replace
 from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
 from harness.explain.alone import Alone
-from harness.explain.causes import CALLS, LESS, NOISE, OF_OP, OF_STEP, STALLS, TABLE, WORK, Cause, Steps
+from harness.explain.causes import CALLS, LESS, NOISE, OF_OP, STALLS, TABLE, WORK, Cause, Steps, figure
 from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
 from harness.files import JsonObject
 from harness.report.text import counted
 from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
-from harness.serving.ledger import KernelChange, Prediction
+from harness.serving.ledger import Prediction
 from harness.statistics.intervals import CONFIDENCE
 
 UNEXPLAINED = 0.5
 """From this part of the difference on, what no cause has makes the exit code 1."""
 TPOT, STEP = "TPOT", "a decode step"
+VANISHED_NOTHING = "nothing vanished"
+NOT_ITS_OWN = (CALLS, causes.UNREAD, causes.SAME, causes.REFUSED, WORK)
+"""Causes with which a saving that was seen cannot be that of the change."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def account(
     expected = said or in_step
     if expected is None and observed is None and not (causes.not_in_effect(sides, log) or log.missed):
         raise NothingRan(
-            "nothing to compare: neither what was expected nor what serving did is known; give --ab, --before and "
-            "--after, or --trace BEFORE AFTER, and --change or --run"
+            "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
+            "--before and --after, or --trace BEFORE AFTER, and --change or --run"
         )
     made = Account("", of, expected, observed, (), (*sides.notes, *_notes(sides, steps)))
     found = (
@@ -102,9 +105,9 @@ def account(
         found = [replace(cause, sure="likely") if cause.named else cause for cause in found]
         found = found if steps else [replace(cause, ms=None) for cause in found]
         rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
-        found.append(
-            Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text if observed else "",))
-        )
+        if abs(rest) > causes.LEAST * abs(made.missing):
+            of_noise = (observed.text if observed else "",)
+            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
     found += _not_known(found, sides, steps)
     made = replace(made, causes=tuple(sorted(found, key=_rank)))
     return replace(made, says=_first(made, state), code=_code(made, state))
@@ -117,11 +120,11 @@ def _of_effect(effect: Effect) -> Saving:
     """Of one pair, with the interval that launches elsewhere give."""
     half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
     low, high = effect.interval or (effect.percent - half, effect.percent + half)
-    saved = [-effect.base * percent / 100 for percent in (effect.percent, high, low)]
-    pairs = counted(effect.pairs, "pair") + (
-        "" if effect.interval else ", whose interval is from other servers"
-    )
-    return Saving(*saved, f"TPOT {effect.base:.4g} -> {effect.arm:.4g} ms, {pairs}")
+    of_others = "" if effect.interval else ", its interval that of other servers"
+    return Saving(
+        -effect.base * effect.percent / 100, -effect.base * high / 100, -effect.base * low / 100,
+        f"TPOT {figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms, {counted(effect.pairs, 'pair')}{of_others}",
+    )  # fmt: skip
 
 
 def _of_steps(steps: Steps | None) -> Saving | None:
@@ -129,7 +132,7 @@ def _of_steps(steps: Steps | None) -> Saving | None:
         return None
     ms, half = steps.saved_ms, steps.half_ms
     sides = (
-        f"{step.ms:.4g} ms in {counted(step.steps, 'step')} of {step.file}"
+        f"{figure(step.ms, 4)} ms in {counted(step.steps, 'step')} of {step.file}"
         for step in (steps.before, steps.after)
     )
     return Saving(ms, ms - half, ms + half, " -> ".join(sides))
@@ -138,13 +141,13 @@ def _of_steps(steps: Steps | None) -> Saving | None:
 def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
     """What was predicted of TPOT or of a step; several changes of one record add up."""
     quantity = "tpot" if of == TPOT else "decode_step"
-    rows = [(each.change, each.low, each.high, each.method) for each in predictions
-            if each.quantity == quantity and each.change is not None]  # fmt: skip
+    rows = [each for each in predictions if each.quantity == quantity and each.change is not None]
     if not rows:
         return None
-    change = sum(row[0] for row in rows)
-    low, high = (sum(row[0] if row[end] is None else row[end] or 0.0 for row in rows) for end in (1, 2))
-    return Saving(-change, -high, -low, f"predicted of {of} ({rows[0][3]})")
+    changes = [each.change or 0.0 for each in rows]
+    lows = [change if each.low is None else each.low for each, change in zip(rows, changes, strict=True)]
+    highs = [change if each.high is None else each.high for each, change in zip(rows, changes, strict=True)]
+    return Saving(-sum(changes), -sum(highs), -sum(lows), f"predicted of {of} ({rows[0].method})")
 
 
 def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Saving | None:
@@ -155,13 +158,14 @@ def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Savi
     half = causes.IN_STEP * abs(ms)
     if alone:
         half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
-        text = f"{calls:.3g} calls x {alone.saving_us():.3g} us, {alone.before} -> {alone.after} in {alone.folder}"
+        times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
+        text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
     else:
         told = (
             f"{c.op}={c.factor:g}x" if c.factor else f"{c.op}=saved:{c.saved_us:g}us" for c in steps.changes
         )
         took = steps.before.of(steps.changed.before) if steps.before else 0.0
-        text = f"{', '.join(told)}, of {took:.3g} ms in the step before"
+        text = f"{', '.join(told)}, of {figure(took)} ms in the step before"
     return Saving(ms, ms - half, ms + half, text)
 
 
@@ -171,7 +175,7 @@ def _state(expected: Saving | None, observed: Saving | None) -> str:
         return ""
     if observed.meets(expected) and observed.low <= 0 <= observed.high:
         return NOISE
-    return "nothing vanished" if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
+    return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
 
 
 # Causes beside those of the steps
@@ -180,7 +184,7 @@ def _state(expected: Saving | None, observed: Saving | None) -> str:
 def _of_sides(
     made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
 ) -> Iterator[Cause]:
-    """What names, settings, logs and the work show; it has all that is missing where no trace says how much."""
+    """What names, settings, logs and the work show: all that is missing where no trace says how much."""
     size = made.missing if steps is None or steps.saved_ms is None else None
     if not any(cause.named and cause.name in OF_OP for cause in seen):
         missed = causes.missed_table(log, ops)
@@ -192,7 +196,8 @@ def _of_sides(
         elif missed:
             yield Cause(TABLE, "none seen")
     unlike = steps.unlike if steps else ""
-    lines = (*sides.work, *([f"the profiled steps: {unlike}"] if unlike else ()))
+    work = () if steps and sides.effect and steps.saved_ms is not None else sides.work  # see _beyond_steps
+    lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
     if unlike and made.missing is not None:
         size = made.missing - sum(cause.ms or 0.0 for cause in seen if cause.named)
     if lines:
@@ -207,7 +212,7 @@ def _prediction(said: Saving, in_step: Saving) -> Cause:
     if said.meets(in_step) and abs(more) < UNEXPLAINED * abs(said.ms):
         return Cause(causes.PREDICTED, "none seen")
     larger = "larger" if more > 0 else "smaller"
-    evidence = (f"{each.ms:.3g} ms: {each.text}" for each in (said, in_step))
+    evidence = (f"{figure(each.ms)} ms: {each.text}" for each in (said, in_step))
     says = f"The prediction took the op for a {larger} part of the step than it is"
     return Cause(causes.PREDICTED, "certain", more, says, tuple(evidence))
 
@@ -218,15 +223,19 @@ def _beyond_steps(sides: Sides, steps: Steps, observed: Saving, per_token: float
     of_accept = 0.0
     if abs(after / before - 1) > DIFFERS:
         of_accept = steps.after.ms * (1 / after - 1 / before)
-        says = f"A step gives {after:.3g} tokens of a request instead of {before:.3g}"
-        yield Cause(WORK, "certain", of_accept, says, (f"accept length: {before:.3g} -> {after:.3g}",))
+        says = f"A step gives {figure(after)} tokens of a request instead of {figure(before)}"
+        yield Cause(
+            WORK, "certain", of_accept, says, (f"accept length: {figure(before)} -> {figure(after)}",)
+        )
     rest = saved - of_accept - observed.ms
     half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
     if abs(rest) <= max(half, causes.IN_STEP * abs(saved)):
-        yield Cause(STALLS, "none seen")
+        yield from (Cause(name, "none seen") for name in (STALLS, *([WORK] if sides.work else [])))
         return
-    evidence = f"a step saves {saved:.3g} ms in the traces, {observed.text}"
-    says = f"The step saves {saved:.3g} ms, TPOT {observed.ms:.3g} ms: what lies between decode steps changed"
+    evidence = f"a step saves {figure(saved)} ms in the traces, {observed.text}"
+    says = (
+        f"The step saves {figure(saved)} ms, TPOT {figure(observed.ms)} ms: something between steps changed"
+    )
     if sides.work:
         yield Cause(WORK, "likely", rest, f"The two sides did other work: {sides.work[0]}", (evidence,))
     else:
@@ -263,8 +272,8 @@ def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
         saved = _of_steps(steps)
         yield f"the step: {saved.text}" if saved else ""
         if not 0.7 < token / sides.effect.base < 1.3:
-            yield f"a step of {steps.before.file} takes {token:.3g} ms a token, TPOT is {sides.effect.base:.3g} ms: " \
-                  "stalls lie between, or the trace is of another load"  # fmt: skip
+            times = f"{figure(token)} ms a token, TPOT is {figure(sides.effect.base)} ms"
+            yield f"a step of {steps.before.file} takes {times}: stalls lie between, or the load was another"
     for file in dict.fromkeys(step.file for step in both if step.steps == 1):
         yield f"{file} has one decode step: its scatter is not known, 3 % are taken"
 
@@ -274,9 +283,8 @@ def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
 
 def _noise(made: Account, effect: Effect | None) -> str:
     assert made.expected
-    text = (
-        f"The interval of {made.of} holds both no change and the {made.expected.ms:.3g} ms that were expected"
-    )
+    wanted = f"{figure(made.expected.ms)} ms that were expected"
+    text = f"The interval of {made.of} holds both no change and the {wanted}"
     if effect is None:
         return f"{text}; longer traces would tell"
     percent = 100 * abs(made.expected.ms) / effect.base
@@ -290,36 +298,39 @@ def _noise(made: Account, effect: Effect | None) -> str:
 def _first(made: Account, state: str) -> str:
     expected, observed, missing = made.expected, made.observed, made.missing
     named = [cause for cause in made.named if cause.ms is None or cause.ms > 0]
-    if state == "nothing vanished" and expected and observed:
-        return f"Nothing vanished: {observed.ms:.3g} of {expected.ms:.3g} ms of {made.of} are saved."
+    if state == VANISHED_NOTHING and expected and observed:
+        saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {made.of} are saved"
+        other = next((cause for cause in named if cause.name in NOT_ITS_OWN), None)
+        if other is None:
+            return f"Nothing vanished: {saved}."
+        return f"What was saved is not the change's own, {saved}: {other.says[0].lower()}{other.says[1:]}."
     noise = next((cause for cause in named if cause.name == NOISE), None)
     if noise and named[0] is noise:
         also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in named[1:]), "")
         return f"No finding: {noise.says[0].lower()}{noise.says[1:]}{also}."
+    if not named and expected is None:
+        give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
+        return f"It cannot be told what vanished, as what was expected is not known in ms: {give}."
     if not named and missing is None:
-        lacks = "what was expected" if expected is None else "what serving did"
-        return f"It cannot be told what vanished: {lacks} is not known in ms."
-    if not named:
-        of = (
-            ""
-            if expected is None
-            else f"{missing:.3g} of the {expected.ms:.3g} ms that were expected are missing"
-        )
-        return f"It is not known where the gain went: {of}, and nothing in these inputs says why."
+        return "It cannot be told what vanished, as what serving did is not known in ms: give --ab or both traces."
+    if not named and expected:
+        lost = f"{figure(missing or 0.0)} of the {figure(expected.ms)} ms that were expected are missing"
+        return f"It is not known where the gain went: {lost}, and nothing in these inputs says why."
     first = named[0]
     text = f"{'Likely: ' if first.sure == 'likely' else ''}{first.says}"
     if first.ms is None or missing is None or expected is None:
         return f"{text}."
     is_all = abs(missing - first.ms) < causes.LEAST * abs(missing)
     if is_all and missing > (1 - causes.LEAST) * expected.ms:
-        return f"{text}; all of the {expected.ms:.3g} ms that were expected are missing."
-    part = "all" if is_all else f"{first.ms:.3g} ms"
-    return f"{text}; that is {part} of the {missing:.3g} ms that are missing of {expected.ms:.3g} ms."
+        return f"{text}; all of the {figure(expected.ms)} ms that were expected are missing."
+    part = "all" if is_all else f"{figure(first.ms)} ms"
+    return f"{text}; that is {part} of the {figure(missing)} ms that are missing of {figure(expected.ms)} ms."
 
 
 def _code(made: Account, state: str) -> int:
     if state:
-        return FAILED if state == NOISE else OK
+        foreign = any(cause.name in NOT_ITS_OWN and (cause.ms or 1) > 0 for cause in made.named)
+        return FAILED if state == NOISE or foreign else OK
     if made.missing is None:
         return OK if any(cause.sure == "certain" for cause in made.named) else FAILED
     return OK if made.named and abs(made.rest or 0.0) <= UNEXPLAINED * abs(made.missing) else FAILED

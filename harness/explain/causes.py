@@ -1,4 +1,4 @@
-"""Causes that take a gain away, each with its size and its evidence: what steps, logs and servers show of them.
+"""Causes that take a gain away, each with its size and its evidence in steps, logs and servers.
 
 The parts of a step add up: what the op itself did not save (not called, other shapes, less in the step) and
 what went elsewhere (clocks, neighbours, waits, overlap, idle time) are the expected less the observed saving.
@@ -61,9 +61,10 @@ SURER = {
 IN_STEP = IN_SERVER * T90
 """The part of a saving by which one in a server usually differs from one alone."""
 OF_LAUNCH = 0.01
-"""The part of a kernel's time by which two launches of a server differ without a cause."""
+"""The part of a step by which two launches of a server differ without a cause; of one kernel's time:"""
+OF_KERNEL = 3 * OF_LAUNCH
 LEAST = 0.1
-"""Causes below this part of the expected saving are not named."""
+"""Causes below this part of the expected saving, or of what is missing, are not named."""
 SAME_CALLS = 0.02
 """The part by which the calls of a kernel in two traces may differ."""
 FEW = 3
@@ -138,7 +139,7 @@ class Steps:
     @property
     def half_ms(self) -> float:
         """Half the width of the interval of saved_ms."""
-        return math.hypot(self.half("step"), OF_LAUNCH / 2 * self.after.ms)
+        return math.hypot(self.half("step"), OF_LAUNCH * self.after.ms)
 
     def half(self, *keys: str) -> float:
         """Half the width of the interval of a difference of both steps in these parts."""
@@ -147,8 +148,11 @@ class Steps:
 
     @property
     def floor(self) -> float:
-        expected = self.expected_ms
-        return LEAST * abs(expected) if expected else OF_LAUNCH / 2 * self.after.ms
+        """Below it no cause is named."""
+        expected, saved = self.expected_ms, self.saved_ms
+        if not expected:
+            return OF_LAUNCH / 2 * self.after.ms
+        return LEAST * max(abs(expected), abs(expected - saved) if saved is not None else 0.0)
 
 
 def of_step(steps: Steps) -> Iterator[Cause]:
@@ -171,16 +175,16 @@ def of_step(steps: Steps) -> Iterator[Cause]:
     yield _if_seen(
         OVERLAP, saved - busy, max(steps.half("overlapped"), steps.floor),
         f"What the kernel saves runs {'under communication' if under else 'beside other kernels'}",
-        (f"kernels take {saved:.3g} ms less in sum, the device is busy for {busy:.3g} ms less",
-         f"exposed communication: {exposed[0]:.3g} -> {exposed[1]:.3g} ms" if under else ""),
+        (f"kernels take {figure(saved)} ms less in sum, the device is busy for {figure(busy)} ms less",
+         f"exposed communication: {figure(exposed[0])} -> {figure(exposed[1])} ms" if under else ""),
     )  # fmt: skip
     modes = [step.launch for step in (before, after)]
     how = f": {modes[1]} instead of {modes[0]}" if "" not in modes and modes[0] != modes[1] else ""
     more = after.idle_ms - before.idle_ms
     yield _if_seen(
-        IDLE, more, max(steps.half("idle"), steps.floor),
+        IDLE, more, max(steps.half("idle"), OF_LAUNCH / 2 * after.ms, steps.floor),
         f"The device waits {'longer' if more > 0 else 'less'} for the host{how}",
-        (f"nothing runs for {before.idle_ms:.3g} -> {after.idle_ms:.3g} ms of a step",),
+        (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
     )  # fmt: skip
 
 
@@ -208,7 +212,7 @@ def _of_op(steps: Steps, clock: float) -> Iterator[Cause]:
     half = max(OF_LAUNCH * was + steps.half(*steps.ops), steps.floor)
     lost = expected - (was - now)
     part = 1.0 if found.called is None else found.called
-    if found.called is None and was - now < max(1.5 * LEAST * expected, half):
+    if found.called is None and abs(was - now) < max(1.5 * LEAST * expected, half):
         yield _not_in_effect(steps, lost)
         return
     if found.called is not None:  # what ran instead may save something, too
@@ -236,7 +240,7 @@ def _apart(steps: Steps, was: float, part: float, least: float) -> Iterator[Caus
         ran = short(found.foreign)
         says = f"Without the change the server ran {ran}, which is faster than the run's {alone.before}"
         evidence = f"{_calls(found.foreign, steps.before)} a step in {steps.before.file}: {ran}"
-        in_run = f"{alone.before} takes {before_us:.3g} us in {alone.folder}"
+        in_run = f"{alone.before} takes {figure(before_us)} us in {alone.folder}"
         yield _if_seen(BASE, own, least, says, (evidence, in_run), "certain")
     if fit is None:
         return
@@ -260,8 +264,8 @@ def _not_called(steps: Steps, ms: float) -> Cause:
     there, left = after.calls(found.new[:1]), after.calls(found.old[:1])
     instead = next((name for name in found.after if name not in found.old), "")
     evidence = [
-        f"{there:.3g} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
-        f"{left:.3g} calls of {short(found.old[0])} are left" if found.old and left else "",
+        f"{figure(there)} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
+        f"{figure(left)} calls of {short(found.old[0])} are left" if found.old and left else "",
         f"{_calls(instead, after)} of {short(instead)} instead" if instead and not there else "",
         *(f"the log says: {line}" for line, _ in steps.log.chosen.most_common(3)),
     ]
@@ -333,14 +337,17 @@ def _less(steps: Steps, ms: float, least: float) -> Cause:
     kernel = found.new[0] if found.new else next(iter(found.after), "")
     evidence = [f"{_calls(kernel, after)} a step in {after.file}: {kernel}"]
     if alone and kernel in alone.kernel_us:
-        evidence.append(f"alone it takes {alone.kernel_us[kernel]:.3g} us ({alone.after}, {alone.folder})")
+        evidence.append(
+            f"alone it takes {figure(alone.kernel_us[kernel])} us ({alone.after}, {alone.folder})"
+        )
     if steps.before:
-        took = f"{steps.before.of(found.before):.3g} -> {after.of(found.after):.3g}"
+        took = f"{figure(steps.before.of(found.before))} -> {figure(after.of(found.after))}"
         evidence.append(f"the op takes {took} ms of a step")
     if ms > max(least, steps.floor) and (missed := _table(steps, ms, evidence)):
         return missed
     known = "" if steps.fit else "; whether it is called at other shapes is not known"
-    says = f"The new kernel runs, and saves {'less' if ms > 0 else 'more'} in the step than alone{known}"
+    what = "The new kernel runs, and" if found.new else "The op"
+    says = f"{what} saves {'less' if ms > 0 else 'more'} in the step than alone{known}"
     return _if_seen(LESS, ms, max(least, steps.floor), says, evidence)
 
 
@@ -389,13 +396,13 @@ def _of_neighbours(
     after, deltas = steps.after, _deltas(steps, before, clock, ratios)
     for name, rows in deltas.items():
         ms, classes = sum(rows.values()), {before.op_class(row) or after.op_class(row) for row in rows}
-        least = max(steps.floor, steps.half(*classes), 2 * OF_LAUNCH * before.of(rows))
+        least = max(steps.floor, steps.half(*classes), OF_KERNEL * before.of(rows))
         largest = sorted(rows, key=lambda row: -abs(rows[row]))[:3]
         first, more = short(largest[0]) if rows else "", ms > 0
         says = {
-            SLOWER: f"Kernels beside the changed one became {'slower' if more else 'faster'}, most of all {first}",
-            BESIDE: f"The change {'brings' if more else 'takes'} other kernels{'' if more else ' away'}: {first}",
-            WAITS: f"Communication takes {'longer' if more else 'less'}: this rank waits for the slowest one",
+            SLOWER: f"Other kernels became {'slower' if more else 'faster'}, most of all {first}",
+            BESIDE: f"The change {'brings other kernels' if more else 'takes kernels away'}: {first}",
+            WAITS: f"Communication takes {'longer' if more else 'less'}: a rank waits for the slowest one",
         }[name]
         evidence = [f"{_calls(row, before)} -> {_calls(row, after)} a step: {row}" for row in largest]
         yield _if_seen(name, ms, least, says, evidence, "certain" if name == BESIDE else "likely")
@@ -410,7 +417,7 @@ def _deltas(
     for name in {**before.kernels, **after.kernels}.keys() - own:
         delta = after.of([name]) - clock * before.of([name])
         op_class = before.op_class(name) or after.op_class(name)
-        noise = max(2 * OF_LAUNCH * before.of([name]), steps.half(op_class))
+        noise = max(OF_KERNEL * before.of([name]), steps.half(op_class))
         if op_class in COMMUNICATION:  # which the clock slows or not
             low, high = sorted((before.of([name]), clock * before.of([name])))
             found[WAITS][name] = after.of([name]) - min(max(after.of([name]), low), high)
@@ -425,7 +432,7 @@ def _deltas(
         other = next((kernel for kernel in new if _replaces(kernel, old) and kernel.name in beside), None)
         if other:
             delta = beside.pop(old.name) + beside.pop(other.name)
-            if abs(delta) > 2 * OF_LAUNCH * old.ms:
+            if abs(delta) > OF_KERNEL * old.ms:
                 found[SLOWER][other.name] = delta
     return found
 
@@ -436,7 +443,12 @@ def _replaces(new: Kernel, old: Kernel) -> bool:
 
 def _calls(name: str, step: DecodeStep) -> str:
     kernel = step.kernels.get(name)
-    return f"{kernel.calls:.3g} x {kernel.us_per_call:.3g} us" if kernel else "none"
+    return f"{figure(kernel.calls)} x {figure(kernel.us_per_call)} us" if kernel else "none"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """In so many digits, or in all before the point."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def short(name: str) -> str:

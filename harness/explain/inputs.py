@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -31,6 +32,8 @@ def steps_in(
     before, after = (decode_step(traces[0]) if len(traces) == 2 else None), decode_step(traces[-1])
     if before and before.between != after.between:
         before, after = (decode_step(path, within=True) for path in traces)
+    if before and before.file == after.file:
+        before, after = (replace(step, file=path) for step, path in zip((before, after), traces, strict=True))
     ops = tuple(change.op for change in changes) or ((alone.op,) if alone else _differing(before, after))
     served = [of_trace(path) for path in traces]
     return Steps(
@@ -62,8 +65,9 @@ def modelled(
             return of_link(Record(Path(record)).plan, [alone.change])
         if before and wanted:
             asked = load(before[0])[0].workload
-            lengths = asked.input_len, asked.output_len, asked.concurrency
-            if all(lengths):
-                offered = Load(*(round(each or 0) for each in lengths), range_ratio=asked.range_ratio or 1.0)
+            isl, osl, concurrency = asked.input_len, asked.output_len, asked.concurrency
+            if isl and osl and concurrency:
+                ratio = asked.range_ratio or 1.0
+                offered = Load(round(isl), round(osl), round(concurrency), range_ratio=ratio)
                 return predict(link(System(calibrate=tuple(before))), offered, wanted)
     return ()

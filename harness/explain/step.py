@@ -10,7 +10,6 @@ from typing import Literal
 
 from harness.errors import UsageError
 from harness.explain.alone import Alone
-from harness.report.text import counted
 from harness.serving.trace import decompose
 from harness.serving.trace.result import TraceStep
 from harness.statistics.intervals import CONFIDENCE, centre, students_t
@@ -40,13 +39,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
+    """file:    its name, or path
+    half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
     idle_ms: time of a step with nothing running
     between: whether it has the time between steps, which few decode steps in a row do not show
     launch:  of most kernels; empty: the trace does not tell
     """
 
-    path: str
+    file: str
     steps: int
     kernels: Mapping[str, Kernel]
     idle_ms: float
@@ -72,10 +72,6 @@ class DecodeStep:
     def op_class(self, name: str) -> str:
         """Empty where the step has no such kernel."""
         return self.kernels[name].op_class if name in self.kernels else ""
-
-    @property
-    def file(self) -> str:
-        return Path(self.path).name
 
     def of(self, names: Iterable[str]) -> float:
         """Milliseconds of these kernels."""
@@ -124,7 +120,7 @@ def decode_step(path: str, *, within: bool = False) -> DecodeStep:
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         launch = "single launches" if known > sum(sizes) / 2 else "a graph"
-    return DecodeStep(path, len(whole), kernels, middle["idle"].value, half, between, launch)
+    return DecodeStep(Path(path).name, len(whole), kernels, middle["idle"].value, half, between, launch)
 
 
 def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
@@ -211,12 +207,11 @@ def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
 
 
 def _there(wanted: Sequence[str], step: DecodeStep, ops: Collection[str]) -> list[str]:
-    """The kernels of a step that a run calls so; without template values where no name is whole."""
-    if whole := [name for name in wanted if name in step.kernels]:
-        return whole
+    """The kernels of the op in a step that a run calls so; without template values where no name is whole.
+    Kernels of other classes may have these names, too, as torch's products have."""
+    own = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in wanted}
-    alike = [kernel for kernel in step.kernels.values() if _stem(kernel.name) in stems]
-    return [kernel.name for kernel in alike if kernel.op_class in {*ops, "unknown"}]
+    return [name for name in wanted if name in own] or [name for name in own if _stem(name) in stems]
 
 
 def _stem(name: str) -> str:

@@ -8,12 +8,13 @@ from rich.console import Group, RenderableType
 
 from harness.explain import causes
 from harness.explain.account import Account, to_record
+from harness.explain.causes import figure
 from harness.report.fitting_table import table_of
 from harness.report.text import grouped, ranged
 
 HOW = (
-    "traces: SGLang POST /start_profile with num_steps and record_shapes; vLLM --profiler-config.profiler=torch, "
-    "then POST /start_profile; in an extra launch, not in a measured one"
+    "traces: of SGLang by POST /start_profile with num_steps and record_shapes, of vLLM with "
+    "--profiler-config.profiler=torch and POST /start_profile; in an extra launch, not in a measured one"
 )
 
 
@@ -26,10 +27,10 @@ def shown(made: Account) -> RenderableType:
             f"{word}: {known} less of {made.of}: {saving.text}" if saving else f"{word}: not known in ms"
         )
     if made.named:
-        rows = [(cause.name, cause.ms, cause.sure) for cause in made.named]
+        rows: list[tuple[str, float | None, str]] = [(c.name, c.ms, c.sure) for c in made.named]
         if made.rest is not None:
             rows += [("rest, unexplained", made.rest, ""), ("missing", made.missing, "")]
-        table = [{"cause": name, "ms": "not known" if ms is None else f"{ms:+.3g}", "share": _share(ms, made),
+        table = [{"cause": name, "ms": "not known" if ms is None else ("+" if ms >= 0 else "") + figure(ms), "share": _share(ms, made),
                   "how sure": sure} for name, ms, sure in rows]  # fmt: skip
         parts += ["", table_of(table), ""]
     for cause in made.named:

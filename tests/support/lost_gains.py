@@ -101,7 +101,10 @@ class World:
             if step == prefill:
                 events.append(span("execute_context_1(512)_generation_0(0)", self.now, 20))
                 us = 900.0 * (1 + self.draw.gauss(0, 0.2))
-                events += [launch(self.call, self.now), kernel(PREFILL, self.now + 1, us, correlation=self.call)]
+                events += [
+                    launch(self.call, self.now),
+                    kernel(PREFILL, self.now + 1, us, correlation=self.call),
+                ]
                 self.now, self.call = self.now + us + 300, self.call + 1
             events.append(span(label, self.now, 20))
             if self.graphs:

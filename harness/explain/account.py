@@ -121,10 +121,9 @@ def _of_effect(effect: Effect) -> Saving:
     half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
     low, high = effect.interval or (effect.percent - half, effect.percent + half)
     of_others = "" if effect.interval else ", its interval that of other servers"
-    return Saving(
-        -effect.base * effect.percent / 100, -effect.base * high / 100, -effect.base * low / 100,
-        f"TPOT {figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms, {counted(effect.pairs, 'pair')}{of_others}",
-    )  # fmt: skip
+    times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
+    ms, least, most = (-effect.base * percent / 100 for percent in (effect.percent, high, low))
+    return Saving(ms, least, most, f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}")
 
 
 def _of_steps(steps: Steps | None) -> Saving | None:
@@ -304,15 +303,16 @@ def _first(made: Account, state: str) -> str:
         if other is None:
             return f"Nothing vanished: {saved}."
         return f"What was saved is not the change's own, {saved}: {other.says[0].lower()}{other.says[1:]}."
-    noise = next((cause for cause in named if cause.name == NOISE), None)
-    if noise and named[0] is noise:
-        also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in named[1:]), "")
+    noise = next((cause for cause in made.named if cause.name == NOISE), None)
+    others = [cause for cause in named if cause is not noise]
+    if noise and not (others and (others[0].ms or 0.0) > (noise.ms or 0.0)):
+        also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in others), "")
         return f"No finding: {noise.says[0].lower()}{noise.says[1:]}{also}."
     if not named and expected is None:
         give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
         return f"It cannot be told what vanished, as what was expected is not known in ms: {give}."
     if not named and missing is None:
-        return "It cannot be told what vanished, as what serving did is not known in ms: give --ab or both traces."
+        return "It cannot be told what vanished, as what serving did is not known: give --ab or both traces."
     if not named and expected:
         lost = f"{figure(missing or 0.0)} of the {figure(expected.ms)} ms that were expected are missing"
         return f"It is not known where the gain went: {lost}, and nothing in these inputs says why."

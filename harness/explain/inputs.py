@@ -20,6 +20,7 @@ from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link
 from harness.serving.link.predictions import predict
+from harness.serving.names import hardware_name
 from kernels import OPS
 
 
@@ -64,10 +65,11 @@ def modelled(
         if record and alone:
             return of_link(Record(Path(record)).plan, [alone.change])
         if before and wanted:
-            asked = load(before[0])[0].workload
-            isl, osl, concurrency = asked.input_len, asked.output_len, asked.concurrency
-            if isl and osl and concurrency:
-                ratio = asked.range_ratio or 1.0
-                offered = Load(round(isl), round(osl), round(concurrency), range_ratio=ratio)
-                return predict(link(System(calibrate=tuple(before))), offered, wanted)
+            run = load(before[0])[0]
+            asked = run.workload
+            if run.hardware and asked.input_len and asked.output_len and asked.concurrency:
+                lengths = round(asked.input_len), round(asked.output_len)
+                offered = Load(*lengths, round(asked.concurrency), range_ratio=asked.range_ratio or 1.0)
+                model = link(System(hardware=hardware_name(run.hardware), calibrate=tuple(before)))
+                return predict(model, offered, wanted)
     return ()

@@ -125,8 +125,10 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
         return sides
     known = [[run.accept_length for run in side if run.accept_length] for side in runs]
     accepted = (statistics.fmean(known[0]), statistics.fmean(known[1])) if all(known) else sides.accepted
-    wrong = [f"`serving load` finds its numbers wrong: {finding.message}"
-             for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"]  # fmt: skip
+    wrong = [
+        f"`serving load` finds its numbers wrong: {finding.message}"
+        for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
+    ]  # fmt: skip
     notes = (*sides.notes, *wrong[:2])
     work = tuple(_differing(before, after))
     return replace(sides, work=work, work_known=True, accepted=accepted, notes=notes)

@@ -177,10 +177,10 @@ def changed(
                    if after.op_class(name) == "unknown" and name not in before.kernels]  # fmt: skip
     source = before or after
     main = (old or sides[0] or sides[1] or [""])[:1]
-    calls = source.calls(main) + (0.0 if before else after.calls(new[:1]))
+    calls = source.calls(main) if before or not named else after.calls(old[:1]) + after.calls(new[:1])
     if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
         us = alone.kernel_us.get(main[0], 0.0)
-        calls /= max(1, round(us / (1e3 * source.of(main) / source.calls(main)))) if us else 1
+        calls /= max(1, round(us / source.kernels[main[0]].us_per_call))
     called: float | None = None
     replaced = old if named else sides[0]
     if named and not new:

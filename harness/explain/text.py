@@ -30,14 +30,20 @@ def shown(made: Account) -> RenderableType:
         rows: list[tuple[str, float | None, str]] = [(c.name, c.ms, c.sure) for c in made.named]
         if made.rest is not None:
             rows += [("rest, unexplained", made.rest, ""), ("missing", made.missing, "")]
-        table = [{"cause": name, "ms": "not known" if ms is None else ("+" if ms >= 0 else "") + figure(ms), "share": _share(ms, made),
-                  "how sure": sure} for name, ms, sure in rows]  # fmt: skip
+        table = [
+            {"cause": name, "ms": _signed(ms), "share": _share(ms, made), "how sure": sure}
+            for name, ms, sure in rows
+        ]
         parts += ["", table_of(table), ""]
     for cause in made.named:
         parts.append(f"{cause.name}: {cause.says}")
         parts += [f"- {line}" for line in cause.evidence]
         parts += [f"- surer with {more}"] if (more := to_record(cause)) else []
     return Group(*parts, "", *_others(made))
+
+
+def _signed(ms: float | None) -> str:
+    return "not known" if ms is None else f"{'+' if ms >= 0 else ''}{figure(ms)}"
 
 
 def _share(ms: float | None, made: Account) -> str:

@@ -134,8 +134,11 @@ class World:
     def traces(self, before: Server, after: Server) -> None:
         self.args += ["--trace", str(self.trace("before", before)), str(self.trace("after", after))]
 
-    def run(self, op: str = "mla_decode", sizes: dict[str, Any] | None = None, **us: float) -> None:
-        """A run in which `old` and `new` were timed at these sizes; us: other times of a call."""
+    def run(
+        self, op: str = "mla_decode", sizes: dict[str, Any] | None = None, kernel: str = MOE, **us: float
+    ) -> None:
+        """A run in which `old` and `new` were timed at these sizes; us: other times of a call;
+        kernel: of both, if it is another op."""
         case = Case(op, sizes or {"batch": 16, "ctx": 4096}, "core", "ad hoc", 1.0)
         old, new = us.get("old", self.old_us), us.get("new", self.new_us)
         if op == "mla_decode":
@@ -144,7 +147,7 @@ class World:
                 [(NEW, new)],
             )
         else:
-            kernels = [(MOE, old)], [(MOE, new)]
+            kernels = [(kernel, old)], [(kernel, new)]
         cells = [
             written_runs.cell(case, name, time, 0.002 * time, kernels=[n for n, _ in ran],
                               kernel_us=[t for _, t in ran])
@@ -183,10 +186,11 @@ class World:
         log: str = "",
         predicted_ms: float | None = None,
         env: bool = True,
+        alike: bool = False,
         tokens: tuple[int, int] = (1000, 1000),
     ) -> None:
         """Of `serving ab`: unread: names; info: what the server of base or quick reports; tokens: of both."""
-        quick: dict[str, Any] = {"env": {"QUICK": "1"}} if env else {"flags": "--quick"}
+        quick: dict[str, Any] = {} if alike else {"env": {"QUICK": "1"}} if env else {"flags": "--quick"}
         client = "bench {url} {seed} {result} --max-concurrency 16"
         plan = made(
             {"launch": "serve {port}", "client": client, "arms": {"base": {}, "quick": quick}}, "test"

@@ -1,0 +1,243 @@
+"""Where nothing vanished, where noise hides it, where inputs say nothing, and subsets of the inputs."""
+
+import json
+import random
+
+import pytest
+
+from harness.explain import causes as of
+from harness.serving.ab.record import Record
+from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
+from tests.harness.explain.test_planted import explained
+from tests.support.lost_gains import MOE, NEW, World
+
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+@pytest.fixture
+def world(tmp_path, seed):
+    return World(tmp_path, random.Random(f"control {seed}"))
+
+
+def names(found, *sure):
+    return [cause["name"] for cause in found["causes"] if cause["sure"] in (sure or ("certain", "likely"))]
+
+
+def swapped(world, **changes):
+    world.run()
+    world.traces(world.server(), world.server(world.swapped(), **changes))
+
+
+@SEEDS
+@pytest.mark.parametrize("of_clients", ["", "results", "record"])
+def test_nothing_vanished(here, world, of_clients):
+    swapped(world)
+    if of_clients == "results":
+        world.results(world.gain_ms)
+    elif of_clients:
+        world.record(world.gain_ms)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished: "), text
+    assert (names(found), code) == ([], 0), text
+
+
+@SEEDS
+def test_a_gain_that_the_kernel_did_not_make_is_not_its_own(here, world):
+    """TPOT fell as expected, though the kernel is in no step."""
+    world.run()
+    world.traces(world.server(), world.server())
+    world.results(world.gain_ms)
+    found, text, code = explained(world, here)
+    assert text.startswith("What was saved is not the change's own, "), text
+    assert of.CALLS in names(found) and code == 1
+
+
+@SEEDS
+@pytest.mark.parametrize("traced", [False, True])
+def test_noise_is_no_finding(here, world, traced):
+    world.record(0.5 * world.gain_ms, noise=0.15, pairs=4)
+    if traced:
+        swapped(world)
+    found, text, code = explained(world, here)
+    assert text.startswith("No finding: the interval of TPOT holds both no change and the "), text
+    assert (names(found), names(found, "certain"), code) == ([of.NOISE], [], 1), text
+    assert "more pairs would tell" in " ".join(text.split()) or "no number of pairs" in text
+    assert found["rest"] == pytest.approx(0)
+
+
+def test_with_noise_nothing_is_certain(here, tmp_path):
+    world = World(tmp_path, random.Random("noise"))
+    world.record(0.5 * world.gain_ms, noise=0.15, pairs=4, unread=["QUICK"])
+    found, text, code = explained(world, here)
+    assert "No finding: " in text and "; besides, nothing installed reads QUICK" in " ".join(text.split())
+    assert (names(found, "certain"), code) == ([], 1)
+
+
+def test_more_pairs_are_those_that_would_tell(here, tmp_path):
+    """Launches 1 % apart and 1 % expected: `serving ab --dry-run` says the same number."""
+    world = World(tmp_path, random.Random("pairs"))
+    world.record(0.005 * world.step_ms, predicted_ms=0.01 * world.step_ms, noise=0.01, pairs=5)
+    found, *_ = explained(world, here)
+    (noise,) = [cause for cause in found["causes"] if cause["name"] == of.NOISE]
+    effect = effects(Record(tmp_path / "ab"), "quick")["tpot"]
+    percent = 100 * found["expected"]["ms"] / effect.base
+    more = pairs_for(percent, effect.launch_spread, 0.95, MOST_LOOKED_AT) - effect.pairs
+    assert f"; {more} more pairs would tell" in noise["says"] and more > 0
+
+
+@SEEDS
+def test_clients_and_a_change_alone_leave_all_unknown(here, world):
+    world.args += ["--change", "mla_decode=1.5x"]
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([], 1)
+    unknown = {cause["name"]: cause["record"] for cause in found["causes"] if cause["sure"] == "not known"}
+    assert set(unknown) == {
+        of.CALLS,
+        of.UNREAD,
+        of.SAME,
+        of.TABLE,
+        of.SHAPES,
+        of.LESS,
+        of.STALLS,
+        *of.OF_STEP,
+    }
+    assert all(unknown.values())
+    assert text.startswith("It cannot be told what vanished, as what was expected is not known in ms: ")
+    for record in unknown.values():
+        assert record in " ".join(text.split())
+
+
+@SEEDS
+def test_a_factor_is_of_the_time_in_the_step_before(here, world):
+    """fused_moe=1.5x, which the step then shows: names do not tell the kernels apart."""
+    world.args += ["--change", "fused_moe=1.5x"]
+    world.traces(world.server(), world.server(world.layer | {MOE: world.layer[MOE] / 1.5}))
+    saved = world.layer[MOE] * world.layers / 3e3
+    world.results(saved)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished"), text
+    assert (names(found), code) == ([], 0)
+    assert found["expected"]["ms"] == pytest.approx(saved, rel=0.05)
+
+
+@SEEDS
+def test_what_no_cause_has_is_not_explained(here, world):
+    """A quarter of what is missing went to slower kernels, which TPOT does not show whole: the step of the
+    traces saved more, so what lies between steps has the rest."""
+    world.run()
+    layer = world.swapped()
+    layer[MOE] += 0.4 * world.gain_us
+    world.traces(world.server(), world.server(layer))
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.STALLS, of.SLOWER], 0), text
+
+
+@SEEDS
+def test_the_trace_with_the_change_alone_tells_calls(here, world):
+    world.run()
+    world.trace("before", world.server())
+    world.args += ["--trace", str(world.trace("after", world.server()))]
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.CALLS], 0), text
+    assert NEW.removeprefix("void ")[:20] in text.splitlines()[0]
+
+
+@SEEDS
+def test_the_trace_with_the_change_alone_does_not_tell_where_else_it_went(here, world):
+    world.run()
+    world.args += ["--trace", str(world.trace("after", world.server(world.swapped())))]
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([], 1), text
+    assert text.startswith("It is not known where the gain went: "), text
+    assert of.CALLS in names(found, "none seen") and {*of.OF_STEP} <= {*names(found, "not known")}
+
+
+@SEEDS
+def test_traces_of_other_batches_are_not_compared(here, world):
+    """24 requests after, and kernels that take longer for it: that is other work, no slower kernel."""
+    world.run()
+    layer = {name: 1.3 * us for name, us in world.swapped().items()}
+    world.traces(world.server(), world.server(layer, batch=24))
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.WORK], 0), text
+    assert "batch=16 ctx=4096 -> batch=24 ctx=4096" in " ".join(text.split())
+
+
+def test_one_pair_has_the_interval_of_other_servers(here, tmp_path):
+    world = World(tmp_path, random.Random("one pair"))
+    swapped(world)
+    world.results(world.gain_ms, pairs=1)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and code == 0
+    assert found["observed"]["text"].endswith("1 pair, its interval that of other servers")
+    assert found["observed"]["high"] - found["observed"]["low"] == pytest.approx(
+        0.068 * world.step_ms, rel=0.05
+    )
+
+
+def test_a_log_that_refuses_the_change_is_named(here, tmp_path):
+    world = World(tmp_path, random.Random("refused"))
+    world.record(
+        0.0, log="WARNING flashinfer_trtllm has no kernel for this linear layer type; using triton\n"
+    )
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.REFUSED], 0), text
+
+
+def test_hits_in_a_table_say_that_none_was_missed(here, tmp_path):
+    world = World(tmp_path, random.Random("hits"))
+    swapped(world)
+    world.log(
+        "[aiter] shape is M:16, N:2112, K:7168, found padded_M: 16, N:2112, K:7168 is tuned on cu_num = 304 in x"
+    )
+    found, *_ = explained(world, here)
+    assert of.TABLE in names(found, "none seen")
+    world.log("[aiter] import ...")
+    assert of.TABLE in names(json.loads(here("explain", *world.args, "--json", "-").stdout), "not known")
+
+
+def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
+    miss = (
+        "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x!"
+    )
+    sure = {}
+    for m in (16, 512):
+        world = World(tmp_path / str(m), random.Random("miss"))
+        (tmp_path / str(m)).mkdir()
+        gemm = next(name for name in world.layer if "2112u" in name)
+        world.run("block_scale_gemm", {"m": 16, "n": 2112, "k": 7168}, old=world.layer[gemm], kernel=gemm,
+                  new=0.5 * world.layer[gemm])  # fmt: skip
+        world.traces(world.server(), world.server())
+        world.log(miss.format(m))
+        found, text, code = explained(world, here)
+        assert (names(found), code) == ([of.TABLE], 0), text
+        sure[m] = found["causes"][0]["sure"]
+    assert sure == {16: "certain", 512: "likely"}
+
+
+def test_all_launches_alike_are_the_same_server(here, tmp_path):
+    world = World(tmp_path, random.Random("alike"))
+    world.record(0.0, alike=True)
+    found, text, code = explained(world, here)
+    assert (names(found, "certain"), code) == ([of.SAME], 0), text
+    assert "quick and base are launched alike" in " ".join(text.split())
+
+
+def test_settings_do_not_show_what_a_variable_does(here, tmp_path):
+    """Equal settings of the servers are no evidence where the two differ in a variable."""
+    world = World(tmp_path, random.Random("variable"))
+    world.record(0.0, info=lambda name: {"backend": "one"})
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([], 1), text
+
+
+def test_a_name_of_several_that_is_not_read_is_a_note(here, tmp_path):
+    world = World(tmp_path, random.Random("several"))
+    world.record(0.0, unread=["ANOTHER"])
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([], 1)
+    assert "note: nothing installed reads ANOTHER" in text

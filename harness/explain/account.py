@@ -185,15 +185,15 @@ def _of_sides(
 ) -> Iterator[Cause]:
     """What names, settings, logs and the work show: all that is missing where no trace says how much."""
     size = made.missing if steps is None or steps.saved_ms is None else None
-    if not any(cause.named and cause.name in OF_OP for cause in seen):
-        missed = causes.missed_table(log, ops)
-        if steps is None or steps.expected_ms is None:
-            cause = causes.not_in_effect(sides, log) or missed
-            if cause:
-                yield replace(cause, ms=size if cause.named else None)
-                size = None if cause.named else size
-        elif missed:
-            yield Cause(TABLE, "none seen")
+    missed = causes.missed_table(log, ops)
+    if missed and not missed.named:
+        yield missed
+    of_op = any(cause.named and cause.name in OF_OP for cause in seen)
+    if not of_op and (steps is None or steps.expected_ms is None):
+        cause = causes.not_in_effect(sides, log) or missed
+        if cause and cause.named:
+            yield replace(cause, ms=size)
+            size = None
     unlike = steps.unlike if steps else ""
     work = () if steps and sides.effect and steps.saved_ms is not None else sides.work  # see _beyond_steps
     lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
@@ -258,10 +258,11 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
             yield Cause(name, "not known")
 
 
-def _rank(cause: Cause) -> tuple[bool, float, int]:
-    """Those with evidence first, the largest first; then in the order in which they are looked for."""
+def _rank(cause: Cause) -> tuple[int, float, int]:
+    """Those with evidence first, the largest first; then those not seen, then those not known."""
+    which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
     size = -(cause.ms or 0.0) if cause.named else 0.0
-    return not cause.named, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+    return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
 
 
 def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:

@@ -191,9 +191,8 @@ def test_a_log_that_refuses_the_change_is_named(here, tmp_path):
 def test_hits_in_a_table_say_that_none_was_missed(here, tmp_path):
     world = World(tmp_path, random.Random("hits"))
     swapped(world)
-    world.log(
-        "[aiter] shape is M:16, N:2112, K:7168, found padded_M: 16, N:2112, K:7168 is tuned on cu_num = 304 in x"
-    )
+    shape = "M:16, N:2112, K:7168"
+    world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
     found, *_ = explained(world, here)
     assert of.TABLE in names(found, "none seen")
     world.log("[aiter] import ...")

@@ -70,9 +70,9 @@ def explain(
     logs: Sequence[str],
     json_to: str | None,
 ) -> None:
-    """Show where a gain went that was predicted and that serving does not show. It splits the difference into
-    causes, each with its size, its evidence and how sure it is, and says what to record to know the others.
-    Give what there is of a record of `serving ab` or results, of the change, of traces and of logs.
+    """Show where a predicted gain of serving went. The difference of what was expected and what a server did
+    is split into causes, each with its size, its evidence and how sure it is; for the others it says what to
+    record. Give what there is: a record of `serving ab` or results, the change, traces, logs.
 
     Exit codes: 0 explained, or nothing vanished; 1 more than half of the difference is not explained, or the
     observation is too noisy; 2 usage; 3 nothing to compare.

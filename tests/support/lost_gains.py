@@ -15,7 +15,7 @@ from harness.serving.ab.record import Record
 from shapes.case import Case
 from tests.support import written_runs
 from tests.support.serving_files import SGLANG_ROW
-from tests.support.traces import NORM, REDUCE, Event, kernel, launch, span, text
+from tests.support.traces import NORM, REDUCE, Event, kernel, launch, op, span, text
 
 SPLIT = "void flash_fwd_splitkv_mla_kernel<__nv_bfloat16>(x)"
 COMBINE = "void flash_fwd_mla_combine_kernel<__nv_bfloat16>(x)"
@@ -37,6 +37,7 @@ class Server:
 
     beside:  kernels that run on another stream while the one after them runs
     partial: kernels that stand for others in the first layers only: (how many layers, the kernels)
+    graphs:  None: as the world draws it; operators: the trace has them; renamed: kernels of other names
     """
 
     layer: dict[str, float]
@@ -46,6 +47,9 @@ class Server:
     clock: float = 1.0
     batch: int = 16
     ctx: int = 4096
+    graphs: bool | None = None
+    operators: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -107,28 +111,33 @@ class World:
                 ]
                 self.now, self.call = self.now + us + 300, self.call + 1
             events.append(span(label, self.now, 20))
-            if self.graphs:
+            graphs = self.graphs if server.graphs is None else server.graphs
+            events += [op("torch::call", self.now, 1)] if server.operators else []
+            if graphs:
                 events.append(launch(self.call, self.now, name="cudaGraphLaunch"))
             for number in range(self.layers // 3 if cut and not step else self.layers):
                 layer = server.partial[1] if number < server.partial[0] else server.layer
                 us_of = {k: us * factor[k] * server.clock * (1 + self.draw.gauss(0, self.noise))
                          for k, us in layer.items()}  # fmt: skip
-                events += self._layer(us_of, server.beside, name)
-            self.call += self.graphs
+                events += self._layer(us_of, server, graphs, name)
+            self.call += graphs
             self.now += server.wait_us * (1 + self.draw.gauss(0, self.noise))
             self.now += 5000 if step == pause else 0
         path = self.folder / f"{name}.json"
         path.write_text(text(events))
         return path
 
-    def _layer(self, us_of: dict[str, float], beside: Sequence[str], side: str) -> Iterator[Event]:
+    def _layer(self, us_of: dict[str, float], server: Server, graphs: bool, side: str) -> Iterator[Event]:
         for name, us in us_of.items():
-            at = {"stream": 8} if name in beside else {}
+            at = {"stream": 8} if name in server.beside else {}
             ran = VARIANT if name == NORM and side == "after" and self.variant else name
-            if not self.graphs:
+            if not graphs:
                 yield launch(self.call, self.now)
+            if server.operators and not graphs:
+                yield op("torch::call", self.now - 0.5, 1)
+            ran = server.renamed.get(ran, ran)
             yield kernel(ran, self.now + 1, us, correlation=self.call, **at)
-            self.call += not self.graphs
+            self.call += not graphs
             self.now += 0 if at else us + 1
 
     def traces(self, before: Server, after: Server) -> None:

@@ -2,14 +2,17 @@
 
 import json
 import random
+import re
 
 import pytest
 
 from harness.explain import causes as of
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
+from shapes.case import Case
 from tests.harness.explain.test_planted import explained
-from tests.support.lost_gains import MOE, NEW, World
+from tests.support import written_runs
+from tests.support.lost_gains import MOE, NEW, SPLIT, World
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
 
@@ -240,3 +243,109 @@ def test_a_name_of_several_that_is_not_read_is_a_note(here, tmp_path):
     found, text, code = explained(world, here)
     assert (names(found), code) == ([], 1)
     assert "note: nothing installed reads ANOTHER" in text
+
+
+def test_both_products_of_experts_may_be_launches_of_one_kernel(here, tmp_path):
+    """A call takes twice as long alone as a launch in the step: it has two of them."""
+    world = World(tmp_path, random.Random("products"))
+    took = 2 * world.layer[MOE]
+    world.run("fused_moe", {"tokens": 16}, old=took, new=0.6 * took)
+    world.traces(world.server(), world.server())
+    found, *_ = explained(world, here)
+    assert found["expected"]["ms"] == pytest.approx(0.4 * took * world.layers / 2e3, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["quick::one_pass_mla_kernel<half, 128>(Params)", NEW.removeprefix("void ")])
+def test_a_kernel_is_known_without_its_template_values(here, tmp_path, name):
+    world = World(tmp_path, random.Random("stem"))
+    swapped(world, renamed={NEW: name})
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_without_a_run_a_kernel_of_no_known_class_stands_for_those_that_went(here, tmp_path):
+    world = World(tmp_path, random.Random("unknown"))
+    world.args += ["--change", f"mla_decode={world.old_us / world.new_us:.4f}x"]
+    world.traces(world.server(), world.server(world.swapped(), renamed={NEW: "fancy_new_thing"}))
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_without_a_run_the_kernels_of_both_traces_tell_how_many_calls_changed(here, tmp_path):
+    world = World(tmp_path, random.Random("part"))
+    world.args += ["--change", f"mla_decode={world.old_us / world.new_us:.4f}x"]
+    world.traces(world.server(), world.server(partial=(world.layers // 2, world.swapped())))
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.CALLS], 0), text
+    # A step that the profiler cut off has the first layers alone.
+    assert re.search(r"The new kernel takes 5[0-3] % of the calls only", " ".join(text.split()))
+
+
+def test_cases_that_are_not_served_do_not_count(here, tmp_path):
+    """Of two cases, one is served; the other one saves three times as much."""
+    world = World(tmp_path, random.Random("two cases"))
+    cases = [Case("mla_decode", {"batch": batch, "ctx": 4096}, "core", "ad hoc", 1.0) for batch in (16, 64)]
+    records = []
+    for case, us in zip(cases, (world.gain_us, 3 * world.gain_us), strict=True):
+        for name, time, kernel in (("old", world.new_us + us, SPLIT), ("new", world.new_us, NEW)):
+            ran = {"kernels": [kernel], "kernel_us": [time]}
+            records.append(written_runs.cell(case, name, time, 0.002 * time, **ran))
+        records.append(written_runs.finished(case))
+    written_runs.write(tmp_path / "run", records, cases, baseline="old")
+    world.args += ["--run", str(tmp_path / "run")]
+    world.traces(world.server(), world.server(world.swapped()))
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.SHAPES], 0), text
+    assert found["causes"][0]["ms"] == pytest.approx(world.gain_ms, rel=0.1)
+
+
+def test_time_between_steps_counts_only_where_both_traces_show_it(here, tmp_path):
+    """Three steps, of which one is followed by another, beside ten."""
+    world = World(tmp_path, random.Random("between"), steps=3)
+    world.run()
+    before = world.trace("before", world.server())
+    world.steps = 10
+    world.args += ["--trace", str(before), str(world.trace("after", world.server(world.swapped())))]
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_another_way_to_launch_is_said(here, tmp_path):
+    world = World(tmp_path, random.Random("launch"))
+    world.run()
+    before = world.server(graphs=True, operators=True)
+    wait = 400 + 800 * world.gain_ms
+    world.traces(before, world.server(world.swapped(), graphs=False, operators=True, wait_us=wait))
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.IDLE], 0), text
+    assert (
+        found["causes"][0]["says"]
+        == "The device waits longer for the host: single launches instead of a graph"
+    )
+
+
+def test_servers_that_differ_in_more_are_noted(here, tmp_path):
+    world = World(tmp_path, random.Random("differ"))
+    world.record(world.gain_ms, info=lambda name: {"backend": name, "chunk": 1 + len(name)})
+    found, *_ = explained(world, here)
+    assert "setting chunk: 5 -> 6" in found["notes"] and "variable QUICK: None -> 1" in found["notes"]
+
+
+def test_files_of_one_name_are_told_apart(here, tmp_path):
+    world = World(tmp_path, random.Random("names"))
+    swapped(world)
+    (tmp_path / "other").mkdir()
+    moved = (tmp_path / "after.json").rename(tmp_path / "other" / "before.json")
+    world.args[-1] = str(moved)
+    found, *_ = explained(world, here)
+    assert (
+        str(moved) in found["observed"]["text"] and str(tmp_path / "before.json") in found["observed"]["text"]
+    )
+
+
+def test_numbers_that_serving_load_calls_wrong_are_noted(here, tmp_path):
+    world = World(tmp_path, random.Random("wrong"))
+    swapped(world)
+    world.results(world.gain_ms, duration=1.0)
+    found, *_ = explained(world, here)
+    assert any("`serving load` finds its numbers wrong: " in note for note in found["notes"])

@@ -15,7 +15,7 @@ from typing import Literal
 from harness.explain.alone import Alone
 from harness.explain.served import Fit, Log
 from harness.explain.sides import Sides
-from harness.explain.step import Changed, DecodeStep, Kernel
+from harness.explain.step import Changed, DecodeStep
 from harness.serving.ledger import KernelChange
 from harness.serving.link.calibration import T90
 from harness.serving.link.predictions import IN_SERVER
@@ -182,7 +182,7 @@ def of_step(steps: Steps) -> Iterator[Cause]:
     how = f": {modes[1]} instead of {modes[0]}" if "" not in modes and modes[0] != modes[1] else ""
     more = after.idle_ms - before.idle_ms
     yield _if_seen(
-        IDLE, more, max(steps.half("idle"), OF_LAUNCH / 2 * after.ms, steps.floor),
+        IDLE, more, max(steps.half("idle"), steps.floor),
         f"The device waits {'longer' if more > 0 else 'less'} for the host{how}",
         (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
     )  # fmt: skip
@@ -425,20 +425,7 @@ def _deltas(
             found[BESIDE][name] = delta
         elif abs(delta) > noise:
             found[SLOWER][name] = delta
-    # A library may choose another kernel of the same class for as many calls: that is no other work.
-    beside = found[BESIDE]
-    new = [after.kernels[name] for name in beside if name not in before.kernels]
-    for old in [before.kernels[name] for name in beside if name not in after.kernels]:
-        other = next((kernel for kernel in new if _replaces(kernel, old) and kernel.name in beside), None)
-        if other:
-            delta = beside.pop(old.name) + beside.pop(other.name)
-            if abs(delta) > OF_KERNEL * old.ms:
-                found[SLOWER][other.name] = delta
     return found
-
-
-def _replaces(new: Kernel, old: Kernel) -> bool:
-    return new.op_class == old.op_class and abs(new.calls / old.calls - 1) <= SAME_CALLS
 
 
 def _calls(name: str, step: DecodeStep) -> str:

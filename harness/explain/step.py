@@ -196,7 +196,7 @@ def changed(
         before=tuple(dict.fromkeys([*sides[0], *(old if before else ())])),
         after=tuple(dict.fromkeys([*sides[1], *new, *(name for name in old if name in after.kernels)])),
         old=tuple(old), new=tuple(new), wanted=alone.new if alone and named else (), foreign=foreign,
-        calls=calls, called=1.0 if called is not None and called > 0.98 else called,
+        calls=calls, called=called,
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class Server:
     ctx: int = 4096
     graphs: bool | None = None
     operators: bool = False
+    pauses: int = 1
     renamed: dict[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +97,8 @@ class World:
         by graphs or one by one, and after the change another variant of a kernel that does the same."""
         events: list[Event] = []
         self.now, self.call = 1.7e15, 0
-        prefill, pause = (self.draw.randrange(1, self.steps - 1) for _ in range(2))
+        prefill = self.draw.randrange(1, self.steps - 1)
+        pauses = self.draw.sample(range(1, self.steps), server.pauses)
         cut = self.draw.random() < 0.5
         factor = {name: 1 + self.draw.gauss(0, self.of_launch)
                   for name in {*server.layer, *server.partial[1]}}  # fmt: skip
@@ -122,7 +124,7 @@ class World:
                 events += self._layer(us_of, server, graphs, name)
             self.call += graphs
             self.now += server.wait_us * (1 + self.draw.gauss(0, self.noise))
-            self.now += 5000 if step == pause else 0
+            self.now += 5000 if step in pauses else 0
         path = self.folder / f"{name}.json"
         path.write_text(text(events))
         return path

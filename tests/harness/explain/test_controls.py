@@ -7,12 +7,22 @@ import re
 import pytest
 
 from harness.explain import causes as of
+from harness.explain.step import decode_step
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
 from shapes.case import Case
 from tests.harness.explain.test_planted import explained
 from tests.support import written_runs
 from tests.support.lost_gains import MOE, NEW, SPLIT, World
+from tests.support.traces import decode_steps
+from tests.support.traces import text as trace_text
+
+
+def of_events(folder, events):
+    path = folder / "t.json"
+    path.write_text(trace_text(events))
+    return decode_step(str(path))
+
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
 
@@ -258,9 +268,12 @@ def test_both_products_of_experts_may_be_launches_of_one_kernel(here, tmp_path):
 @pytest.mark.parametrize("name", ["quick::one_pass_mla_kernel<half, 128>(Params)", NEW.removeprefix("void ")])
 def test_a_kernel_is_known_without_its_template_values(here, tmp_path, name):
     world = World(tmp_path, random.Random("stem"))
-    swapped(world, renamed={NEW: name})
+    world.run()
+    after = world.server(partial=(world.layers // 2, world.swapped()), renamed={NEW: name})
+    world.traces(world.server(), after)
     found, text, code = explained(world, here)
-    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+    assert (names(found), code) == ([of.CALLS], 0), text
+    assert re.search(r"The new kernel takes 5[0-3] % of the calls only", " ".join(text.split()))
 
 
 def test_without_a_run_a_kernel_of_no_known_class_stands_for_those_that_went(here, tmp_path):
@@ -349,3 +362,56 @@ def test_numbers_that_serving_load_calls_wrong_are_noted(here, tmp_path):
     world.results(world.gain_ms, duration=1.0)
     found, *_ = explained(world, here)
     assert any("`serving load` finds its numbers wrong: " in note for note in found["notes"])
+
+
+@SEEDS
+def test_launches_that_differ_a_little_show_no_cause(here, world):
+    world.of_launch = 0.01
+    swapped(world)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_pauses_and_steps_that_were_cut_off_are_no_idle_time(here, tmp_path):
+    world = World(tmp_path, random.Random("pauses"))
+    swapped(world, pauses=4)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_a_step_that_was_cut_off_is_not_counted(tmp_path):
+    whole = of_events(tmp_path, decode_steps(5, layers=4))
+    cut = of_events(tmp_path, [*decode_steps(1, layers=1), *decode_steps(5, layers=4, at=1.8e15)])
+    assert (whole.steps, cut.steps) == (5, 5)
+    assert cut.ms == pytest.approx(whole.ms, rel=0.03)
+    assert cut.calls(["fused_moe_kernel"]) == pytest.approx(whole.calls(["fused_moe_kernel"]))
+
+
+@SEEDS
+def test_a_saving_that_is_a_little_less_in_the_server_is_usual(here, world):
+    """By 13 %: replays of a step came within 12 % of it."""
+    world.run()
+    layer = world.swapped(world.new_us + 0.13 * world.gain_us)
+    world.traces(world.server(), world.server(layer))
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+
+
+def test_an_op_that_became_slower_is_not_the_same(here, tmp_path):
+    world = World(tmp_path, random.Random("slower"))
+    world.args += ["--change", "fused_moe=1.3x"]
+    world.traces(world.server(), world.server(world.layer | {MOE: 1.5 * world.layer[MOE]}))
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.LESS], 0), text
+
+
+def test_what_is_named_may_be_too_little(here, tmp_path):
+    """A third of the layers lack the kernel; where the other two thirds went needs the trace before."""
+    world = World(tmp_path, random.Random("little"))
+    world.run()
+    after = world.server(world.swapped(), partial=(world.layers // 3, world.layer))
+    world.args += ["--trace", str(world.trace("after", after))]
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.CALLS], 1), text
+    assert found["rest"] == pytest.approx(2 / 3 * found["missing"], rel=0.1)

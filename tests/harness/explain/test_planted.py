@@ -64,7 +64,7 @@ def half_of_the_layers(world):
 
 def slower_clock(world):
     world.run()
-    after = world.server(world.swapped(), clock=1 + world.draw.uniform(0.06, 0.1))
+    after = world.server(world.swapped(), clock=1 + world.draw.uniform(0.06, 0.2))
     world.traces(world.server(), after)
 
 
@@ -73,6 +73,25 @@ def slower_neighbours(world):
     layer = world.swapped()
     layer[MOE] += world.draw.uniform(0.6, 0.9) * world.gain_us
     world.traces(world.server(), world.server(layer))
+
+
+def neighbours_slower_by_different_factors(world):
+    world.run()
+    layer = world.swapped()
+    more = 0.8 * world.gain_us / (layer[MOE] + 2 * layer[GEMMS[0]] + 3 * layer[GEMMS[1]])
+    for name, factor in ((MOE, 1), (GEMMS[0], 2), (GEMMS[1], 3)):
+        layer[name] *= 1 + factor * more
+    world.traces(world.server(), world.server(layer))
+
+
+def all_but_the_largest_neighbour_slower(world):
+    """By one factor, which the clock would give the largest, too."""
+    world.layer[MOE] *= 2
+    world.run()
+    layer = world.swapped()
+    others = [name for name in layer if name not in (MOE, NEW, REDUCE)]
+    more = 0.7 * world.gain_us / sum(layer[name] for name in others)
+    world.traces(world.server(), world.server(layer | {name: layer[name] * (1 + more) for name in others}))
 
 
 def kernels_beside(world):
@@ -171,7 +190,8 @@ PLANTED = {
     not_called: [of.CALLS], not_called_and_seen_by_clients: [of.CALLS], another_kernel_ran: [of.CALLS],
     table_missed: [of.TABLE], table_missed_without_traces: [of.TABLE], other_shapes: [of.SHAPES],
     overlapped: [of.OVERLAP], half_of_the_layers: [of.CALLS], slower_clock: [of.CLOCKS],
-    slower_neighbours: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
+    slower_neighbours: [of.SLOWER], neighbours_slower_by_different_factors: [of.SLOWER],
+    all_but_the_largest_neighbour_slower: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
     waits_for_ranks: [of.WAITS], less_in_the_step: [of.LESS], another_kernel_before: [of.BASE],
     name_not_read: [of.UNREAD], name_not_read_and_traced: [of.UNREAD], servers_alike: [of.SAME],
     other_output: [of.WORK], other_accept_length: [of.WORK], stalls: [of.STALLS],

@@ -268,6 +268,7 @@ def _rank(cause: Cause) -> tuple[int, float, int]:
 def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
     both = [step for step in (steps.before, steps.after) if step] if steps else []
     if sides.effect and steps and steps.before:
+        yield from sides.work
         token = steps.before.ms / sides.accepted[0]
         saved = _of_steps(steps)
         yield f"the step: {saved.text}" if saved else ""

@@ -196,15 +196,15 @@ class World:
         noise: float = 0.002,
         log: str = "",
         predicted_ms: float | None = None,
-        env: bool = True,
-        alike: bool = False,
+        change: dict[str, Any] | None = None,
         tokens: tuple[int, int] = (1000, 1000),
     ) -> None:
-        """Of `serving ab`: unread: names; info: what the server of base or quick reports; tokens: of both."""
-        quick: dict[str, Any] = {} if alike else {"env": {"QUICK": "1"}} if env else {"flags": "--quick"}
+        """Of `serving ab`: unread: names; info: what the server of base or quick reports; change:
+        of quick, by default a variable; tokens: of both."""
+        quick: dict[str, Any] = {"env": {"QUICK": "1"}} if change is None else change
         client = "bench {url} {seed} {result} --max-concurrency 16"
         plan = made(
-            {"launch": "serve {port}", "client": client, "arms": {"base": {}, "quick": quick}}, "test"
+            {"launch": "serve {port} {image}", "client": client, "arms": {"base": {}, "quick": quick}}, "test"
         )
         names = [{"name": name, "found": False, "says": f"nothing installed reads {name}"} for name in unread]
         saving = self.gain_ms if predicted_ms is None else predicted_ms
@@ -218,7 +218,7 @@ class World:
                 record.append("launch", **about)
                 folder = record.launch_folder(about)
                 folder.mkdir(parents=True)
-                said = {"server_info": info(arm), "environment": {"QUICK": "1"} if side and env else {}}
+                said = {"server_info": info(arm), "environment": quick.get("env", {}) if side else {}}
                 (folder / "server.json").write_text(json.dumps(said))
                 (folder / "server.log").write_text(log if side else "ready\n")
                 tpot = (self.step_ms - side * saved_ms) * (1 + self.draw.gauss(0, noise))

@@ -233,16 +233,17 @@ def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
 
 def test_all_launches_alike_are_the_same_server(here, tmp_path):
     world = World(tmp_path, random.Random("alike"))
-    world.record(0.0, alike=True)
+    world.record(0.0, change={})
     found, text, code = explained(world, here)
     assert (names(found, "certain"), code) == ([of.SAME], 0), text
     assert "quick and base are launched alike" in " ".join(text.split())
 
 
-def test_settings_do_not_show_what_a_variable_does(here, tmp_path):
-    """Equal settings of the servers are no evidence where the two differ in a variable."""
+@pytest.mark.parametrize("change", [{"env": {"QUICK": "1"}}, {"image": "quick:1"}])
+def test_settings_do_not_show_what_a_variable_or_an_image_does(here, tmp_path, change):
+    """Equal settings of the servers are no evidence there."""
     world = World(tmp_path, random.Random("variable"))
-    world.record(0.0, info=lambda name: {"backend": "one"})
+    world.record(0.0, info=lambda name: {"backend": "one"}, change=change)
     found, text, code = explained(world, here)
     assert (names(found), code) == ([], 1), text
 
@@ -415,3 +416,24 @@ def test_what_is_named_may_be_too_little(here, tmp_path):
     found, text, code = explained(world, here)
     assert (names(found), code) == ([of.CALLS], 1), text
     assert found["rest"] == pytest.approx(2 / 3 * found["missing"], rel=0.1)
+
+
+def test_a_kernel_that_differs_a_little_is_not_slower(here, tmp_path):
+    """The largest one by 2.5 %, where the gain itself is small."""
+    world = World(tmp_path, random.Random("a little"))
+    world.of_launch, world.gain_us = 0.0, 0.1 * world.old_us
+    world.new_us = world.old_us - world.gain_us
+    world.run()
+    layer = world.swapped()
+    world.traces(world.server(), world.server(layer | {MOE: 1.025 * layer[MOE]}))
+    found, text, _ = explained(world, here)
+    assert names(found) == [], text
+
+
+def test_other_work_that_changed_nothing_is_a_note(here, tmp_path):
+    world = World(tmp_path, random.Random("note"))
+    swapped(world)
+    world.results(world.gain_ms, total_output_tokens=120_000)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
+    assert any(note.startswith("tokens out of a run: 147400 -> 120000") for note in found["notes"])

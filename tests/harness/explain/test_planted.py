@@ -138,7 +138,7 @@ def name_not_read_and_traced(world):
 
 
 def servers_alike(world):
-    world.record(0.0, info=lambda name: {"backend": "slow"}, env=False)
+    world.record(0.0, info=lambda name: {"backend": "slow"}, change={"flags": "--quick"})
 
 
 def other_output(world):

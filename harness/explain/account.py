@@ -184,21 +184,23 @@ def _of_sides(
     made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
 ) -> Iterator[Cause]:
     """What names, settings, logs and the work show: all that is missing where no trace says how much."""
-    size = made.missing if steps is None or steps.saved_ms is None else None
+    measured = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
+    size = None
+    if made.missing is not None and (not measured or (steps and steps.unlike)):
+        size = made.missing - sum(cause.ms or 0.0 for cause in seen if cause.named)
     missed = causes.missed_table(log, ops)
     if missed and not missed.named:
         yield missed
     of_op = any(cause.named and cause.name in OF_OP for cause in seen)
     if not of_op and (steps is None or steps.expected_ms is None):
-        cause = causes.not_in_effect(sides, log) or missed
+        of_traces = causes.same_kernels(steps) if steps else None
+        cause = causes.not_in_effect(sides, log) or of_traces or missed
         if cause and cause.named:
             yield replace(cause, ms=size)
             size = None
     unlike = steps.unlike if steps else ""
     work = () if steps and sides.effect and steps.saved_ms is not None else sides.work  # see _beyond_steps
     lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
-    if unlike and made.missing is not None:
-        size = made.missing - sum(cause.ms or 0.0 for cause in seen if cause.named)
     if lines:
         yield Cause(WORK, "likely", size, f"The two sides did other work: {lines[0]}", lines)
     elif sides.work_known:

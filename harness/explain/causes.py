@@ -311,6 +311,16 @@ def not_in_effect(sides: Sides, log: Log) -> Cause | None:
     return None
 
 
+def same_kernels(steps: Steps) -> Cause | None:
+    """Where nothing says which op was changed: whether both steps are the same."""
+    before, after = steps.before, steps.after
+    if before is None or {*before.kernels} != {*after.kernels} or abs(before.ms - after.ms) > steps.half_ms:
+        return None
+    times = f"{figure(before.ms)} ms in {before.file}, {figure(after.ms)} ms in {after.file}"
+    evidence = f"{len(after.kernels)} kernels: {times}"
+    return Cause(SAME, "likely", None, "The same kernels run in both traces, for as long", (evidence,))
+
+
 def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None:
     """What a log says of tables of these ops; certain for a shape that was served."""
     for op in ops or log.missed:

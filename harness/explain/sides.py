@@ -129,7 +129,7 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
         f"`serving load` finds its numbers wrong: {finding.message}"
         for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
-    notes = (*sides.notes, *wrong[:2])
+    notes = (*sides.notes, *dict.fromkeys(wrong))
     work = tuple(_differing(before, after))
     return replace(sides, work=work, work_known=True, accepted=accepted, notes=notes)
 

@@ -437,3 +437,14 @@ def test_other_work_that_changed_nothing_is_a_note(here, tmp_path):
     found, text, code = explained(world, here)
     assert text.startswith("Nothing vanished") and (names(found), code) == ([], 0), text
     assert any(note.startswith("tokens out of a run: 147400 -> 120000") for note in found["notes"])
+
+
+@SEEDS
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_traces_without_a_run_or_a_change(here, world, is_swapped):
+    """What was expected is in the record alone: the same kernels are the same server."""
+    world.variant = False
+    world.traces(world.server(), world.server(world.swapped() if is_swapped else None))
+    world.record(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([of.STALLS if is_swapped else of.SAME], 0), text

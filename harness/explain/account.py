@@ -90,16 +90,15 @@ def account(
             "--before and --after, or --trace BEFORE AFTER, and --change or --run"
         )
     made = Account("", of, expected, observed, (), (*sides.notes, *_notes(sides, steps)))
-    found = (
-        [replace(cause, ms=cause.ms and cause.ms / per_token) for cause in causes.of_step(steps)]
-        if steps
-        else []
-    )
+    found = list(causes.of_step(steps)) if steps else []
+    found = [replace(cause, ms=cause.ms and cause.ms / per_token) for cause in found]
+    accepted = _of_accept(sides, steps)
+    found += [accepted] if accepted else []
     found += _of_sides(made, sides, steps, log, ops, found)
     if said and in_step:
         found.append(_prediction(said, in_step))
     if steps and steps.saved_ms is not None and sides.effect and observed and not steps.unlike:
-        found += _beyond_steps(sides, steps, observed, per_token)
+        found += _beyond_steps(sides, steps, observed, per_token, accepted)
     state = _state(expected, observed)
     if state == NOISE and made.missing is not None:
         found = [replace(cause, sure="likely") if cause.named else cause for cause in found]
@@ -203,7 +202,7 @@ def _of_sides(
     lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
     if lines:
         yield Cause(WORK, "likely", size, f"The two sides did other work: {lines[0]}", lines)
-    elif sides.work_known:
+    elif sides.work_known and not any(cause.name == WORK for cause in seen):
         yield Cause(WORK, "none seen")
 
 
@@ -218,17 +217,23 @@ def _prediction(said: Saving, in_step: Saving) -> Cause:
     return Cause(causes.PREDICTED, "certain", more, says, tuple(evidence))
 
 
-def _beyond_steps(sides: Sides, steps: Steps, observed: Saving, per_token: float) -> Iterator[Cause]:
-    """What the steps saved and TPOT does not show: another accept length, other work, or stalls."""
-    saved, (before, after) = (steps.saved_ms or 0.0) / per_token, sides.accepted
-    of_accept = 0.0
-    if abs(after / before - 1) > DIFFERS:
-        of_accept = steps.after.ms * (1 / after - 1 / before)
-        says = f"A step gives {figure(after)} tokens of a request instead of {figure(before)}"
-        yield Cause(
-            WORK, "certain", of_accept, says, (f"accept length: {figure(before)} -> {figure(after)}",)
-        )
-    rest = saved - of_accept - observed.ms
+def _of_accept(sides: Sides, steps: Steps | None) -> Cause | None:
+    """What another accept length does to TPOT."""
+    before, after = sides.accepted
+    if sides.effect is None or abs(after / before - 1) <= DIFFERS:
+        return None
+    step_ms = steps.after.ms if steps else sides.effect.arm * after
+    says = f"A step gives {figure(after)} tokens of a request instead of {figure(before)}"
+    evidence = f"accept length: {figure(before)} -> {figure(after)}"
+    return Cause(WORK, "certain", step_ms * (1 / after - 1 / before), says, (evidence,))
+
+
+def _beyond_steps(
+    sides: Sides, steps: Steps, observed: Saving, per_token: float, accepted: Cause | None
+) -> Iterator[Cause]:
+    """What the steps saved and TPOT does not show, beyond another accept length: other work, or stalls."""
+    saved = (steps.saved_ms or 0.0) / per_token
+    rest = saved - (accepted.ms or 0.0 if accepted else 0.0) - observed.ms
     half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
     if abs(rest) <= max(half, causes.IN_STEP * abs(saved)):
         yield from (Cause(name, "none seen") for name in (STALLS, *([WORK] if sides.work else [])))

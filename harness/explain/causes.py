@@ -149,10 +149,10 @@ class Steps:
     @property
     def floor(self) -> float:
         """Below it no cause is named."""
-        expected, saved = self.expected_ms, self.saved_ms
+        expected, saved = self.expected_ms, self.saved_ms or 0.0
         if not expected:
-            return OF_LAUNCH / 2 * self.after.ms
-        return LEAST * max(abs(expected), abs(expected - saved) if saved is not None else 0.0)
+            return max(OF_LAUNCH * self.after.ms, LEAST * abs(saved))
+        return LEAST * max(abs(expected), abs(expected - saved) if self.before else 0.0)
 
 
 def of_step(steps: Steps) -> Iterator[Cause]:

@@ -198,6 +198,7 @@ class World:
         predicted_ms: float | None = None,
         change: dict[str, Any] | None = None,
         tokens: tuple[int, int] = (1000, 1000),
+        accepted: tuple[float, float] | None = None,
     ) -> None:
         """Of `serving ab`: unread: names; info: what the server of base or quick reports; change:
         of quick, by default a variable; tokens: of both."""
@@ -223,6 +224,7 @@ class World:
                 (folder / "server.log").write_text(log if side else "ready\n")
                 tpot = (self.step_ms - side * saved_ms) * (1 + self.draw.gauss(0, noise))
                 row = SGLANG_ROW | {"mean_tpot_ms": tpot, "total_output_tokens": 147 * tokens[side]}
+                row |= {"accept_length": accepted[side]} if accepted else {}
                 (folder / "result.json").write_text(json.dumps(row) + "\n")
                 record.append("ready", **about, engine="sglang", version="1", owned=True, seconds=1)
                 metrics = dict.fromkeys(("ttft", "ttft_median", "throughput")) | {"tpot": tpot}

@@ -158,6 +158,11 @@ def other_accept_length(world):
         path.write_text(path.read_text().replace('"backend"', f'"accept_length": {tokens}, "backend"'))
 
 
+def other_accept_length_without_traces(world):
+    """2 tokens of a step instead of 2.5, of a step that is as much shorter as was predicted."""
+    world.record(world.step_ms - 1.25 * (world.step_ms - world.gain_ms), accepted=(2.5, 2.0))
+
+
 def stalls(world):
     world.run()
     world.traces(world.server(), world.server(world.swapped()))

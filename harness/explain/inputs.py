@@ -17,8 +17,7 @@ from harness.serving.ab.record import Record
 from harness.serving.ab.result import of_link
 from harness.serving.clients.load import load
 from harness.serving.ledger import KernelChange, Prediction
-from harness.serving.link.load import Load
-from harness.serving.link.model import System, link
+from harness.serving.link.model import System, link, point_of
 from harness.serving.link.predictions import predict
 from harness.serving.names import hardware_name
 from kernels import OPS
@@ -64,12 +63,8 @@ def modelled(
     with contextlib.suppress(UsageError):
         if record and alone:
             return of_link(Record(Path(record)).plan, [alone.change])
-        if before and wanted:
-            run = load(before[0])[0]
-            asked = run.workload
-            if run.hardware and asked.input_len and asked.output_len and asked.concurrency:
-                lengths = round(asked.input_len), round(asked.output_len)
-                offered = Load(*lengths, round(asked.concurrency), range_ratio=asked.range_ratio or 1.0)
-                model = link(System(hardware=hardware_name(run.hardware), calibrate=tuple(before)))
-                return predict(model, offered, wanted)
+        run = load(before[0])[0] if before and wanted else None
+        if run and run.hardware:
+            model = link(System(hardware=hardware_name(run.hardware), calibrate=tuple(before)))
+            return predict(model, point_of(run).load, wanted)
     return ()

@@ -185,3 +185,35 @@ def test_cases_weigh_as_the_run_says(tmp_path):
     run = timed_alone(str(written_runs.write(tmp_path / "run", records, cases, baseline="old")), None)
     assert run.saving_us() == pytest.approx((3 * 2 + 20) / 4)
     assert run.saving_us([cases[1].key]) == pytest.approx(20)
+
+
+def test_the_model_says_what_is_expected_where_files_say_machine_and_load(here, tmp_path):
+    """InferenceX's file of an H200: as `what-if` says for it, and nothing changed."""
+    file = ROOT / "tests" / "data" / "serving" / "inferencex_agg.json"
+    done = here("explain", "--change", "fused_moe=1.3x", "--before", file, "--after", file, "--json", "-")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and found["says"].startswith("It is not known where the gain went: ")
+    load = ("--lengths", "1024/1024", "--concurrency", "64", "--calibrate", file, "--hardware", "H200")
+    what_if = ("serving", "what-if", "fused_moe=1.3x", *load, "--json", "-")
+    predicted = json.loads(here(*what_if).stdout)["workloads"][0]["changes"]
+    (tpot,) = [each for each in predicted if each["quantity"] == "tpot"]
+    assert found["expected"]["ms"] == pytest.approx(-tpot["change"], rel=0.02)
+    assert found["expected"]["low"] == pytest.approx(-tpot["high"], rel=0.02)
+
+
+def test_backends_that_a_log_says_are_evidence(here, world):
+    world.log("INFO Using TRITON_MLA attention backend out of potential backends: [...]")
+    found = json.loads(here("explain", *world.args, "--json", "-").stdout)
+    assert any(line.startswith("the log says: Using TRITON_MLA attention backend") for line in
+               found["causes"][0]["evidence"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "ms"), [("fused_moe=saved:20us", 24 * 0.02), ("fused_moe:w13=1.3x", None)]
+)
+def test_a_saving_is_of_each_call_and_a_part_is_not_in_a_trace(here, tmp_path, change, ms):
+    copied = tmp_path / "after.json.gz"
+    copied.write_bytes(GRAPH.read_bytes())
+    found = json.loads(here("explain", "--change", change, "--trace", GRAPH, copied, "--json", "-").stdout)
+    expected = found["expected"]
+    assert (expected and expected["ms"]) == (ms and pytest.approx(ms))

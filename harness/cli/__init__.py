@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
 
 MODULES = {
     name: f"{__name__}.{name}:{name}"
-    for name in ("campaign", "decide", "doctor", "engine", "serving", "shapes", "tune")
+    for name in ("campaign", "decide", "doctor", "engine", "explain", "serving", "shapes", "tune")
 }
 MODULES |= {name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")}
 MODULES |= {name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")}

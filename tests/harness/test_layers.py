@@ -26,7 +26,7 @@ campaign
 report
 serving
 traffic
-decide
+decide explain
 page
 pytest_plugin
 cli

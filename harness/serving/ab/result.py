@@ -51,7 +51,7 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     if runs := [name for name in names if name not in files]:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            found += [each.model_copy(update={"of": arm}) for each in _of_link(plan, changes)]
+            found += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
     return found
 
 
@@ -115,7 +115,7 @@ def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, st
     return next((name for name, each in settings.items() if each == own), None)
 
 
-def _of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
+def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
     if not changes:
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
@@ -306,11 +306,11 @@ def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction,
 def differences(record: Record, arm: str) -> JsonObject:
     """Settings that the servers report and variables that differ: name -> [base, arm], where all launches of
     each arm agree. Placeholders that are filled in for each launch or arm are left out."""
-    both = [_servers(record, name) for name in (record.plan.base, arm)]
+    both = [servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
-        for name in dict.fromkeys(key for servers in both for server in servers for key in server[part]):
-            values = [[server[part].get(name) for server in servers] for servers in both]
+        for name in dict.fromkeys(key for side in both for server in side for key in server[part]):
+            values = [[server[part].get(name) for server in side] for side in both]
             filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
             agree = all(of == of[:1] * len(of) for of in values)
             if agree and not filled_in and values[0][:1] != values[1][:1]:
@@ -318,12 +318,13 @@ def differences(record: Record, arm: str) -> JsonObject:
     return found
 
 
-def _servers(record: Record, arm: str) -> list[JsonObject]:
-    servers = []
+def servers(record: Record, arm: str) -> list[JsonObject]:
+    """What the servers of an arm's launches said of themselves."""
+    said = []
     for ready in record.of("ready", arm=arm):
         with contextlib.suppress(OSError, ValueError):
-            servers.append(json.loads((record.launch_folder(ready) / "server.json").read_text("utf-8")))
-    return servers
+            said.append(json.loads((record.launch_folder(ready) / "server.json").read_text("utf-8")))
+    return said
 
 
 def _findings(record: Record) -> Iterator[str]:
@@ -332,7 +333,7 @@ def _findings(record: Record) -> Iterator[str]:
     for arm in plan.others:
         if plan.changes(arm) == plan.changes(base):
             yield f"{arm} and {base} are launched alike: an A/A, which shows this machine's noise"
-        elif all(server["server_info"] for server in _servers(record, arm)):
+        elif all(server["server_info"] for server in servers(record, arm)):
             found = differences(record, arm)
             if not found["server_info"]:
                 names = ", ".join(found["environment"]) or "none"

@@ -302,7 +302,7 @@ def own_points(
         unsaid += ["range of lengths"] if _range(run) is None else []
         unsaid += [] if run.value("ttft", "mean") else ["TTFT"]
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
-    points = tuple(dict.fromkeys(map(_point, runs)))
+    points = tuple(dict.fromkeys(map(point_of, runs)))
     of_lengths: dict[str, list[str]] = {}
     for load in sorted((point.load for point in points), key=lambda load: load.concurrency):
         of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(str(load.concurrency))
@@ -326,7 +326,8 @@ def _count(run: ServingRun, option: str) -> int:
     return int(said) if said.isdigit() else 0
 
 
-def _point(run: ServingRun) -> Point:
+def point_of(run: ServingRun) -> Point:
+    """A client's run as a point. Raises UsageError where it does not say enough."""
     ratio = _range(run)
     ratio = RANGE_RATIO if ratio is None else ratio
     asked, to_longest = run.workload, 2 / (1 + ratio)

@@ -1,0 +1,363 @@
+"""The account: the expected and the observed saving, the causes of the difference, and what is not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from harness.errors import FAILED, OK, NothingRan
+from harness.explain import causes
+from harness.explain.alone import Alone
+from harness.explain.causes import CALLS, LESS, NOISE, OF_OP, STALLS, TABLE, WORK, Cause, Steps, figure
+from harness.explain.served import Log
+from harness.explain.sides import DIFFERS, Sides
+from harness.files import JsonObject
+from harness.report.text import counted
+from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
+from harness.serving.ledger import Prediction
+from harness.statistics.intervals import CONFIDENCE
+
+UNEXPLAINED = 0.5
+"""From this part of the difference on, what no cause has makes the exit code 1."""
+TPOT, STEP = "TPOT", "a decode step"
+VANISHED_NOTHING = "nothing vanished"
+NOT_ITS_OWN = (CALLS, causes.UNREAD, causes.SAME, causes.REFUSED, WORK)
+"""Causes with which a saving that was seen cannot be that of the change."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Milliseconds that were saved, with an interval; text: where they are from."""
+
+    ms: float
+    low: float
+    high: float
+    text: str
+
+    def meets(self, other: Saving) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Account:
+    """says:   what happened, in a sentence
+    of:     TPOT, or a decode step: what was to become shorter
+    causes: those with evidence, the largest first; then those not seen, and those not known
+    """
+
+    says: str
+    of: str
+    expected: Saving | None
+    observed: Saving | None
+    causes: tuple[Cause, ...]
+    notes: tuple[str, ...]
+    code: int = OK
+
+    @property
+    def missing(self) -> float | None:
+        return self.expected.ms - self.observed.ms if self.expected and self.observed else None
+
+    @property
+    def named(self) -> list[Cause]:
+        return [cause for cause in self.causes if cause.named]
+
+    @property
+    def rest(self) -> float | None:
+        """What of the difference no cause has."""
+        return None if self.missing is None else self.missing - sum(cause.ms or 0.0 for cause in self.named)
+
+
+def account(
+    ops: Sequence[str],
+    alone: Alone | None,
+    sides: Sides,
+    steps: Steps | None,
+    log: Log,
+    modelled: Sequence[Prediction] = (),
+) -> Account:
+    """modelled: what the model of serving predicts of the change. Raises NothingRan where there is nothing to
+    compare."""
+    of = TPOT if sides.effect or steps is None else STEP
+    per_token = sides.accepted[0] if of == TPOT else 1.0
+    observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
+    said = _said((*sides.predictions, *modelled), of)
+    in_step = _in_step(steps, alone, per_token)
+    expected = said or in_step
+    if expected is None and observed is None and not (causes.not_in_effect(sides, log) or log.missed):
+        raise NothingRan(
+            "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
+            "--before and --after, or --trace BEFORE AFTER, and --change or --run"
+        )
+    made = Account("", of, expected, observed, (), (*sides.notes, *_notes(sides, steps)))
+    found = list(causes.of_step(steps)) if steps else []
+    found = [replace(cause, ms=cause.ms and cause.ms / per_token) for cause in found]
+    accepted = _of_accept(sides, steps)
+    found += [accepted] if accepted else []
+    found += _of_sides(made, sides, steps, log, ops, found)
+    if said and in_step:
+        found.append(_prediction(said, in_step))
+    if steps and steps.saved_ms is not None and sides.effect and observed and not steps.unlike:
+        found += _beyond_steps(sides, steps, observed, per_token, accepted)
+    state = _state(expected, observed)
+    if state == NOISE and made.missing is not None:
+        found = [replace(cause, sure="likely") if cause.named else cause for cause in found]
+        found = found if steps else [replace(cause, ms=None) for cause in found]
+        rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
+        if abs(rest) > causes.LEAST * abs(made.missing):
+            of_noise = (observed.text if observed else "",)
+            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
+    found += _not_known(found, sides, steps)
+    made = replace(made, causes=tuple(sorted(found, key=_rank)))
+    return replace(made, says=_first(made, state), code=_code(made, state))
+
+
+# What was expected and observed
+
+
+def _of_effect(effect: Effect) -> Saving:
+    """Of one pair, with the interval that launches elsewhere give."""
+    half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
+    low, high = effect.interval or (effect.percent - half, effect.percent + half)
+    of_others = "" if effect.interval else ", its interval that of other servers"
+    times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
+    ms, least, most = (-effect.base * percent / 100 for percent in (effect.percent, high, low))
+    return Saving(ms, least, most, f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}")
+
+
+def _of_steps(steps: Steps | None) -> Saving | None:
+    if steps is None or steps.before is None or steps.saved_ms is None:
+        return None
+    ms, half = steps.saved_ms, steps.half_ms
+    sides = (
+        f"{figure(step.ms, 4)} ms in {counted(step.steps, 'step')} of {step.file}"
+        for step in (steps.before, steps.after)
+    )
+    return Saving(ms, ms - half, ms + half, " -> ".join(sides))
+
+
+def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
+    """What was predicted of TPOT or of a step; several changes of one record add up."""
+    quantity = "tpot" if of == TPOT else "decode_step"
+    rows = [each for each in predictions if each.quantity == quantity and each.change is not None]
+    if not rows:
+        return None
+    changes = [each.change or 0.0 for each in rows]
+    lows = [change if each.low is None else each.low for each, change in zip(rows, changes, strict=True)]
+    highs = [change if each.high is None else each.high for each, change in zip(rows, changes, strict=True)]
+    return Saving(-sum(changes), -sum(highs), -sum(lows), f"predicted of {of} ({rows[0].method})")
+
+
+def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Saving | None:
+    """What the calls in the trace times the saving alone give, with the usual error of that in a server."""
+    if steps is None or steps.expected_ms is None:
+        return None
+    ms, calls = steps.expected_ms / per_token, steps.changed.calls
+    half = causes.IN_STEP * abs(ms)
+    if alone:
+        half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
+        times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
+        text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
+    else:
+        told = (
+            f"{c.op}={c.factor:g}x" if c.factor else f"{c.op}=saved:{c.saved_us:g}us" for c in steps.changes
+        )
+        took = steps.before.of(steps.changed.before) if steps.before else 0.0
+        text = f"{', '.join(told)}, of {figure(took)} ms in the step before"
+    return Saving(ms, ms - half, ms + half, text)
+
+
+def _state(expected: Saving | None, observed: Saving | None) -> str:
+    """`noise`, `nothing vanished`, or empty: something did, or it cannot be told."""
+    if expected is None or observed is None:
+        return ""
+    if observed.meets(expected) and observed.low <= 0 <= observed.high:
+        return NOISE
+    return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
+
+
+# Causes beside those of the steps
+
+
+def _of_sides(
+    made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
+) -> Iterator[Cause]:
+    """What names, settings, logs and the work show: all that is missing where no trace says how much."""
+    measured = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
+    size = None
+    if made.missing is not None and (not measured or (steps and steps.unlike)):
+        size = made.missing - sum(cause.ms or 0.0 for cause in seen if cause.named)
+    missed = causes.missed_table(log, ops)
+    if missed and not missed.named:
+        yield missed
+    of_op = any(cause.named and cause.name in OF_OP for cause in seen)
+    if not of_op and (steps is None or steps.expected_ms is None):
+        of_traces = causes.same_kernels(steps) if steps else None
+        cause = causes.not_in_effect(sides, log) or of_traces or missed
+        if cause and cause.named:
+            yield replace(cause, ms=size)
+            size = None
+    unlike = steps.unlike if steps else ""
+    work = () if steps and sides.effect and steps.saved_ms is not None else sides.work  # see _beyond_steps
+    lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
+    if lines:
+        yield Cause(WORK, "likely", size, f"The two sides did other work: {lines[0]}", lines)
+    elif sides.work_known and not any(cause.name == WORK for cause in seen):
+        yield Cause(WORK, "none seen")
+
+
+def _prediction(said: Saving, in_step: Saving) -> Cause:
+    """What the prediction has more than the calls of the trace allow."""
+    more = said.ms - in_step.ms
+    if said.meets(in_step) and abs(more) < UNEXPLAINED * abs(said.ms):
+        return Cause(causes.PREDICTED, "none seen")
+    larger = "larger" if more > 0 else "smaller"
+    evidence = (f"{figure(each.ms)} ms: {each.text}" for each in (said, in_step))
+    says = f"The prediction took the op for a {larger} part of the step than it is"
+    return Cause(causes.PREDICTED, "certain", more, says, tuple(evidence))
+
+
+def _of_accept(sides: Sides, steps: Steps | None) -> Cause | None:
+    """What another accept length does to TPOT."""
+    before, after = sides.accepted
+    if sides.effect is None or abs(after / before - 1) <= DIFFERS:
+        return None
+    step_ms = steps.after.ms if steps else sides.effect.arm * after
+    says = f"A step gives {figure(after)} tokens of a request instead of {figure(before)}"
+    evidence = f"accept length: {figure(before)} -> {figure(after)}"
+    return Cause(WORK, "certain", step_ms * (1 / after - 1 / before), says, (evidence,))
+
+
+def _beyond_steps(
+    sides: Sides, steps: Steps, observed: Saving, per_token: float, accepted: Cause | None
+) -> Iterator[Cause]:
+    """What the steps saved and TPOT does not show, beyond another accept length: other work, or stalls."""
+    saved = (steps.saved_ms or 0.0) / per_token
+    rest = saved - (accepted.ms or 0.0 if accepted else 0.0) - observed.ms
+    half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
+    if abs(rest) <= max(half, causes.IN_STEP * abs(saved)):
+        yield from (Cause(name, "none seen") for name in (STALLS, *([WORK] if sides.work else [])))
+        return
+    evidence = f"a step saves {figure(saved)} ms in the traces, {observed.text}"
+    says = (
+        f"The step saves {figure(saved)} ms, TPOT {figure(observed.ms)} ms: something between steps changed"
+    )
+    if sides.work:
+        yield Cause(WORK, "likely", rest, f"The two sides did other work: {sides.work[0]}", (evidence,))
+    else:
+        yield Cause(STALLS, "likely", rest, says, (evidence,))
+
+
+def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Iterator[Cause]:
+    """The causes on which these inputs say nothing."""
+    there = {cause.name for cause in found}
+    known = {
+        CALLS: there & {*OF_OP} - {TABLE} or (steps and steps.changed.called is not None),
+        causes.UNREAD: sides.looked,
+        causes.SAME: sides.looked,
+        causes.SHAPES: steps and steps.fit,
+        LESS: steps and steps.before and there & {*OF_OP},
+        STALLS: WORK in there and steps and sides.effect,
+        NOISE: sides.effect or steps,
+    }
+    for name in causes.RECORD:
+        if name not in there and not known.get(name):
+            yield Cause(name, "not known")
+
+
+def _rank(cause: Cause) -> tuple[int, float, int]:
+    """Those with evidence first, the largest first; then those not seen, then those not known."""
+    which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
+    size = -(cause.ms or 0.0) if cause.named else 0.0
+    return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+
+
+def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
+    both = [step for step in (steps.before, steps.after) if step] if steps else []
+    if sides.effect and steps and steps.before:
+        yield from sides.work
+        token = steps.before.ms / sides.accepted[0]
+        saved = _of_steps(steps)
+        yield f"the step: {saved.text}" if saved else ""
+        if not 0.7 < token / sides.effect.base < 1.3:
+            times = f"{figure(token)} ms a token, TPOT is {figure(sides.effect.base)} ms"
+            yield f"a step of {steps.before.file} takes {times}: stalls lie between, or the load was another"
+    for file in dict.fromkeys(step.file for step in both if step.steps == 1):
+        yield f"{file} has one decode step: its scatter is not known, 3 % are taken"
+
+
+# In words
+
+
+def _noise(made: Account, effect: Effect | None) -> str:
+    assert made.expected
+    wanted = f"{figure(made.expected.ms)} ms that were expected"
+    text = f"The interval of {made.of} holds both no change and the {wanted}"
+    if effect is None:
+        return f"{text}; longer traces would tell"
+    percent = 100 * abs(made.expected.ms) / effect.base
+    spread = effect.launch_spread or SPREAD["tpot"][1]
+    needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
+    if needed is None:
+        return f"{text}; no number of pairs up to {MOST_LOOKED_AT[-1]} would tell"
+    return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
+
+
+def _first(made: Account, state: str) -> str:
+    expected, observed, missing = made.expected, made.observed, made.missing
+    named = [cause for cause in made.named if cause.ms is None or cause.ms > 0]
+    if state == VANISHED_NOTHING and expected and observed:
+        saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {made.of} are saved"
+        other = next((cause for cause in named if cause.name in NOT_ITS_OWN), None)
+        if other is None:
+            return f"Nothing vanished: {saved}."
+        return f"What was saved is not the change's own, {saved}: {other.says[0].lower()}{other.says[1:]}."
+    noise = next((cause for cause in made.named if cause.name == NOISE), None)
+    others = [cause for cause in named if cause is not noise]
+    if noise and not (others and (others[0].ms or 0.0) > (noise.ms or 0.0)):
+        also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in others), "")
+        return f"No finding: {noise.says[0].lower()}{noise.says[1:]}{also}."
+    if not named and expected is None:
+        give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
+        return f"It cannot be told what vanished, as what was expected is not known in ms: {give}."
+    if not named and missing is None:
+        return "It cannot be told what vanished, as what serving did is not known: give --ab or both traces."
+    if not named and expected:
+        lost = f"{figure(missing or 0.0)} of the {figure(expected.ms)} ms that were expected are missing"
+        return f"It is not known where the gain went: {lost}, and nothing in these inputs says why."
+    first = named[0]
+    text = f"{'Likely: ' if first.sure == 'likely' else ''}{first.says}"
+    if first.ms is None or missing is None or expected is None:
+        return f"{text}."
+    is_all = abs(missing - first.ms) < causes.LEAST * abs(missing)
+    if is_all and missing > (1 - causes.LEAST) * expected.ms:
+        return f"{text}; all of the {figure(expected.ms)} ms that were expected are missing."
+    part = "all" if is_all else f"{figure(first.ms)} ms"
+    return f"{text}; that is {part} of the {figure(missing)} ms that are missing of {figure(expected.ms)} ms."
+
+
+def _code(made: Account, state: str) -> int:
+    if state:
+        foreign = any(cause.name in NOT_ITS_OWN and (cause.ms or 1) > 0 for cause in made.named)
+        return FAILED if state == NOISE or foreign else OK
+    if made.missing is None:
+        return OK if any(cause.sure == "certain" for cause in made.named) else FAILED
+    return OK if made.named and abs(made.rest or 0.0) <= UNEXPLAINED * abs(made.missing) else FAILED
+
+
+def facts(made: Account) -> JsonObject:
+    """All of it as plain values."""
+    rows = [
+        asdict(cause) | {
+            "share": cause.ms / made.missing if cause.ms is not None and made.missing else None,
+            "record": to_record(cause),
+        }
+        for cause in made.causes
+    ]  # fmt: skip
+    return {**asdict(made), "causes": rows, "missing": made.missing, "rest": made.rest}
+
+
+def to_record(cause: Cause) -> str:
+    """What would tell whether there is this cause, or make it sure; empty: nothing is needed."""
+    table = {"not known": causes.RECORD, "likely": causes.SURER}.get(cause.sure, {})
+    return table.get(cause.name, "")

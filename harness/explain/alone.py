@@ -1,0 +1,146 @@
+"""What a recorded run of the suite says of the change: the op timed alone, before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.results.read import RecordedRun, read
+from harness.results.schema import Cell
+from harness.serving.ledger import KernelChange
+from shapes.case import Size
+from shapes.names import unknown
+
+
+@dataclass(frozen=True)
+class CaseTimes:
+    """Microseconds of a call at a case; half: half the width of the interval of their difference."""
+
+    text: str
+    sizes: Mapping[str, Size]
+    before_us: float
+    after_us: float
+    half_us: float
+    weight: float
+
+    @property
+    def shown(self) -> str:
+        """The sizes."""
+        return " ".join(word for word in self.text.split() if "=" in word)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """before, after: the names of the two entries
+    old, new:  the kernels that only one of the two runs, that of the most time first
+    kernel_us: of all kernels of both
+    """
+
+    folder: str
+    op: str
+    before: str
+    after: str
+    cases: tuple[CaseTimes, ...]
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    kernel_us: Mapping[str, float]
+
+    def mean(self, what: str, texts: Collection[str] | None = None) -> float:
+        """`before_us`, `after_us` or `half_us`, weighted; texts: of these cases only."""
+        cases = [case for case in self.cases if texts is None or case.text in texts]
+        total = sum(case.weight for case in cases) or len(cases)
+        return (
+            sum((case.weight if total != len(cases) else 1.0) * getattr(case, what) for case in cases) / total
+        )
+
+    def saving_us(self, texts: Collection[str] | None = None) -> float:
+        """Of a call, the weighted mean over the cases."""
+        return self.mean("before_us", texts) - self.mean("after_us", texts)
+
+    @property
+    def change(self) -> KernelChange:
+        factor = self.mean("before_us") / self.mean("after_us")
+        return KernelChange(op=self.op, factor=factor, source=self.folder)
+
+
+def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
+    """rows: the names of two implementations or settings; None: the baseline, and the fastest of the others.
+
+    Raises UsageError where there is no such run, row or common case, or nothing is faster.
+    """
+    run = read(path)
+    names = _names(run)
+    before, after = rows if rows else (_baseline(run, names), "")
+    before = _resolved(run, names, before)
+    if rows:
+        after = _resolved(run, names, after)
+    else:
+        after = _fastest(run, names, before)
+    common = [case for case in names[before] if case in names[after]]
+    if not common or before == after:
+        raise UsageError(f"{path} has no case that both {before} and {after} were timed at; --rows names two")
+    planned = {case.key: case for case in run.run.cases}
+    cases = []
+    for key in common:
+        old, new = names[before][key], names[after][key]
+        half = math.hypot(*((each.high_us or 0.0) / 2 - (each.low_us or 0.0) / 2 for each in (old, new)))
+        sizes = planned[key].sizes if key in planned else {}
+        cases.append(CaseTimes(key, sizes, old.time_us or 0.0, new.time_us or 0.0, half, old.weight))
+    us: list[dict[str, float]] = []
+    for name in (before, after):
+        sums: dict[str, float] = {}
+        for cell in (names[name][key] for key in common):
+            for kernel, time in zip(cell.kernels, cell.kernel_us, strict=False):
+                sums[kernel] = sums.get(kernel, 0.0) + time / len(common)
+        us.append(sums)
+    old_only, new_only = ({k: t for k, t in us[i].items() if k not in us[1 - i]} for i in (0, 1))
+    return Alone(
+        str(run.folder), run.run.op, before, after, tuple(cases),
+        tuple(sorted(old_only, key=lambda name: -old_only[name])),
+        tuple(sorted(new_only, key=lambda name: -new_only[name])), us[1] | us[0],
+    )  # fmt: skip
+
+
+def _names(run: RecordedRun) -> dict[str, dict[str, Cell]]:
+    """Name of an entry -> case -> its cell, of what has a time."""
+    found: dict[str, dict[str, Cell]] = {}
+    for (case, name), cell in run.cells.items():
+        if cell.status == "ok" and cell.time_us:
+            found.setdefault(name, {})[case] = cell
+    return found
+
+
+def _baseline(run: RecordedRun, names: Collection[str]) -> str:
+    return run.run.baseline if run.run.baseline in names else next(iter(names), "")
+
+
+def _resolved(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], label: str) -> str:
+    """The entry that is called so, is of that implementation, or is the baseline's under that setting."""
+    if label in names:
+        return label
+    first = next(iter(run.run.settings), "")
+    base = next(iter(names.get(_baseline(run, names), {}).values()), None)
+    for name, cells in names.items():
+        cell = next(iter(cells.values()))
+        of_setting = cell.setting == label and base is not None and cell.impl == base.impl
+        if of_setting or (cell.impl == label and cell.setting == first):
+            return name
+    raise UsageError(unknown("row", label, [*names, *run.run.settings], of=str(run.folder)))
+
+
+def _fastest(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], before: str) -> str:
+    """Of all other entries; in a run of settings, of the same implementation."""
+    of_settings = run.run.contrast == "settings"
+    impl = next(iter(names[before].values())).impl
+    faster: dict[str, float] = {}
+    for name, cells in names.items():
+        common = [case for case in cells if case in names[before]]
+        if name == before or not common or (of_settings and next(iter(cells.values())).impl != impl):
+            continue
+        times = [[of[case].time_us or 0.0 for case in common] for of in (names[before], cells)]
+        faster[name] = sum(times[0]) / sum(times[1])
+    if not faster or max(faster.values()) <= 1:
+        raise UsageError(f"{run.folder} has nothing faster than {before}: name two rows with --rows")
+    return max(faster, key=lambda name: faster[name])

@@ -1,0 +1,149 @@
+"""What clients and servers said without and with the change: TPOT, the work, settings, names, predictions.
+
+It is of a record of `serving ab`, or of results of any client.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.serving.ab.record import Record
+from harness.serving.ab.result import Effect, differences, effect, effects, servers
+from harness.serving.clients.load import load
+from harness.serving.compare.settings import beside
+from harness.serving.ledger import Prediction
+from harness.serving.schema import ServingRun
+from harness.statistics.intervals import CONFIDENCE
+from shapes.names import unknown
+
+DIFFERS = 0.01
+"""From this part on, another number of tokens or requests, or another accept length, is other work."""
+ASKED = ("concurrency", "input_len", "output_len", "request_rate", "num_prompts")
+COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens": "tokens out"}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """what:     was compared, as a reader calls it
+    effect:   on TPOT; None: nothing has it
+    unread:   lines on differing names that nothing installed reads; all_unread: no other name differs
+    same:     why the servers are alike; looked: whether names and settings were looked at
+    work:     lines on requests and tokens that differ; work_known: whether they were counted
+    accepted: tokens that a request got of a step, before and after; 1 without speculation
+    logs:     of the server with the change
+    """
+
+    what: str = ""
+    effect: Effect | None = None
+    unread: tuple[str, ...] = ()
+    all_unread: bool = False
+    same: str = ""
+    looked: bool = False
+    work: tuple[str, ...] = ()
+    work_known: bool = False
+    accepted: tuple[float, float] = (1.0, 1.0)
+    predictions: tuple[Prediction, ...] = ()
+    logs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_sides(record: str | None, name: str, before: Sequence[str], after: Sequence[str]) -> Sides:
+    """Raises UsageError."""
+    if record:
+        return _of_record(Path(record), name)
+    return _of_results(before, after) if before else Sides()
+
+
+def _of_results(before: Sequence[str], after: Sequence[str]) -> Sides:
+    runs = [[run for name in names for run in load(name)] for names in (before, after)]
+    if len(runs[0]) != len(runs[1]):
+        raise UsageError(f"{len(runs[0])} runs before and {len(runs[1])} after: they are paired in order")
+    tpots = [(a.value("tpot", "mean"), b.value("tpot", "mean")) for a, b in zip(*runs, strict=True)]
+    pairs = [(a, b) for a, b in tpots if a and b]
+    found = effect(*zip(*pairs, strict=True), higher=False, level=CONFIDENCE, margin=1.0) if pairs else None
+    lines = [f"before against after: {line}" for a, b in zip(*runs, strict=True) for line in beside(a, b)]
+    what = f"{Path(before[0]).name} and {Path(after[0]).name}"
+    return _with_work(Sides(what, found, notes=tuple(dict.fromkeys(lines))), runs)
+
+
+def _of_record(folder: Path, name: str) -> Sides:
+    record = Record(folder)
+    plan = record.plan
+    if not name and len(plan.others) > 1:
+        raise UsageError(f"{folder} compares {', '.join(plan.others)} with {plan.base}: name one with --arm")
+    name = name or plan.others[0]
+    if name not in plan.others:
+        raise UsageError(unknown("--arm", name, plan.others, of=str(folder)))
+    differ = differences(record, name)
+    unread = {each["name"]: each["says"] for each in record.names if each["found"] is False}
+    names = {key for keys in plan.differing() for key in keys}
+    lines = [
+        f"{what} {key}: {before} -> {after}"
+        for what, part in (("setting", "server_info"), ("variable", "environment"))
+        for key, (before, after) in differ[part].items()
+    ]
+    all_unread = bool(names) and names <= unread.keys()
+    found = Sides(
+        f"{name} against {plan.base}, {folder}", effects(record, name).get("tpot"),
+        tuple(unread.values()), all_unread, _same(record, name), looked=True,
+        predictions=tuple(each for each in record.predictions if each.of in ("", name)),
+        logs=tuple(str(path) for each in record.of("launch", arm=name)
+                   if (path := record.launch_folder(each) / "server.log").exists()),
+        notes=(*lines, *(() if all_unread else unread.values())),
+    )  # fmt: skip
+    runs: list[list[ServingRun]] = [[], []]
+    for number, of_pair in record.pairs().items():
+        for side, each in enumerate((plan.base, name)):
+            result = record.launch_folder(of_pair[each]) / "result.json" if each in of_pair else None
+            if number and result and result.exists():
+                runs[side] += load(result)
+    return _with_work(found, runs)
+
+
+def _same(record: Record, name: str) -> str:
+    """Why both servers are the same: launched alike, or flags that no setting shows. A server's settings do
+    not show what variables or an image change."""
+    plan = record.plan
+    own, base = plan.changes(name), plan.changes(plan.base)
+    if own == base:
+        return f"{name} and {plan.base} are launched alike"
+    said = [server["server_info"] for each in (plan.base, name) for server in servers(record, each)]
+    if own[0] == base[0] and own[2] == base[2] and said and all(said):
+        found = differences(record, name)
+        if not found["server_info"] and not found["environment"]:
+            return f"they report the same {len(said[0])} settings, and differ in flags alone"
+    return ""
+
+
+def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
+    before, after = runs
+    if not before or not after:
+        return sides
+    known = [[run.accept_length for run in side if run.accept_length] for side in runs]
+    accepted = (statistics.fmean(known[0]), statistics.fmean(known[1])) if all(known) else sides.accepted
+    wrong = [
+        f"`serving load` finds its numbers wrong: {finding.message}"
+        for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
+    ]  # fmt: skip
+    notes = (*sides.notes, *dict.fromkeys(wrong))
+    work = tuple(_differing(before, after))
+    return replace(sides, work=work, work_known=True, accepted=accepted, notes=notes)
+
+
+def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[str]:
+    """Lines on what was asked and counted, where the two differ."""
+    for name in ASKED:
+        asked = [{getattr(run.workload, name) for run in side} - {None} for side in (before, after)]
+        if all(asked) and asked[0] != asked[1]:
+            texts = (", ".join(f"{value:g}" for value in sorted(values)) for values in asked)
+            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}"
+    for name, what in COUNTED.items():
+        counts = [[getattr(run.totals, name) for run in side] for side in (before, after)]
+        if not any(None in side for side in counts):
+            was, now = map(statistics.fmean, counts)
+            if was and abs(now / was - 1) > DIFFERS:
+                yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * (now / was - 1):+.1f} %)"

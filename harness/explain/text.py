@@ -1,0 +1,65 @@
+"""The text of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+
+from harness.explain import causes
+from harness.explain.account import Account, to_record
+from harness.explain.causes import figure
+from harness.report.fitting_table import table_of
+from harness.report.text import grouped, ranged
+
+HOW = (
+    "traces: of SGLang by POST /start_profile with num_steps and record_shapes, of vLLM with "
+    "--profiler-config.profiler=torch and POST /start_profile; in an extra launch, not in a measured one"
+)
+
+
+def shown(made: Account) -> RenderableType:
+    """The sentence, the sums, the causes with their evidence, and what is not known."""
+    parts: list[RenderableType] = [made.says, ""]
+    for word, saving in (("expected", made.expected), ("observed", made.observed)):
+        known = saving and ranged(saving.ms, saving.low, saving.high, ".3g", " ms")
+        parts.append(
+            f"{word}: {known} less of {made.of}: {saving.text}" if saving else f"{word}: not known in ms"
+        )
+    if made.named:
+        rows: list[tuple[str, float | None, str]] = [(c.name, c.ms, c.sure) for c in made.named]
+        if made.rest is not None:
+            rows += [("rest, unexplained", made.rest, ""), ("missing", made.missing, "")]
+        table = [
+            {"cause": name, "ms": _signed(ms), "share": _share(ms, made), "how sure": sure}
+            for name, ms, sure in rows
+        ]
+        parts += ["", table_of(table), ""]
+    for cause in made.named:
+        parts.append(f"{cause.name}: {cause.says}")
+        parts += [f"- {line}" for line in cause.evidence]
+        parts += [f"- surer with {more}"] if (more := to_record(cause)) else []
+    return Group(*parts, "", *_others(made))
+
+
+def _signed(ms: float | None) -> str:
+    return "not known" if ms is None else f"{'+' if ms >= 0 else ''}{figure(ms)}"
+
+
+def _share(ms: float | None, made: Account) -> str:
+    return f"{100 * ms / made.missing:.0f} %" if ms is not None and made.missing else ""
+
+
+def _others(made: Account) -> Iterator[str]:
+    """Causes that were not seen or are not known; what to record only where much is not explained."""
+    if unseen := [cause.name for cause in made.causes if cause.sure == "none seen"]:
+        yield f"none seen: {', '.join(unseen)}"
+    unknown = [cause for cause in made.causes if cause.sure == "not known"]
+    if unknown and made.code == 0:
+        yield f"not known: {', '.join(cause.name for cause in unknown)}"
+    else:
+        for record, group in grouped(unknown, to_record).items():
+            yield f"not known: {', '.join(cause.name for cause in group)}; to know it: {record}"
+        if any(causes.TRACES in to_record(cause) for cause in unknown):
+            yield HOW
+    yield from (f"note: {note}" for note in made.notes)

@@ -1,0 +1,230 @@
+"""Gains that vanished for a planted reason: it is named first, with its size, and no other one is named."""
+
+import json
+import random
+
+import pytest
+
+from harness.explain import causes as of
+from tests.support.lost_gains import COMBINE, COPY, GEMMS, MOE, NEW, REDUCE, SPLIT, World
+
+
+def not_called(world):
+    world.run()
+    world.traces(world.server(), world.server())
+
+
+def not_called_and_seen_by_clients(world):
+    not_called(world)
+    world.results(0.0)
+
+
+def another_kernel_ran(world):
+    """Instead of the new one, and as fast as the old ones."""
+    world.run()
+    other = {"void flash_fwd_mla_other_kernel(x)" if name == NEW else name: us
+             for name, us in world.swapped(world.old_us).items()}  # fmt: skip
+    world.traces(world.server(), world.server(other))
+
+
+def table_missed(world):
+    world.run("fused_moe", {"tokens": 16}, old=world.layer[MOE], new=0.6 * world.layer[MOE])
+    world.traces(world.server(), world.server())
+    world.log(
+        "Using default MoE config. Performance might be sub-optimal! Config file not found at E=257.json"
+    )
+
+
+def table_missed_without_traces(world):
+    log = "Using default MoE config. Performance might be sub-optimal! Config file not found at E=257.json\n"
+    world.record(0.0, log=log)
+    world.args += ["--change", "fused_moe=1.5x"]
+
+
+def other_shapes(world):
+    world.run(sizes={"batch": 64, "ctx": 1024})
+    world.traces(world.server(), world.server(world.swapped(world.old_us - 0.2 * world.gain_us)))
+
+
+def overlapped(world):
+    """The old and the new kernel run beside an all-reduce that lasts longer than either."""
+    world.layer[SPLIT] += world.layer.pop(COMBINE)
+    rest = {name: us for name, us in world.layer.items() if name not in (SPLIT, REDUCE)}
+    longer = {REDUCE: 2.5 * world.old_us}
+    world.run()
+    before = world.server({SPLIT: world.old_us, **longer, **rest}, beside=(SPLIT,))
+    world.traces(before, world.server({NEW: world.new_us, **longer, **rest}, beside=(NEW,)))
+
+
+def half_of_the_layers(world):
+    world.run()
+    after = world.server(partial=(world.layers // 2, world.swapped()))
+    world.traces(world.server(), after)
+
+
+def slower_clock(world):
+    world.run()
+    after = world.server(world.swapped(), clock=1 + world.draw.uniform(0.06, 0.2))
+    world.traces(world.server(), after)
+
+
+def slower_neighbours(world):
+    world.run()
+    layer = world.swapped()
+    layer[MOE] += world.draw.uniform(0.6, 0.9) * world.gain_us
+    world.traces(world.server(), world.server(layer))
+
+
+def neighbours_slower_by_different_factors(world):
+    world.run()
+    layer = world.swapped()
+    more = 0.8 * world.gain_us / (layer[MOE] + 2 * layer[GEMMS[0]] + 3 * layer[GEMMS[1]])
+    for name, factor in ((MOE, 1), (GEMMS[0], 2), (GEMMS[1], 3)):
+        layer[name] *= 1 + factor * more
+    world.traces(world.server(), world.server(layer))
+
+
+def all_but_the_largest_neighbour_slower(world):
+    """By one factor, which the clock would give the largest, too."""
+    world.layer[MOE] *= 2
+    world.run()
+    layer = world.swapped()
+    others = [name for name in layer if name not in (MOE, NEW, REDUCE)]
+    more = 0.7 * world.gain_us / sum(layer[name] for name in others)
+    world.traces(world.server(), world.server(layer | {name: layer[name] * (1 + more) for name in others}))
+
+
+def kernels_beside(world):
+    world.run()
+    cost = world.draw.uniform(0.6, 0.9) * world.gain_us
+    world.traces(world.server(), world.server({COPY: cost, **world.swapped()}))
+
+
+def host_bound(world):
+    world.run()
+    wait = 400 + 1e3 * world.draw.uniform(0.6, 0.95) * world.gain_ms
+    world.traces(world.server(), world.server(world.swapped(), wait_us=wait))
+
+
+def waits_for_ranks(world):
+    world.run()
+    layer = world.swapped()
+    layer[REDUCE] += world.draw.uniform(0.6, 0.9) * world.gain_us
+    world.traces(world.server(), world.server(layer))
+
+
+def less_in_the_step(world):
+    world.run()
+    slow = world.new_us + world.draw.uniform(0.5, 0.9) * world.gain_us
+    world.traces(world.server(), world.server(world.swapped(slow)))
+
+
+def another_kernel_before(world):
+    """The run's baseline is none that the server ran, and the server's own was faster."""
+    world.run()
+    faster = {"void other_mla_decode_kernel(x)" if "splitkv" in name else name: us
+              for name, us in world.layer.items() if "combine" not in name}  # fmt: skip
+    faster["void other_mla_decode_kernel(x)"] = world.new_us + 0.2 * world.gain_us
+    world.traces(world.server(faster), world.server(world.swapped()))
+
+
+def name_not_read(world):
+    world.record(0.0, unread=["QUICK"])
+
+
+def name_not_read_and_traced(world):
+    world.record(0.0, unread=["QUICK"])
+    not_called(world)
+
+
+def servers_alike(world):
+    world.record(0.0, info=lambda name: {"backend": "slow"}, change={"flags": "--quick"})
+
+
+def other_output(world):
+    world.run()
+    world.record(0.0, tokens=(1000, 800))
+
+
+def other_accept_length(world):
+    world.run()
+    world.traces(world.server(), world.server(world.swapped()))
+    tokens = 2.5
+    step = world.step_ms
+    saved = step / tokens - (step - world.gain_ms) / (tokens * (step - world.gain_ms) / step)
+    world.results(saved, tpot=step / tokens, accept_length=tokens * (step - world.gain_ms) / step)
+    for number in range(6):
+        path = world.folder / f"before{number}.jsonl"
+        path.write_text(path.read_text().replace('"backend"', f'"accept_length": {tokens}, "backend"'))
+
+
+def other_accept_length_without_traces(world):
+    """2 tokens of a step instead of 2.5, of a step that is as much shorter as was predicted."""
+    world.record(world.step_ms - 1.25 * (world.step_ms - world.gain_ms), accepted=(2.5, 2.0))
+
+
+def stalls(world):
+    world.run()
+    world.traces(world.server(), world.server(world.swapped()))
+    world.results(0.0)
+
+
+def prediction_too_large(world):
+    """Three times what the op can save in the step that was served."""
+    world.run()
+    world.traces(world.server(), world.server(world.swapped()))
+    world.record(world.gain_ms, predicted_ms=3 * world.gain_ms)
+
+
+def half_and_beside(world):
+    """Two causes: half of the layers, and copies that take less than that."""
+    world.run()
+    layer = {COPY: 0.25 * world.gain_us}
+    after = world.server({**layer, **world.layer}, partial=(world.layers // 2, {**layer, **world.swapped()}))
+    world.traces(world.server(), after)
+
+
+def idle_and_neighbours(world):
+    world.run()
+    layer = world.swapped()
+    layer[GEMMS[0]] += 0.3 * world.gain_us
+    world.traces(world.server(), world.server(layer, wait_us=400 + 550 * world.gain_ms))
+
+
+PLANTED = {
+    not_called: [of.CALLS], not_called_and_seen_by_clients: [of.CALLS], another_kernel_ran: [of.CALLS],
+    table_missed: [of.TABLE], table_missed_without_traces: [of.TABLE], other_shapes: [of.SHAPES],
+    overlapped: [of.OVERLAP], half_of_the_layers: [of.CALLS], slower_clock: [of.CLOCKS],
+    slower_neighbours: [of.SLOWER], neighbours_slower_by_different_factors: [of.SLOWER],
+    all_but_the_largest_neighbour_slower: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
+    waits_for_ranks: [of.WAITS], less_in_the_step: [of.LESS], another_kernel_before: [of.BASE],
+    name_not_read: [of.UNREAD], name_not_read_and_traced: [of.UNREAD], servers_alike: [of.SAME],
+    other_output: [of.WORK], other_accept_length: [of.WORK], stalls: [of.STALLS],
+    prediction_too_large: [of.PREDICTED], half_and_beside: [of.CALLS, of.BESIDE],
+    idle_and_neighbours: [of.IDLE, of.SLOWER],
+}  # fmt: skip
+
+
+def explained(world, here):
+    """The account as JSON, and the text."""
+    text = here("explain", *world.args)
+    assert not text.stderr
+    found = here("explain", *world.args, "--json", "-")
+    assert found.returncode == text.returncode
+    return json.loads(found.stdout), text.stdout, text.returncode
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
+def test_the_planted_cause_is_named_first_and_no_other(here, tmp_path, planted, seed):
+    world = World(tmp_path, random.Random(f"{planted.__name__} {seed}"))
+    planted(world)
+    found, text, code = explained(world, here)
+    named = [cause for cause in found["causes"] if cause["sure"] in ("certain", "likely")]
+    assert [cause["name"] for cause in named] == PLANTED[planted], text
+    assert code == 0
+    first = text.splitlines()[0]
+    assert not first.startswith(("Nothing vanished", "No finding", "It ")), text
+    sizes = sum(cause["ms"] for cause in named)
+    assert sizes + found["rest"] == pytest.approx(found["missing"])
+    assert abs(found["rest"]) < 0.25 * found["missing"], text

@@ -10,7 +10,7 @@ python=$PWD/.venv/bin/python
 harness="$python -m harness"
 export PATH=$PWD/.venv/bin:$PATH VLLM_CPU_KVCACHE_SPACE=1 VLLM_PLUGINS= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 model=$(mktemp -d)
-trap 'rm -rf "$model"' EXIT
+trap 'rm -rf "$model"; kill $(jobs -p) 2>/dev/null || true' EXIT
 $python tests/support/tiny_deepseek.py "$model/tiny"
 
 # 4 requests of 800 tokens decode together, 200 tokens each; 4 layers.
@@ -27,7 +27,7 @@ client="$python tests/support/vllm_client.py bench --backend vllm --model $model
 
 echo "== 1. measure: the kernel that vLLM runs, with one thread and with two"
 $harness toggle --op mla_decode --impl vllm.vec --cases "$out/cases.json" --threads 1 --flag OMP_NUM_THREADS=2 \
-  --budget 40s --per-case 40s --out "$out/toggle" | tee "$out/toggle.txt"
+  --budget 60s --per-case 60s --out "$out/toggle" | tee "$out/toggle.txt"
 
 echo "== 2. decide"
 $harness decide --engine vllm "$out/toggle" --cases "$out/cases.json" --page "$out/decision.html" \
@@ -58,8 +58,9 @@ for threads in 1 2; do
   $python -S tests/support/vllm_client.py warm http://127.0.0.1:18123
   $client --base-url http://127.0.0.1:18123 --seed 1 --num-prompts 4 --random-output-len 24 --profile \
     --result-filename "$traces/result.json" >/dev/null 2>&1
-  kill $! && wait $! || true
-  mv "$traces"/*.json.gz "$out/trace-$threads.json.gz"
+  kill $!
+  wait $! || true
+  mv "$traces"/dp0*.json.gz "$out/trace-$threads.json.gz"
   rm -rf "$traces"
 done
 

@@ -22,7 +22,7 @@ server="$python -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --model $
   --enforce-eager --no-enable-prefix-caching --distributed-executor-backend uni --max-model-len 2048
   --max-num-batched-tokens 4096 --max-num-seqs 4"
 client="$python tests/support/vllm_client.py bench --backend vllm --model $model/tiny --dataset-name random
-  --random-input-len 800 --random-output-len 200 --num-prompts 8 --max-concurrency 4 --ignore-eos --temperature 0
+  --random-input-len 800 --random-output-len 200 --num-prompts 4 --max-concurrency 4 --ignore-eos --temperature 0
   --disable-tqdm --save-result"
 
 echo "== 1. measure: the kernel that vLLM runs, with one thread and with two"
@@ -56,7 +56,7 @@ for threads in 1 2; do
     --profiler-config "{\"profiler\": \"torch\", \"torch_profiler_dir\": \"$traces\"}" >"$traces/log" 2>&1 &
   until curl -fs http://127.0.0.1:18123/health >/dev/null; do kill -0 $!; sleep 1; done
   $python -S tests/support/vllm_client.py warm http://127.0.0.1:18123
-  $client --base-url http://127.0.0.1:18123 --seed 1 --num-prompts 4 --random-output-len 24 --profile \
+  $client --base-url http://127.0.0.1:18123 --seed 1 --random-output-len 12 --profile \
     --result-filename "$traces/result.json" >/dev/null 2>&1
   kill $!
   wait $! || true

@@ -115,8 +115,6 @@ def conclude(display: CampaignTables, folder: Path) -> None:
     from harness.decide.worth import decided
     from harness.errors import HarnessError
     from harness.files import write
-    from harness.page.decision import decision_page
-    from harness.page.html import write_page
     from kernels.engines import SPELLED, archs
 
     for engine, spelled in SPELLED.items():
@@ -131,7 +129,11 @@ def conclude(display: CampaignTables, folder: Path) -> None:
         target = folder / "decision" / engine
         target.parent.mkdir(exist_ok=True)
         write(f"{target}.json", json.dumps(facts(decision, worth), indent=1) + "\n")
-        write_page(decision_page(decision, worth), f"{target}.html", str(folder))
+        with suppress(ModuleNotFoundError):  # a node may lack what draws
+            from harness.page.decision import decision_page
+            from harness.page.html import write_page
+
+            write_page(decision_page(decision, worth), f"{target}.html", str(folder))
         display.print(f"{spelled}: {answer(decision, worth)}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,13 @@ def test_a_campaign_ends_with_the_decision_of_each_engine(runs):
     assert display.printed[1].startswith("vLLM: Use VLLM_GEMM=1 --attention-backend A")
     written = sorted(path.name for path in (runs / "decision").iterdir())
     assert written == ["sglang.html", "sglang.json", "vllm.html", "vllm.json"]
+
+
+def test_a_node_that_cannot_draw_has_the_decision_without_a_page(runs, monkeypatch):
+    for name in ("harness.page.decision", "altair"):
+        monkeypatch.setitem(sys.modules, name, None)
+    conclude(Display(), runs)
+    assert sorted(path.name for path in (runs / "decision").iterdir()) == ["sglang.json", "vllm.json"]
 
 
 def test_a_campaign_without_times_ends_without_one(tmp_path):

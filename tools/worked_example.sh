@@ -53,7 +53,7 @@ echo "== 4. trace: one launch more of each"
 for threads in 1 2; do
   traces=$(mktemp -d)
   OMP_NUM_THREADS=$threads $server --port 18123 \
-    --profiler-config "{\"profiler\": \"torch\", \"torch_profiler_dir\": \"$traces\"}" >"$traces/log" 2>&1 &
+    --profiler-config "{\"profiler\": \"torch\", \"torch_profiler_dir\": \"$traces\", \"torch_profiler_with_stack\": false}" >"$traces/log" 2>&1 &
   until curl -fs http://127.0.0.1:18123/health >/dev/null; do kill -0 $!; sleep 1; done
   $python -S tests/support/vllm_client.py warm http://127.0.0.1:18123
   $client --base-url http://127.0.0.1:18123 --seed 1 --random-output-len 12 --profile \
@@ -65,5 +65,5 @@ for threads in 1 2; do
 done
 
 echo "== 5. explain"
-$harness explain --run "$out/toggle" --ab "$out/ab" --trace "$out/trace-1.json.gz" "$out/trace-2.json.gz" |
+$harness explain --run "$out/toggle" --rows plain,OMP_NUM_THREADS=2 --ab "$out/ab" --trace "$out/trace-1.json.gz" "$out/trace-2.json.gz" |
   tee "$out/explained.txt"

@@ -117,7 +117,7 @@ class Launches:
         return found
 
     def _named(self) -> Iterator[dict[str, str]]:
-        for op in dict.fromkeys(case.op for case in self.mix.cases):
+        for op in dict.fromkeys(case.op for case in (*self.mix.cases, *self.mix.uncovered)):
             for entry in engines.entries(self.engine, op, self.measured.arch):
                 yield entry.settings
         yield from self.measured.varied

@@ -47,6 +47,8 @@ def answer(decision: Decision, worth: Worth | None) -> str:
 
 def _left(decision: Decision, default: str) -> str:
     tried = [each for each in decision.choices if each.is_complete]
+    if not tried and decision.cases and not decision.choices:
+        return "Nothing to choose: no known flag and no measured variable swaps a row of these cases."
     if not tried:
         return f"Nothing could be compared with {default}."
     best = max(tried, key=lambda each: each.saved_us)

@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.decide.measured import LAUNCHES, Measured, Row, Sheet
+from harness.decide.measured import BOUNDARIES, LAUNCH_MODES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
+from harness.statistics.paired import Comparison, compare
 from kernels import engines
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import SPLITS
 
-Settings = Mapping[str, str]
+Setting = dict[str, str]
 """Flags without their dashes, and variables, by name, as `kernels.engines.default` takes them."""
 
 NO_CHOICE = ("kv-cache-memory-bytes", "block-size", "kv-cache-dtype")
 """Flags on which the engine's choice depends, but which say something else: they change the cases."""
 
 
-def launch_text(settings: Settings) -> str:
+def words_of(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The variables, and the flags as words of a command line."""
+    variables = {name: value for name, value in settings.items() if not name.islower()}
+    flags = [f"--{name} {value}".rstrip() for name, value in settings.items() if name.islower()]
+    return variables, flags
+
+
+def launch_text(settings: Mapping[str, str]) -> str:
     """As on a command line; `the default` where nothing is set."""
-    words = [f"{name}={value}" for name, value in settings.items() if not name.islower()]
-    words += [f"--{name} {value}".strip() for name, value in settings.items() if name.islower()]
-    return " ".join(words) or "the default"
+    variables, flags = words_of(settings)
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), *flags]) or "the default"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A case under two launches: the rows that they run, timed in the same rounds."""
+    """A case by default and under other settings: the rows that run, timed in the same rounds.
+
+    us: of the default, from the case's reference (Launches.reference): times of several sessions are not
+        added, their ratios are
+    """
 
     case: Weighed
     sheet: Sheet
     old: Row
     new: Row
+    us: float
+
+    @property
+    def same(self) -> bool:
+        return self.old is self.new
+
+    @functools.cached_property
+    def ratio(self) -> float:
+        """The time of the default over that of the other row."""
+        return 1.0 if self.same else against(self.sheet, self.new, self.old).ratio
+
+    @property
+    def new_us(self) -> float:
+        return self.us / self.ratio
+
+
+def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
+    """A row against another one of the sheet, by the rounds that both have: above 1 it is faster."""
+    own, others = row.cell.samples.by_round, other.cell.samples.by_round
+    shared = sorted(own.keys() & others.keys())
+    return compare(
+        [own[at] for at in shared], [others[at] for at in shared], blocks=[block for block, _ in shared],
+        floor=sheet.noise, confidence=confidence,
+    )  # fmt: skip
 
 
 @dataclass
@@ -42,95 +78,139 @@ class Launches:
     engine: str
     measured: Measured
     mix: Mix
-    base: Settings
+    base: Mapping[str, str]
     """What is set for the engine before anything is chosen."""
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
+    _references: dict[object, tuple[Sheet, str, Row] | None] = field(default_factory=dict)
 
     def sheets(self, case: Weighed) -> Sequence[Sheet]:
         return self.measured.sheets.get(case.key, ())
 
-    def _matters(self, case: Weighed, settings: Settings) -> frozenset[tuple[str, str]]:
-        """The settings on which depends what runs in a case, as far as is known."""
-        names = self._known(case.op).union(*(sheet.varied for sheet in self.sheets(case)))
-        return frozenset(item for item in settings.items() if item[0] in names)
-
-    def entry(self, case: Weighed, settings: Settings) -> EngineDefault | None:
+    def entry(self, case: Weighed, settings: Mapping[str, str]) -> EngineDefault | None:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._matters(case, settings)
         if key not in self._entries:
             given = {**self.base, **settings}
-            self._entries[key] = engines.choices(case.op, self.measured.arch, case.sizes, given).get(
-                self.engine
-            )
+            found = engines.choices(case.op, self.measured.arch, case.sizes, given)
+            self._entries[key] = found.get(self.engine)
         return self._entries[key]
 
-    def row_name(self, case: Weighed, settings: Settings) -> str:
+    def row_name(self, case: Weighed, settings: Mapping[str, str]) -> str:
         """Empty where no row of the suite does what the engine does."""
         entry = self.entry(case, settings)
         return entry.row if entry else ""
 
-    def pair(self, case: Weighed, old: Settings, new: Settings) -> Pair | None:
-        """None where no run timed both rows in the same rounds."""
-        key = case.key, self._matters(case, old), self._matters(case, new)
+    def fails(self, settings: Mapping[str, str]) -> str:
+        """Why a server with these settings does not start; empty where it does, as far as is known."""
+        for case in (*self.mix.cases, *self.mix.uncovered):
+            entry = self.entry(case, settings)
+            if entry and entry.fails and entry is not self.entry(case, {}):
+                return entry.why
+        return ""
+
+    def reference(self, case: Weighed) -> tuple[Sheet, str, Row] | None:
+        """(sheet, launch mode, row) of the default's time: of the first boundary in which the default has one
+        beside that of a choice, else of the first in which it has one; None where it has none."""
+        if case.key not in self._references:
+            found = list(self._defaults(case))
+            choices = [each for each in self.candidates() if self.differs(case, each)]
+            beside = (
+                each for each in found
+                if any(self._in(sheet, case, setting, each[1])
+                       for setting in choices
+                       for sheet in self.sheets(case)
+                       if sheet.case.boundary == each[0].case.boundary)
+            )  # fmt: skip
+            self._references[case.key] = next(beside, found[0] if found else None)
+        return self._references[case.key]
+
+    def _defaults(self, case: Weighed) -> Iterator[tuple[Sheet, str, Row]]:
+        """The first of each boundary, in the order of BOUNDARIES."""
+        for boundary in BOUNDARIES:
+            own = [sheet for sheet in self.sheets(case) if sheet.case.boundary == boundary]
+            timed = (
+                (sheet, mode, row)
+                for mode in LAUNCH_MODES
+                for sheet in own
+                if (row := self._in(sheet, case, {}, mode))
+            )
+            if found := next(timed, None):
+                yield found
+
+    def _in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
+        return sheet.find(self.row_name(case, settings), {**self.base, **settings}, mode)
+
+    def pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
+        """The default and these settings; None where no run timed both in the same rounds, in the boundary
+        and launch mode of the reference."""
+        key = case.key, self._matters(case, settings)
         if key not in self._pairs:
-            self._pairs[key] = self._pair(case, old, new)
+            self._pairs[key] = self._pair(case, settings)
         return self._pairs[key]
 
-    def _pair(self, case: Weighed, old: Settings, new: Settings) -> Pair | None:
-        both = [(self.row_name(case, each), {**self.base, **each}) for each in (old, new)]
-        for launch in LAUNCHES:
-            for sheet in self.sheets(case):
-                rows = [sheet.find(name, given, launch) for name, given in both]
-                if rows[0] and rows[1] and self._tells(sheet, case, old, new):
-                    return Pair(case, sheet, rows[0], rows[1])
+    def _pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
+        reference = self.reference(case)
+        if reference is None:
+            return None
+        first, mode, row = reference
+        if not self.differs(case, settings):
+            return Pair(case, first, row, row, row.us)
+        for sheet in self.sheets(case):
+            if sheet.case.boundary == first.case.boundary and self._tells(sheet, case, settings):
+                old, new = (self._in(sheet, case, each, mode) for each in ({}, settings))
+                if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
+                    return Pair(case, sheet, old, new, row.us)
         return None
 
-    def _tells(self, sheet: Sheet, case: Weighed, old: Settings, new: Settings) -> bool:
-        """Whether a sheet has the two launches apart: what the engine's rules do not know has to be varied in
-        its run, where any run of the case varied it."""
-        changed = {name for name in {*old, *new} if old.get(name) != new.get(name)} - self._known(case.op)
-        every = frozenset().union(*(each.varied for each in self.sheets(case)))
-        return changed & every <= sheet.varied
+    def _tells(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str]) -> bool:
+        """Whether the sheet's run varied those of the settings that the engine's rules do not know and that
+        any run of the case varied."""
+        unknown = {*settings} - self._known(case.op)
+        return unknown & self._varied(case) <= sheet.varied
 
-    def differs(self, case: Weighed, old: Settings, new: Settings) -> bool:
-        """Whether the engine runs another row, or a run measured a variable by which the two differ."""
-        if self.row_name(case, old) != self.row_name(case, new):
-            return True
-        changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
-        return any(changed & sheet.varied for sheet in self.sheets(case))
+    def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
+        """Whether the engine runs another row, or a run measured a variable of these settings."""
+        another = self.row_name(case, {}) != self.row_name(case, settings)
+        return another or bool({*settings} & self._varied(case))
 
-    def _known(self, op: str) -> set[str]:
-        """The names that decide something of what is recorded about the engine and an op."""
-        entries = engines.entries(self.engine, op, self.measured.arch)
-        return {name for entry in entries for name in entry.settings}
+    def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+        """The settings on which depends what runs in a case, as far as is known."""
+        names = self._known(case.op) | self._varied(case)
+        return frozenset(item for item in settings.items() if item[0] in names)
 
-    def candidates(self) -> list[dict[str, str]]:
-        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
-        those that a run measured; not those that change which calls there are."""
-        found: list[dict[str, str]] = []
+    def _varied(self, case: Weighed) -> frozenset[str]:
+        return frozenset().union(*(sheet.varied for sheet in self.sheets(case)))
+
+    def _known(self, op: str) -> frozenset[str]:
+        return known_names(self.engine, op, self.measured.arch)
+
+    @functools.cached_property
+    def _candidates(self) -> list[Setting]:
+        found: list[Setting] = []
+        kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
         for settings in self._named():
             own = {name: value for name, value in settings.items() if self.base.get(name) != value}
-            kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
             if own and own not in found and not {*own} & kept:
                 found.append(own)
         return found
 
-    def _named(self) -> Iterator[dict[str, str]]:
+    def candidates(self) -> list[Setting]:
+        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
+        those that a run measured; not those that change which calls there are."""
+        return self._candidates
+
+    def _named(self) -> Iterator[Setting]:
         for op in dict.fromkeys(case.op for case in (*self.mix.cases, *self.mix.uncovered)):
             for entry in engines.entries(self.engine, op, self.measured.arch):
                 yield entry.settings
         yield from self.measured.varied
 
 
-def offered(
-    launches: Launches, case: Weighed, choices: Iterable[Settings]
-) -> Iterator[tuple[Settings, Pair]]:
-    """The timed rows that the engine can be made to run for a case, beside that of the default, which is the
-    first."""
-    for settings in ({}, *choices):
-        if pair := launches.pair(case, {}, settings):
-            yield settings, pair
+@functools.cache
+def known_names(engine: str, op: str, arch: str) -> frozenset[str]:
+    """The flags and variables that decide something of what is recorded about an engine and an op."""
+    return frozenset(name for entry in engines.entries(engine, op, arch) for name in entry.settings)
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:

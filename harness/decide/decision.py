@@ -7,7 +7,7 @@ of all choices hold together with the stated confidence (Holm).
 A launch is a set of flags and variables. It saves what its choices save, op by op. A choice that is `faster`
 beyond the noise counts with its estimate; one that is not told from the default counts as nothing, or with
 its loss. The launch that saves most is taken, of equal ones that with the fewest settings, if it saves at
-least the margin of the time of all cases.
+least the margin of the time of a step.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.decide.choices import Launches, Pair, Settings, launch_text, offered
-from harness.decide.measured import Row, Sheet
+from harness.decide.choices import Launches, Pair, Setting, against, launch_text
+from harness.decide.measured import Row
 from harness.decide.mix import Mix, Weighed
 from harness.report.text import grouped
 from harness.serving.link.kernel_times import AXES
 from harness.statistics.intervals import CONFIDENCE
-from harness.statistics.paired import Comparison, compare
+from harness.statistics.paired import Comparison
 from harness.statistics.totals import total_ratio
+from kernels import engines
 from shapes.case import Size, text_of
 from shapes.lengths import parse_span
 
 MARGIN = 0.01
-"""The share of the time of all cases that a choice must save. `serving ab` needs 12 pairs of launches to see
-1 % of TPOT (docs/serving-ab.md)."""
-
+"""The share of the time of a step that a launch must save. `serving ab` needs 12 pairs of launches to see 1 %
+of TPOT (docs/serving-ab.md)."""
 NO_ROW = "no row does what"
 """How the reason begins where the suite has no implementation to measure."""
-
-Setting = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Compared:
     saved_us: float = 0.0
     """Of a mean step."""
     share: float = 0.0
-    """`saved_us` over the time of all cases."""
+    """`saved_us` over the time of a step."""
 
     @property
     def is_complete(self) -> bool:
@@ -74,11 +72,14 @@ class Compared:
             return -math.inf
         return self.saved_us if self.is_clear else min(self.saved_us, 0.0)
 
-    def share_at(self, ratio: float) -> float:
-        """`share` if the ratio were that end of its interval."""
-        assert self.comparison
-        now = 1 - 1 / self.comparison.ratio
-        return self.share * (1 - 1 / ratio) / now if now else 0.0
+    @property
+    def share_interval(self) -> tuple[float, float] | None:
+        """`share` at both ends of the interval; None where that is infinite."""
+        of = self.comparison
+        if of is None or not (of.low > 0 and math.isfinite(of.high)) or of.ratio == 1:
+            return None
+        low, high = (self.share * (1 - 1 / end) / (1 - 1 / of.ratio) for end in (of.low, of.high))
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,19 @@ class Crossover:
 class BestCase:
     """The fastest row that the engine can be made to run for a case.
 
-    default: the row without the decision; chosen: with it; best: the fastest
-    settings: with which the engine runs the fastest
+    chosen, best: the row of the decision, and the fastest; settings: with which the engine runs that
     clear:   whether it is clearly faster than the chosen one
     beyond:  the fastest row of all that were timed, where that is clearly faster and no flag of the engine
-             runs it
+             runs it; beyond_us: its time
     """
 
     case: Weighed
-    default: Row
-    chosen: Row
-    best: Row
+    chosen: Pair
+    best: Pair
     settings: Setting
     clear: bool
     beyond: Row | None
+    beyond_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,8 @@ class Decision:
     margin: float
     likely: Setting
     """The launch with the least time by the estimates alone, told or not."""
+    failing: Mapping[str, str]
+    """Launches with which the server fails, with the reason."""
 
     @property
     def mix(self) -> Mix:
@@ -151,57 +153,61 @@ class Decision:
         """The choices that a launch makes, of those that could be compared."""
 
         def runs(pair: Pair) -> bool:
-            own = self.launches.pair(pair.case, {}, settings)
+            own = self.launches.pair(pair.case, settings)
             return own is not None and own.new is pair.new
 
         return [each for each in self.choices if each.is_complete and all(map(runs, each.pairs))]
 
-    def time_us(self, which: str = "chosen") -> float:
-        """Of all cases in a mean step. which: chosen or best"""
-        return sum(each.case.calls * getattr(each, which).us for each in self.cases)
-
     @property
     def regret(self) -> float:
         """What the chosen launch takes more than the best row of each case, as a share of the latter."""
-        best = self.time_us("best")
-        return self.time_us() / best - 1 if best else 0.0
+        chosen, best = (
+            sum(each.case.calls * pair.new_us for each, pair in zip(self.cases, pairs, strict=True))
+            for pairs in ([each.chosen for each in self.cases], [each.best for each in self.cases])
+        )
+        return chosen / best - 1 if best else 0.0
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
     """The decision among the candidates of the launches."""
-    candidates = launches.candidates()
     cases, undecided = _decidable(launches)
     by_op = grouped(cases, lambda case: case.op)
-    merged = list(_merged(candidates, by_op, launches))
+    every = list(_merged(launches.candidates(), by_op, launches))
+    failing = {launch_text(settings): why for settings in every if (why := launches.fails(settings))}
+    every = [settings for settings in every if launch_text(settings) not in failing]
+    runs = {
+        launch_text(settings): {op: of for op, own in by_op.items() if (of := _runs(launches, own, settings))}
+        for settings in every
+    }
     choices: dict[tuple[str, Runs], Setting] = {}  # the first of those that run the same in an op
-    for settings in merged:
-        for op, own in by_op.items():
-            if runs := _runs(launches, own, settings):
-                choices.setdefault((op, runs), settings)
-    everything = sum(case.calls * _us(launches, case, {}) for case in cases)
-    found = _together(launches, by_op, choices, everything, confidence)
-
-    def total(settings: Setting, worth: Callable[[Compared], float]) -> float:
-        runs = ((op, _runs(launches, own, settings)) for op, own in by_op.items())
-        return sum(worth(found[each]) for each in runs if each[1])
+    for settings in every:
+        for own in runs[launch_text(settings)].items():
+            choices.setdefault(own, settings)
+    step_us = sum(case.calls * _default_us(launches, case) for case in cases)
+    step_us /= launches.mix.share_of(cases) or 1.0  # of the whole step, by the data sheet
+    found = _together(launches, by_op, choices, step_us, confidence)
 
     def best(worth: Callable[[Compared], float]) -> tuple[float, Setting]:
-        every = [({}, 0.0), *((settings, total(settings, worth)) for settings in merged)]
-        settings, saved = max(every, key=lambda each: (each[1], -len(each[0])))
-        return saved, settings
+        saved = [
+            (sum(worth(found[own]) for own in runs[launch_text(settings)].items()), settings)
+            for settings in every
+        ]
+        return max([(0.0, {}), *saved], key=lambda each: (each[0], -len(each[1])))
 
     saved_us, chosen = best(lambda choice: choice.credit_us)
     likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)[1]
-    if saved_us < margin * everything:
+    if saved_us < margin * step_us:
         chosen = {}
     gain = None
     if chosen:
         joint = max(each.confidence for each in found.values())
-        gain = _compared(launches, "", cases, chosen, everything, joint)
+        gain = _compared(launches, "", cases, chosen, step_us, joint)
+    questions = max(1, len(cases) * len(launches.candidates()))
+    each_sure = 1 - (1 - confidence) / questions
     return Decision(
         launches, chosen, gain, list(found.values()),
-        [_best(launches, case, chosen, candidates) for case in cases],
-        list(_crossovers(launches, cases, candidates)), undecided, margin, likely,
+        [_best(launches, case, chosen, each_sure) for case in cases],
+        list(_crossovers(launches, cases, each_sure)), undecided, margin, likely, failing,
     )  # fmt: skip
 
 
@@ -213,26 +219,32 @@ time."""
 def _merged(
     candidates: Sequence[Setting], by_op: Mapping[str, Sequence[Weighed]], launches: Launches
 ) -> Iterator[Setting]:
-    """The candidates, and those that combine what is set for each op, of settings that do not exclude each
-    other; the fewest settings first."""
+    """The candidates, and those that combine what is set for each op, also what the engine's rules and what a
+    run of `toggle` set for one; the fewest settings first."""
     found: dict[frozenset[tuple[str, str]], Setting] = {frozenset(): {}}
+    varied = [settings for settings in candidates if settings in launches.measured.varied]
     for own in by_op.values():
         of_op = [settings for settings in candidates if _runs(launches, own, settings)]
+        both = [one | other for one in of_op for other in varied if _agree(one, other)]
         for settings in list(found.values()):
-            for other in of_op:
-                both = settings | other
-                if all(both[name] == value for name, value in settings.items()):
-                    found.setdefault(frozenset(both.items()), both)
+            for other in (*of_op, *both):
+                if _agree(settings, other):
+                    together = settings | other
+                    found.setdefault(frozenset(together.items()), together)
     yield from sorted((settings for settings in found.values() if settings), key=len)
+
+
+def _agree(one: Setting, other: Setting) -> bool:
+    return all(other.get(name, value) == value for name, value in one.items())
 
 
 def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
     """Empty where all cases run as by default."""
     runs = []
     for case in cases:
-        if launches.differs(case, {}, settings):
-            pair = launches.pair(case, {}, settings)
-            if pair is None or pair.old is not pair.new:
+        if launches.differs(case, settings):
+            pair = launches.pair(case, settings)
+            if pair is None or not pair.same:
                 runs.append((case.key, id(pair.new) if pair else launches.row_name(case, settings)))
     return frozenset(runs)
 
@@ -241,14 +253,19 @@ def _decidable(launches: Launches) -> tuple[list[Weighed], dict[str, str]]:
     """The cases in which the engine's default has a time, and why others have none."""
     decidable, undecided = [], {}
     for case in launches.mix.cases:
-        if launches.pair(case, {}, {}):
+        if launches.reference(case):
             decidable.append(case)
         else:
             undecided[case.text] = _why(launches, case, {})
     return decidable, undecided
 
 
-def _why(launches: Launches, case: Weighed, settings: Settings) -> str:
+def _default_us(launches: Launches, case: Weighed) -> float:
+    reference = launches.reference(case)
+    return reference[2].us if reference else 0.0
+
+
+def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
     """Why a case has no time under a launch."""
     entry = launches.entry(case, settings)
     if entry is None:
@@ -258,15 +275,20 @@ def _why(launches: Launches, case: Weighed, settings: Settings) -> str:
     for sheet in launches.sheets(case):
         if reason := sheet.untimed.get(entry.row):
             return f"{entry.row} is {reason}"
-    every = {row.cell.impl for sheet in launches.sheets(case) for row in sheet.rows}
-    return f"{entry.row} was not measured{' beside the default' if entry.row in every else ''}"
+    rows = [row for sheet in launches.sheets(case) for row in sheet.rows if row.cell.impl == entry.row]
+    if not rows:
+        return f"{entry.row} was not measured"
+    under = dict.fromkeys(launch_text({n: v for n, v in row.variables.items() if v}) for row in rows)
+    if not settings and "the default" not in under:
+        return f"{entry.row} was timed under {' and '.join(under)} alone: --with takes what is set as given"
+    return f"{entry.row} was not measured beside the default in one run, boundary and launch mode"
 
 
 def _together(
     launches: Launches,
     by_op: Mapping[str, Sequence[Weighed]],
     choices: Mapping[tuple[str, Runs], Setting],
-    everything: float,
+    step_us: float,
     confidence: float,
 ) -> dict[tuple[str, Runs], Compared]:
     """All choices, each at a confidence at which they hold together: those that are clear leave their share
@@ -276,8 +298,8 @@ def _together(
     while open_questions:
         share = 1 - (1 - confidence) / len(open_questions)
         for key in open_questions:
-            found[key] = _compared(launches, key[0], by_op[key[0]], choices[key], everything, share)
-        told = [key for key in open_questions if found[key].comparison and _is_told(found[key])]
+            found[key] = _compared(launches, key[0], by_op[key[0]], choices[key], step_us, share)
+        told = [key for key in open_questions if _is_told(found[key])]
         if not told:
             break
         open_questions = [key for key in open_questions if key not in told]
@@ -293,67 +315,60 @@ def _compared(
     op: str,
     cases: Sequence[Weighed],
     settings: Setting,
-    everything: float,
+    step_us: float,
     confidence: float,
 ) -> Compared:
-    """everything: the time of all cases by default, us"""
+    """step_us: the time of a whole step by default"""
     pairs, missing = [], {}
-    for case in (case for case in cases if launches.differs(case, {}, settings)):
-        if pair := launches.pair(case, {}, settings):
-            if pair.old is not pair.new:
+    for case in (case for case in cases if launches.differs(case, settings)):
+        if pair := launches.pair(case, settings):
+            if not pair.same:
                 pairs.append(pair)
         else:
             missing[case.text] = _why(launches, case, settings)
     if not pairs:
         return Compared(settings, op, pairs, missing, None)
-    before = sum(pair.case.calls * pair.old.us for pair in pairs)
-    noise = sum(pair.case.calls * pair.old.us * pair.sheet.noise for pair in pairs) / before
+    before = sum(pair.case.calls * pair.us for pair in pairs)
+    noise = sum(pair.case.calls * pair.us * pair.sheet.noise for pair in pairs) / before
+    # A pair of another session counts with the time of the reference.
     series = [
-        (pair.case.calls, pair.new.cell.samples.by_round, pair.old.cell.samples.by_round) for pair in pairs
-    ]
+        (pair.case.calls * pair.us / pair.old.us, pair.new.cell.samples.by_round,
+         pair.old.cell.samples.by_round) for pair in pairs
+    ]  # fmt: skip
     comparison = total_ratio(series, noise=noise, confidence=confidence)
     saved = before * (1 - 1 / comparison.ratio)
-    return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved, saved / everything)
+    return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved, saved / step_us)
 
 
-def _us(launches: Launches, case: Weighed, settings: Settings) -> float:
-    """The time of a case under a launch; of the default where that was not timed."""
-    pair = launches.pair(case, settings, settings) or launches.pair(case, {}, {})
-    assert pair
-    return pair.new.us
-
-
-def _best(launches: Launches, case: Weighed, chosen: Setting, candidates: Sequence[Setting]) -> BestCase:
-    own = launches.pair(case, chosen, chosen)
-    assert own
-    best, settings, clear = own.new, chosen, False
+def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float) -> BestCase:
+    own, plain = launches.pair(case, chosen), launches.pair(case, {})
+    assert own and plain
+    best, settings = own, chosen
+    candidates = launches.candidates()
     for other in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
-        pair = launches.pair(case, chosen, other)
-        if pair and pair.new.us * own.new.us < best.us * pair.old.us:  # by the ratio to the chosen row
-            best, settings, clear = pair.new, other, _is_faster(pair.sheet, pair.new, pair.old)
-    beyond = None
-    for row in own.sheet.rows:
-        faster = row.cell.launch == own.new.cell.launch and row.us < (beyond or best).us
-        if faster and _is_faster(own.sheet, row, own.new):
-            beyond = row
-    before = launches.pair(case, {}, chosen)
-    return BestCase(case, before.old if before else own.new, own.new, best, settings, clear, beyond)
+        pair = launches.pair(case, other)
+        if pair and pair.new_us < best.new_us and not launches.fails(other):
+            best, settings = pair, other
+    clear = best.new is not own.new and _leads(best, own, confidence)
+    beyond, beyond_us = None, 0.0
+    flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
+    for row in plain.sheet.rows:
+        of_others = row.cell.launch == plain.old.cell.launch and row.cell.impl not in flagged
+        if of_others and against(plain.sheet, row, plain.old, confidence).verdict == "faster":
+            us = plain.us / against(plain.sheet, row, plain.old).ratio
+            if us < (beyond_us or best.new_us):
+                beyond, beyond_us = row, us
+    return BestCase(case, own, best, settings, clear, beyond, beyond_us)
 
 
-def _is_faster(sheet: Sheet, fast: Row, slow: Row) -> bool:
-    """By the rounds that both have."""
-    new, old = fast.cell.samples.by_round, slow.cell.samples.by_round
-    shared = sorted(new.keys() & old.keys())
-    found = compare(
-        [new[at] for at in shared], [old[at] for at in shared], blocks=[block for block, _ in shared],
-        floor=sheet.noise,
-    )  # fmt: skip
-    return found.verdict == "faster"
+def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
+    """Whether one row is clearly faster; not known where the two were measured in different rounds."""
+    return (
+        fast.sheet is slow.sheet and against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
+    )
 
 
-def _crossovers(
-    launches: Launches, cases: Sequence[Weighed], candidates: Sequence[Setting]
-) -> Iterator[Crossover]:
+def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float) -> Iterator[Crossover]:
     """Along each size that grows with the load, the others being equal."""
     for op in dict.fromkeys(case.op for case in cases):
         for size in AXES[op][1]:
@@ -363,40 +378,40 @@ def _crossovers(
                 lines.setdefault(fixed, []).append((_middle(case.sizes[size]), case))
             for fixed, points in lines.items():
                 points.sort(key=lambda point: point[0])
-                rows = [(at, _ranking(launches, case, candidates)) for at, case in points]
+                rows = [(at, _ranking(launches, case)) for at, case in points]
                 for (below, low), (above, high) in pairwise(rows):
-                    if below < above and low and high and low[0][0] != high[0][0]:
-                        yield _crossing(op, fixed, size, (below, dict(low)), (above, dict(high)))
+                    if below < above and low[0][0] != high[0][0]:
+                        yield _crossing(op, fixed, size, (below, dict(low)), (above, dict(high)), confidence)
 
 
 def _middle(value: Size) -> int:
     return sum(parse_span(value)) // 2
 
 
-def _ranking(launches: Launches, case: Weighed, candidates: Sequence[Setting]) -> list[tuple[str, Pair]]:
+def _ranking(launches: Launches, case: Weighed) -> list[tuple[str, Pair]]:
     """The rows that the engine can be made to run, the fastest first, each with its name."""
-    rows = {
-        launch_text(settings) if pair.new.variables else pair.new.cell.impl: pair
-        for settings, pair in offered(launches, case, candidates)
-    }
-    return sorted(rows.items(), key=lambda item: item[1].new.us)
+    rows: dict[str, Pair] = {}
+    for settings in ({}, *launches.candidates()):
+        if (pair := launches.pair(case, settings)) and not launches.fails(settings):
+            rows[launch_text(settings) if pair.new.variables else pair.new.cell.impl] = pair
+    return sorted(rows.items(), key=lambda item: item[1].new_us)
 
 
 def _crossing(
-    op: str, fixed: str, size: str, low: tuple[int, dict[str, Pair]], high: tuple[int, dict[str, Pair]]
+    op: str,
+    fixed: str,
+    size: str,
+    low: tuple[int, dict[str, Pair]],
+    high: tuple[int, dict[str, Pair]],
+    confidence: float,
 ) -> Crossover:
     (below, small), (above, large) = low, high
     first, last = next(iter(small)), next(iter(large))
     at, told = None, False
     if last in small and first in large:
-        a = math.log(small[last].new.us / small[first].new.us)
-        b = math.log(large[first].new.us / large[last].new.us)
+        a = math.log(small[last].new_us / small[first].new_us)
+        b = math.log(large[first].new_us / large[last].new_us)
         part = a / (a + b) if a + b else 0.5
         at = math.exp(math.log(below) + part * math.log(above / below))
-        told = _leads(small[first], small[last]) and _leads(large[last], large[first])
+        told = _leads(small[first], small[last], confidence) and _leads(large[last], large[first], confidence)
     return Crossover(op, fixed, size, below, above, at, first, last, told)
-
-
-def _leads(fast: Pair, slow: Pair) -> bool:
-    """Whether the one is clearly faster; not known where they were measured in different rounds."""
-    return fast.sheet is slow.sheet and _is_faster(fast.sheet, fast.new, slow.new)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import kernels
 from harness.errors import UsageError
+from harness.report.text import counted
 from harness.results.read import read, run_folders
-from harness.results.schema import Cell, PlannedCase
+from harness.results.schema import Cell, PlannedCase, Run
 from shapes.case import Size, text_of
 
 BOUNDARIES = ("with_quant", "core", "with_routing")
-"""The boundaries in which launches are compared, the first that both have: engines quantise activations in
-each step, and routing is not a part of the row that an engine chooses."""
-LAUNCHES = ("graph", "eager")
-"""The launch modes, the first that both have: engines decode in graphs."""
+"""The boundaries, that which says most first: engines quantise activations in each step, and routing is not a
+part of the row that an engine chooses."""
+LAUNCH_MODES = ("graph", "eager")
+"""The launch modes; the first in which the default has a time counts: engines decode in graphs."""
+
+SERVING = "serving"
+"""The cache mode of times that are compared where any run has it."""
 
 CaseKey = tuple[str, str]
 """The op and the sizes as text. The boundary is not in it."""
@@ -87,14 +92,15 @@ def read_measured(paths: Sequence[str]) -> Measured:
     """Raises UsageError where a run cannot be read, and where runs are of several machines or have no
     times."""
     folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
+    recorded_runs = [read(str(folder)) for folder in folders]
+    modes = dict.fromkeys(each.run.cache for each in recorded_runs)
+    wanted = SERVING if SERVING in modes else next(iter(modes), SERVING)
     sheets: dict[CaseKey, list[tuple[str, Sheet]]] = {}
     devices: dict[tuple[str, str], Path] = {}
-    notes: list[str] = []
-    for folder in folders:
-        recorded = read(str(folder))
-        run = recorded.run
-        if run.trees or run.op not in kernels.OPS:
-            why = "compares revisions" if run.trees else f"is of {run.op}, which no engine's rules name"
+    notes = [] if wanted == SERVING else [f"times are of {wanted} caches, which no server has"]
+    for recorded in recorded_runs:
+        run, folder = recorded.run, recorded.folder
+        if why := _unfit(run, wanted):
             notes.append(f"{folder} {why}: not used")
             continue
         device = str(run.provenance.get("machine", {}).get("device", ""))
@@ -110,7 +116,7 @@ def read_measured(paths: Sequence[str]) -> Measured:
                 rows=list(_rows(cells, run.settings)),
                 untimed={cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in untimed},
                 varied=frozenset(name for variables in run.settings.values() for name in variables),
-                noise=recorded.noises.get(case.key, 0.0),
+                noise=recorded.noises.get(case.key, math.inf),
             )
             sheets.setdefault((case.op, text_of(case.sizes)), []).append((run.created, sheet))
     if len(devices) > 1:
@@ -119,11 +125,23 @@ def read_measured(paths: Sequence[str]) -> Measured:
     if not devices:
         raise UsageError(f"no row of {', '.join(paths)} has a time")
     ((device, arch),) = devices
+    several = sum(len({sheet.folder for _, sheet in dated}) > 1 for dated in sheets.values())
+    if several:
+        notes.append(f"{counted(several)} stand in several runs: the newest that has both rows counts")
     ordered: dict[CaseKey, list[Sheet]] = {}
     for key, dated in sheets.items():
         newest_first = [sheet for _, sheet in sorted(dated, key=lambda pair: pair[0], reverse=True)]
         ordered[key] = sorted(newest_first, key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))
     return Measured(ordered, device, arch, folders, notes)
+
+
+def _unfit(run: Run, cache: str) -> str:
+    """Why a run is not used; empty where it is."""
+    if run.trees:
+        return "compares revisions"
+    if run.op not in kernels.OPS:
+        return f"is of {run.op}, which no engine's rules name"
+    return f"has {run.cache} caches, others {cache}" if run.cache != cache else ""
 
 
 def _rows(cells: Sequence[Cell], settings: Mapping[str, Mapping[str, str | None]]) -> Iterator[Row]:

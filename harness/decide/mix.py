@@ -16,16 +16,19 @@ from harness.engine import EngineRequest, shares
 from harness.errors import UsageError
 from harness.serving.link.kernel_times import AXES
 from harness.serving.names import hardware_name
+from kernels import engines
 from shapes.case import Size, text_of
 from shapes.cases import R1
 from shapes.deployment import Call, served
 from shapes.lengths import parse_span
 from shapes.models import model, named_model
 from shapes.scheduler import Workload, simulate
-from shapes.suites import cases_file
+from shapes.suites import SPREAD, cases_file
 
 BEYOND = 2.0
 """A factor beyond the measured sizes, up to which the nearest case stands for a call."""
+NEAR = 1.1
+"""A factor between contexts, or lengths of prompts, that count as one."""
 FIXED = {op: (*fixed, *(("routing",) if op == "fused_moe" else ())) for op, (fixed, _) in AXES.items()}
 """By op: the sizes in which a call and a case have to agree."""
 
@@ -40,6 +43,9 @@ class Weighed:
     """Calls in steps that only decode."""
     prefill: float = 0.0
     """Calls in steps with prompt tokens."""
+    share: float = 0.0
+    """The part of the four ops' time in a step that its calls take at the limits of the device's data
+    sheet."""
 
     @property
     def op(self) -> str:
@@ -70,11 +76,26 @@ class Mix:
     """Prompts that are prefilled in a mean step; 0 where it is not known."""
     uncovered: Sequence[Weighed] = ()
     """Calls that no measured case stands for."""
-    covered: float = 1.0
-    """The share of the four ops' time in a step that has measured cases; times are the least that the
-    device's data sheet allows."""
     words: Sequence[str] = ()
     """The options by which `run` measures the calls' cases: a suite or a file."""
+
+    def share_of(self, cases: Iterable[Weighed], op: str = "", phase: str = "") -> float:
+        """The part of the time in a step that these cases have, of an op or all, of a phase or both; 1 where
+        weights are not calls."""
+        if not self.counts_calls:
+            return 1.0
+        every = sum(_share(case, op, phase) for case in (*self.cases, *self.uncovered))
+        return sum(_share(case, op, phase) for case in cases) / every if every else 0.0
+
+    @property
+    def covered(self) -> float:
+        return self.share_of(self.cases)
+
+
+def _share(case: Weighed, op: str, phase: str) -> float:
+    if op not in ("", case.op):
+        return 0.0
+    return case.share * (getattr(case, phase) / case.calls if phase else 1.0)
 
 
 USUAL = Workload(3200, 800, 64, 64)
@@ -87,13 +108,14 @@ def request_of(
     engine: str, measured: Measured, told: Mapping[str, Any], given: Mapping[str, str]
 ) -> EngineRequest | None:
     """The deployment by whose calls cases are weighed: as the user says it, else as the places of the runs'
-    cases name it. None where neither names one, or where steps verify drafts, of which a workload does not
-    tell how many are accepted.
+    cases name it; None where neither names one. Raises UsageError for drafts without a file of cases.
 
     told: fields of EngineRequest that the user gave
     """
+    if told.get("drafts") and not told.get("cases"):
+        raise UsageError("--drafts: a load does not tell how many are accepted; --cases tells the calls")
     inferred = {} if {*told} & {"model", "tp", "ep", "dp_attention"} else _deployment(measured)
-    if not (inferred or told) or (told.get("drafts") and not told.get("cases")):
+    if not (inferred or told):
         return None
     name = hardware_name(measured.device)
     fields = {"model": model(R1), **inferred, **{field: value for field, value in told.items() if value}}
@@ -133,8 +155,9 @@ def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Wo
         except ValueError as error:
             raise UsageError(str(error)) from None
         calls = [
-            Call(each.op, {**each.sizes}, "", each.weight, each.place, prefill="prefill" in each.place)
+            Call(each.op, {**each.sizes}, "", each.weight, each.place, prefill=_prefills(each.op, each.place))
             for each in file.cases
+            if each.op in FIXED
         ]
         return _weighed(measured, request, calls, f"the calls of {request.cases}")
     loads = loads or (USUAL,)
@@ -158,6 +181,10 @@ def _steps(load: Workload) -> tuple[float, float]:
     return sum(phase.steps for phase in phases if phase.lengths) / steps, load.num_prompts / steps
 
 
+def _prefills(op: str, place: str) -> bool:
+    return op == "mha_prefill" or "prefill" in place
+
+
 def _recorded(measured: Measured) -> Mix:
     """The weights of suites are shares of an op's calls, so each op gets the same part of the time."""
     fastest: dict[str, float] = {}
@@ -169,7 +196,7 @@ def _recorded(measured: Measured) -> Mix:
         case = sheets[0].case
         weighed = Weighed(key, whole_sizes(case.op, case.sizes, measured.arch))
         weight = (case.weight or 1.0) / (fastest[case.op] or 1.0)
-        if case.op == "mha_prefill" or "prefill" in case.place:
+        if _prefills(case.op, case.place):
             weighed.prefill = weight
         else:
             weighed.decode = weight
@@ -185,33 +212,47 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
         key: Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
         for key, sheets in measured.sheets.items()
     }
-    uncovered, missed, parts = [], 0.0, shares(calls, request)
-    for call, share in zip(calls, parts, strict=True):
-        found = stand_ins(call, cases.values(), measured.arch)
+    # Where cases differ in a page or dtype alone, those come first for which the engine's default was timed.
+    ordered = sorted(cases.values(), key=lambda case: not _has_default(measured, request, case))
+    uncovered = []
+    for call, share in zip(calls, shares(calls, request), strict=True):
+        found = stand_ins(call, ordered, measured.arch)
         if not found:
             whole = whole_sizes(call.op, call.sizes, measured.arch)
             uncovered.append(Weighed((call.op, text_of(call.sizes)), whole))
-            missed += share
+            found = [(uncovered[-1], 1.0)]
         for case, part in found:
+            case.share += share * part / sum(part for _, part in found)
             if call.prefill:
                 case.prefill += call.times * part
             else:
                 case.decode += call.times * part
     used = [case for case in cases.values() if case.calls]
+    return Mix(text, used, True, uncovered=uncovered, words=_words(request, measured))
+
+
+def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:
+    choice = engines.choices(case.op, measured.arch, case.sizes, request.given).get(request.engine)
+    timed = (row.cell.impl for sheet in measured.sheets[case.key] for row in sheet.rows)
+    return bool(choice and choice.row in timed)
+
+
+def _words(request: EngineRequest, measured: Measured) -> list[str]:
+    """The options by which `run` measures the calls; none where no suite has them, as with an FP8 cache."""
     if request.cases:
-        words = ["--cases", request.cases]
-    else:
-        split = request.deployed(measured.arch).attention.text.replace(" ", "-")
-        name = request.model.name
-        words = ["--suite", f"{'r1' if name == R1 else name}-{split}"]
-    covered = max(0.0, 1 - missed)
-    return Mix(text, used, True, uncovered=uncovered, covered=covered, words=words)
+        return ["--cases", request.cases]
+    if request.kv != "bf16":
+        return []
+    parallel = request.deployed(measured.arch).attention
+    known = (name for name, model, split in SPREAD if (model, split) == (request.model.name, parallel))
+    other = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
+    return ["--suite", next(known, other)]
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
     """The measured cases that stand for a call, each with its part of it: those at the next sizes to either
     side, by their distance in logarithms; beyond the last measured size that one, up to BEYOND, with as much
-    more weight as the call is larger. Empty where none does."""
+    more weight as the call is larger. Empty where none does. Of cases at one place the first counts."""
     fixed, axes = FIXED[call.op], AXES[call.op][1]
     wanted = whole_sizes(call.op, call.sizes, arch)
     alike = [
@@ -223,11 +264,12 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
         return []
     place = {id(case): _place(case.sizes, axes) for case in alike}
     first, *others = _place(wanted, axes)
-    if others:  # those whose second size is nearest
+    if others:  # those whose second size is about the nearest
         nearest = min(abs(place[id(case)][1] - others[0]) for case in alike)
         if nearest > math.log(BEYOND):
             return []
-        alike = [case for case in alike if abs(place[id(case)][1] - others[0]) <= nearest + 1e-9]
+        most = nearest + math.log(NEAR)
+        alike = [case for case in alike if abs(place[id(case)][1] - others[0]) <= most]
     by_size = {place[id(case)][0]: case for case in reversed(alike)}
     below = max((size for size in by_size if size <= first), default=None)
     above = min((size for size in by_size if size >= first), default=None)

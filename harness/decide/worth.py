@@ -3,14 +3,14 @@ model of `serving predict`, where it knows the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.decide.choices import Launches, Pair
+from harness.decide.choices import Launches
 from harness.decide.decision import MARGIN, Decision, decide
 from harness.decide.measured import Measured
-from harness.decide.mix import Weighed, mix_of, request_of
+from harness.decide.mix import mix_of, request_of
 from harness.engine import EngineRequest
 from harness.errors import HarnessError, UsageError
 from harness.serving.ledger import KernelChange, Prediction
@@ -74,8 +74,9 @@ def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:
     gain, mix = decision.gain, decision.mix
     if gain is None or not mix.counts_calls:
         return None
-    prefill = sum(_saved_ms(pair, lambda case: case.prefill) for pair in gain.pairs)
-    step = prefill + sum(_saved_ms(pair, lambda case: case.decode) for pair in gain.pairs)
+    saved = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
+    prefill = sum(case.prefill * ms for case, ms in saved)
+    step = prefill + sum(case.decode * ms for case, ms in saved)
     changes = [*_changes(decision)]
     predicted, why_not = _linked(decision, request, changes)
     return Worth(
@@ -84,25 +85,25 @@ def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:
     )  # fmt: skip
 
 
-def _saved_ms(pair: Pair, calls: Callable[[Weighed], float]) -> float:
-    return calls(pair.case) * (pair.old.us - pair.new.us) / 1e3
-
-
 def _changes(decision: Decision) -> Iterator[KernelChange]:
-    """The factor of each op in each phase, over all of its cases: those that run the same count too."""
-    launches = decision.launches
-    every = [launches.pair(each.case, {}, decision.chosen) for each in decision.cases]
-    for op in dict.fromkeys(each.case.op for each in decision.cases):
+    """The factor of each op in each phase, over all of its calls: those that run the same count too, and
+    calls that were not measured count as unchanged."""
+    launches, mix = decision.launches, decision.mix
+    every = [each.chosen for each in decision.cases]
+    for op in dict.fromkeys(pair.case.op for pair in every):
         for phase in ("decode", "prefill"):
-            own = [pair for pair in every if pair and pair.case.op == op and getattr(pair.case, phase)]
-            if any(pair.old is not pair.new for pair in own):
-                found = total_ratio(
-                    [(getattr(p.case, phase), p.new.cell.samples.by_round, p.old.cell.samples.by_round)
-                     for p in own], confidence=LINKED)  # fmt: skip
-                yield KernelChange.model_validate({
-                    "op": op, "factor": found.ratio, "low": found.low, "high": found.high, "phase": phase,
-                    "source": launches.measured.folders[0].name,
-                })  # fmt: skip
+            own = [pair for pair in every if pair.case.op == op and getattr(pair.case, phase)]
+            if all(pair.same for pair in own):
+                continue
+            found = total_ratio(
+                [(getattr(p.case, phase) * p.us / p.old.us, p.new.cell.samples.by_round,
+                  p.old.cell.samples.by_round) for p in own], confidence=LINKED)  # fmt: skip
+            part = mix.share_of([pair.case for pair in own], op, phase)
+            low, factor, high = (1 / (1 - part * (1 - 1 / x)) for x in (found.low, found.ratio, found.high))
+            yield KernelChange.model_validate({
+                "op": op, "factor": factor, "low": low, "high": high, "phase": phase,
+                "source": str(launches.measured.folders[0]),
+            })  # fmt: skip
 
 
 def _linked(

@@ -84,6 +84,11 @@ class EngineDefault:
                 found[name] = word
         return found
 
+    @property
+    def fails(self) -> bool:
+        """Whether the server does not start, or ends at the first request."""
+        return not self.row and "the server fails" in self.why
+
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
         holding = (all(_holds(part, sizes) for part in one.split(" and ")) for one in self.when)

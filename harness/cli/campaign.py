@@ -113,7 +113,7 @@ def conclude(display: CampaignTables, folder: Path) -> None:
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided
-    from harness.errors import HarnessError
+    from harness.errors import HarnessError, one_line
     from harness.files import write
     from kernels.engines import SPELLED, archs
 
@@ -123,8 +123,9 @@ def conclude(display: CampaignTables, folder: Path) -> None:
             if measured.arch not in archs(engine):
                 continue
             decision, worth = decided(engine, measured, {}, {})
-        except HarnessError as error:
-            display.log(f"no decision for {spelled}: {error}")
+        except Exception as error:  # what was measured is packed all the same
+            why = str(error) if isinstance(error, HarnessError) else one_line(error)
+            display.log(f"no decision for {spelled}: {why}")
             continue
         target = folder / "decision" / engine
         target.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,7 +34,7 @@ def _loads(texts: tuple[str, ...]) -> list[Workload]:
 @click.option("--with", "given", multiple=True, callback=parsed_by(given_settings), metavar="NAME=VALUE",
               help="This variable or flag is set already and stays.")  # fmt: skip
 @click.option("--margin", type=click.FloatRange(0, 100), default=1.0, show_default=True, metavar="PERCENT",
-              help="Leave what saves less than this of the kernels' time.")  # fmt: skip
+              help="Leave the default where a launch saves less of the ops' time in a step.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page for the browser there; - is stdout.")
 @json_option("Write the decision as JSON there; - is stdout.")
 @click.pass_context
@@ -60,6 +61,8 @@ def decide(
     require_writable(json_to, None)
     if page:
         require_writable(page, None)
+    if math.isnan(margin):
+        raise UsageError("--margin takes per cent, not nan")
     if served["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
     names = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
@@ -75,7 +78,7 @@ def decide(
         write_page(decision_page(decision, worth), page, ", ".join(runs))
         if page != "-":
             click.echo(f"written: {page}", err=True)
-    if page != "-":
+    if page != "-" or json_to:
         answer(json_to, facts(decision, worth), lambda: decision_text(decision, worth))
     if not any(each.is_complete for each in decision.choices):
         raise NothingRan("nothing was compared: no choice has a time beside the default's")

@@ -65,14 +65,15 @@ def report(
         require_writable_folder(folder)
     if not folders:
         require_writable(output, None)
-    page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
+    decisions = []
     if engine:
         from harness.decide.measured import read_measured
         from harness.decide.worth import decided
         from harness.page.decision import decision_section
 
-        section = decision_section(*decided(engine, read_measured(runs), {}, {}))
-        page = replace(page, sections=[section, *page.sections])
+        decisions = [decision_section(*decided(engine, read_measured(runs), {}, {}))]
+    page = assemble(known, title, progress=lambda line: click.echo(line, err=True))
+    page = replace(page, sections=[*decisions, *page.sections])
     for folder, is_png in folders:
         click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")
     if folders:

@@ -6,8 +6,8 @@ of all choices hold together with the stated confidence (Holm).
 
 A launch is a set of flags and variables. It saves what its choices save, op by op. A choice that is `faster`
 beyond the noise counts with its estimate; one that is not told from the default counts as nothing, or with
-its loss. The launch that saves most is taken, of equal ones that with the fewest settings, if it saves at
-least the margin of the time of a step.
+its loss, and so does one that saves less than a quarter of the margin. The launch that saves most is taken,
+of equal ones that with the fewest settings, if it saves at least the margin of the time of a step.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from shapes.lengths import parse_span
 MARGIN = 0.01
 """The share of the time of a step that a launch must save. `serving ab` needs 12 pairs of launches to see 1 %
 of TPOT (docs/serving-ab.md)."""
+LEAST = 0.25
+"""The part of the margin that a choice must save to be a part of a launch."""
 NO_ROW = "no row does what"
 """How the reason begins where the suite has no implementation to measure."""
 
@@ -64,13 +66,13 @@ class Compared:
     def is_clear(self) -> bool:
         return self.is_complete and self.comparison is not None and self.comparison.verdict == "faster"
 
-    @property
-    def credit_us(self) -> float:
+    def credit_us(self, margin: float) -> float:
         """What a launch with this choice counts as saved; less than anything where it could not be
         compared."""
         if not self.is_complete:
             return -math.inf
-        return self.saved_us if self.is_clear else min(self.saved_us, 0.0)
+        counts = self.is_clear and self.share >= LEAST * margin
+        return self.saved_us if counts else min(self.saved_us, 0.0)
 
     @property
     def share_interval(self) -> tuple[float, float] | None:
@@ -194,7 +196,7 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
         ]
         return max([(0.0, {}), *saved], key=lambda each: (each[0], -len(each[1])))
 
-    saved_us, chosen = best(lambda choice: choice.credit_us)
+    saved_us, chosen = best(lambda choice: choice.credit_us(margin))
     likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)[1]
     if saved_us < margin * step_us:
         chosen = {}

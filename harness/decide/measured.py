@@ -9,7 +9,6 @@ from pathlib import Path
 
 import kernels
 from harness.errors import UsageError
-from harness.report.text import counted
 from harness.results.read import read, run_folders
 from harness.results.schema import Cell, PlannedCase, Run
 from shapes.case import Size, text_of
@@ -127,7 +126,7 @@ def read_measured(paths: Sequence[str]) -> Measured:
     ((device, arch),) = devices
     several = sum(len({sheet.folder for _, sheet in dated}) > 1 for dated in sheets.values())
     if several:
-        notes.append(f"{counted(several)} stand in several runs: the newest that has both rows counts")
+        notes.append(f"cases in several runs: {several}; the newest run that has both rows counts")
     ordered: dict[CaseKey, list[Sheet]] = {}
     for key, dated in sheets.items():
         newest_first = [sheet for _, sheet in sorted(dated, key=lambda pair: pair[0], reverse=True)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,10 +12,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from harness.decide.choices import launch_text, rows_of
-from harness.decide.decision import NO_ROW, Compared, Decision
+import kernels
+from harness.decide.choices import known_names, launch_text, rows_of, words_of
+from harness.decide.decision import NO_ROW, Compared, Crossover, Decision
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
+from harness.engine import as_given
 from harness.paths import command
 from harness.report.fitting_table import table_of
 from harness.report.notes import noted
@@ -22,14 +26,13 @@ from harness.report.text import counted, grouped, ratio_text
 from harness.serving.link.report import worth as sentence
 from kernels import engines
 from kernels.engines import SPELLED
-from kernels.engines.deploy import TABLES
+from kernels.engines.deploy import TABLES, known_settings
+from shapes.names import near
 
 SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 SHOWN_CROSSOVERS = 8
 ENOUGH = 0.95
 """The share of the ops' time with measured cases, from which no more are asked for."""
-MOST_CASES = 8
-"""Cases of one command."""
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
@@ -37,11 +40,12 @@ def answer(decision: Decision, worth: Worth | None) -> str:
     gain, default = decision.gain, f"{SPELLED[decision.launches.engine]}'s default"
     if gain is None or gain.comparison is None:
         return _left(decision, default)
-    ends = [f"{gain.share_at(end):.1%}" for end in (gain.comparison.low, gain.comparison.high)]
-    of = "the kernels' time in a step, as far as it was measured"
+    ends = gain.share_interval
+    within = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
+    of = "the ops' time in a step"
     if not decision.mix.counts_calls:
         of = "the time of the measured cases"
-    text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%} ({ends[0]} to {ends[1]}) of {of}."
+    text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%}{within} of {of}."
     return f"{text} {_in_serving(worth)}".strip()
 
 
@@ -53,9 +57,12 @@ def _left(decision: Decision, default: str) -> str:
         return f"Nothing could be compared with {default}."
     best = max(tried, key=lambda each: each.saved_us)
     assert best.comparison
-    if best.is_clear:
+    if best.is_clear and best.share < decision.margin:
         ratio = f"{launch_text(best.settings)} makes {best.op} {ratio_text(best.comparison)} faster"
         return f"Leave it: {ratio}, but saves {best.share:.1%} in all, less than {decision.margin:.1%}."
+    if best.is_clear:
+        gain = f"{launch_text(best.settings)} is {ratio_text(best.comparison)} in {best.op}"
+        return f"Leave it: {gain}, but in other ops it loses, fails, or has no times: see below."
     if best.saved_us <= 0:
         return f"Leave it: none of {counted(len(tried), 'choice')} is faster than {default}."
     return (
@@ -125,22 +132,60 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     for why, cases in grouped(decision.undecided, decision.undecided.__getitem__).items():
         yield "not decided", f"{counted(len(cases))} of {_ops(cases)}: {why}"
     yield from _not_measured(decision)
+    for launch, why in decision.failing.items():
+        if len(launch.split()) <= 2:  # of combinations their parts are told
+            yield "fails", f"{launch}: {why}"
     if decision.choices:
-        yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of all"
+        yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of a step"
+    yield from _compared_in(decision)
+    yield from _unknown(decision)
     for note in decision.launches.measured.notes:
         yield "note", note
 
 
+def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
+    """What is set for the engine and decides nothing that is known."""
+    launches = decision.launches
+    known = known_settings(launches.engine, list(kernels.OPS), launches.measured.arch)
+    varied = {
+        name for sheets in launches.measured.sheets.values() for sheet in sheets for name in sheet.varied
+    }
+    for name in {*launches.base} - {*known} - varied:
+        meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
+        yield "note", f"{as_given(name)} decides nothing that is known of {launches.engine} here{meant}"
+
+
+def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
+    """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
+    read."""
+    found = [ref for each in decision.cases if (ref := decision.launches.reference(each.case))]
+    ways = dict.fromkeys(f"{sheet.case.boundary}, {mode}" for sheet, mode, _ in found)
+    if ways:
+        yield "times", f"{' and '.join(ways)}: of the first boundary and launch mode that the default has"
+    engine = decision.launches.engine
+    read = engines.defaults(engine)[0].version
+    rows = [row for sheet, _, row in found if re.search(rf"(^|@){engine}\b", row.cell.impl)]
+    others = dict.fromkeys(
+        row.cell.version for row in rows if row.cell.version and read not in row.cell.version
+    )
+    if others:
+        yield "note", f"what {engine} runs was read in {read}; its rows ran in {', '.join(others)}"
+
+
 def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
-    """Rows that the launch swaps in cases that were not compared."""
+    """Rows that the launch swaps in cases that were not compared, and ops that no run has."""
     launches, decided = decision.launches, {each.case.key for each in decision.cases}
-    others = [each for each in (*decision.mix.cases, *decision.mix.uncovered) if each.key not in decided]
-    for op, cases in grouped(others, lambda case: case.op).items():
-        swaps = dict.fromkeys(
-            (launches.row_name(case, {}), launches.row_name(case, decision.chosen)) for case in cases
-        )
-        if told := ", ".join(f"{old or 'no row'} -> {new or 'no row'}" for old, new in swaps if old != new):
+    cases = (*decision.mix.cases, *decision.mix.uncovered)
+    others = [each for each in cases if each.key not in decided]
+    for op, own in grouped(others, lambda case: case.op).items():
+        rows = [[launches.row_name(case, each) or "no row" for each in ({}, decision.chosen)] for case in own]
+        if told := ", ".join(dict.fromkeys(" -> ".join(pair) for pair in rows if pair[0] != pair[1])):
             yield "not compared", f"this launch also swaps rows of {op} in cases without times: {told}"
+    for op in (op for op in kernels.OPS if op not in {case.op for case in cases}):
+        read = {*decision.chosen} & known_names(launches.engine, op, launches.measured.arch)
+        if read:
+            text = f"this launch may also swap rows of {op}, of which there is no run"
+            yield "not compared", f"{text}: {', '.join(sorted(read))}"
 
 
 def _all_clear(decision: Decision) -> bool:
@@ -164,7 +209,7 @@ def _regret(decision: Decision) -> str:
     text = f"{decision.regret:.2%} more than the fastest row of each case that a flag can choose"
     switch = [each for each in decision.cases if each.clear]
     if switch:
-        rows = ", ".join(dict.fromkeys(each.best.cell.impl for each in switch))
+        rows = ", ".join(dict.fromkeys(each.best.new.cell.impl for each in switch))
         text += f"; {counted(len(switch))} of {len(decision.cases)} would gain by another launch: {rows}"
     return f"this launch takes {text}"
 
@@ -175,17 +220,16 @@ def _ops(cases: Sequence[str]) -> str:
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that no flag chooses."""
-    found = [(each, each.beyond) for each in decision.cases if each.beyond]
-    for op, cases in grouped(found, lambda each: each[0].case.op).items():
-        best, row = max(cases, key=lambda each: each[0].best.us / each[1].us)
-        ratio = f"{best.best.us / row.us:.2f}x as fast at {best.case.key[1]}"
-        yield (
-            "no flag",
-            f"{op}: {row.cell.impl} is {ratio}, and {decision.launches.engine} has no flag for it",
-        )
+    found = [each for each in decision.cases if each.beyond]
+    for op, cases in grouped(found, lambda each: each.case.op).items():
+        best = max(cases, key=lambda each: each.best.new_us / each.beyond_us)
+        assert best.beyond
+        ratio = f"{best.best.new_us / best.beyond_us:.2f}x as fast at {best.case.key[1]}"
+        engine = decision.launches.engine
+        yield "no flag", f"{op}: {best.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
 
 
-def crossover_text(of: Any) -> str:
+def crossover_text(of: Crossover) -> str:
     where = f"between {of.size}={of.below} and {of.above}"
     if of.at is not None:
         where = f"at about {of.size}={of.at:.0f} ({where})"
@@ -222,28 +266,28 @@ def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
     suites = {each[0].suite if each else "" for each in sheets}
     if len(cases) > 1 and len(suites) == 1 and (name := suites.pop()) not in ("", "ad hoc"):
         return ["--cases" if name.endswith(".json") else "--suite", name]
-    return [word for case in cases[:MOST_CASES] for word in ("--case", case.key[1])]
+    return [word for case in cases for word in ("--case", case.key[1])]
 
 
 def snippet(decision: Decision) -> Iterator[str]:
     """Lines of a shell script that launches the server, with what supports each setting."""
     folders = decision.launches.measured.folders
     yield f"# decided from {', '.join(map(str, folders[:3]))}{' ...' if len(folders) > 3 else ''}"
+    yield f"# for {decision.mix.text}: launch it so, too"
     for each in decision.taken:
         assert each.comparison
         over = f"{ratio_text(each.comparison)} over {counted(len(each.pairs))}"
         yield f"# {each.op}: {rows_of(each.pairs)}, {over}{_source(decision, each)}"
-    everything = {**decision.launches.base, **decision.chosen}
-    for name, value in everything.items():
-        if not name.islower():
-            yield f"export {name}={shlex.quote(value)}"
-    flags = [f"--{name} {shlex.quote(value)}".strip() for name, value in everything.items() if name.islower()]
-    yield " ".join([SERVERS[decision.launches.engine], *flags])
-    chosen = decision.chosen
-    arm = [f'env.{name} = "{value}"' for name, value in chosen.items() if not name.islower()]
-    if own := [f"--{name} {value}".strip() for name, value in chosen.items() if name.islower()]:
-        arm.append(f'flags = "{" ".join(own)}"')
-    yield f"# confirm it by `serving ab`: [arms.decided] {'; '.join(arm)}"
+    variables, flags = words_of({**decision.launches.base, **decision.chosen})
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    quoted = [" ".join(map(shlex.quote, flag.split(" ", 1))) for flag in flags]
+    yield " ".join([SERVERS[decision.launches.engine], *quoted])
+    variables, flags = words_of(decision.chosen)
+    yield "# confirm it by `serving ab`, whose plan takes this arm:"
+    yield "# [arms.decided]"
+    yield from (f"# env.{name} = {json.dumps(value)}" for name, value in variables.items())
+    if flags:
+        yield f"# flags = {json.dumps(' '.join(flags))}"
 
 
 def _source(decision: Decision, choice: Compared) -> str:
@@ -262,12 +306,14 @@ def files_of(decision: Decision) -> dict[str, str]:
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     """The object of JSON."""
     launches, mix = decision.launches, decision.mix
+    nothing = not any(each.is_complete for each in decision.choices)
     return {
         "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
         "device": launches.measured.device, "arch": launches.measured.arch,
         "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
-        "leave_it": not decision.chosen, "variables": _part(decision.chosen, flags=False),
+        "leave_it": None if nothing else not decision.chosen,
+        "variables": _part(decision.chosen, flags=False),
         "flags": _part(decision.chosen, flags=True), "files": files_of(decision),
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(each) for each in decision.choices],
@@ -279,8 +325,8 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
         ],
         "cases": [
             {"op": each.case.op, "case": each.case.key[1], "decode_calls": each.case.decode,
-             "prefill_calls": each.case.prefill, "row": each.chosen.cell.impl, "us": each.chosen.us,
-             "best_row": each.best.cell.impl, "best_us": each.best.us, "best_is_faster": each.clear,
+             "prefill_calls": each.case.prefill, "row": each.chosen.new.cell.impl, "us": each.chosen.new_us,
+             "best_row": each.best.new.cell.impl, "best_us": each.best.new_us, "best_is_faster": each.clear,
              "no_flag": each.beyond.cell.impl if each.beyond else None}
             for each in decision.cases
         ],

@@ -118,12 +118,12 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
 
 
 def _field(each: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
-    sizes, lead = each.case.sizes, each.chosen.us / each.best.us
-    beyond = f"{each.beyond.cell.impl}, {microseconds(each.beyond.us)}" if each.beyond else ""
+    sizes, lead = each.case.sizes, each.chosen.new_us / each.best.new_us
+    beyond = f"{each.beyond.cell.impl}, {microseconds(each.beyond_us)}" if each.beyond else ""
     return {
         "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or each.case.op,
-        "case": each.case.key[1], "name": each.best.cell.impl, "us": each.best.us,
-        "took": microseconds(each.best.us), "chosen": each.chosen.cell.impl,
+        "case": each.case.key[1], "name": each.best.new.cell.impl, "us": each.best.new_us,
+        "took": microseconds(each.best.new_us), "chosen": each.chosen.new.cell.impl,
         "lead": f"{lead:.2f}x" if each.clear else "", "clear": each.clear,
         "settings": launch_text(each.settings), "beyond": beyond,
     }  # fmt: skip
@@ -131,10 +131,11 @@ def _field(each: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
 
 def _savings(decision: Decision) -> Iterator[Chart]:
     """What this launch saves in each case, and what it leaves to another one; of all cases' time."""
-    everything = sum(each.case.calls * each.default.us for each in decision.cases)
+    everything = sum(each.case.calls * each.chosen.us for each in decision.cases)
     rows: list[dict[str, Any]] = []
     for each in decision.cases:
-        parts = ((SAVED, each.default.us - each.chosen.us), (LEFT, each.chosen.us - each.best.us))
+        saved, left = each.chosen.us - each.chosen.new_us, each.chosen.new_us - each.best.new_us
+        parts = ((SAVED, saved), (LEFT, left))
         for part, us in parts:
             share = 100 * each.case.calls * us / everything
             if abs(share) >= 0.005:

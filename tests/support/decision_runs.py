@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.results.schema import Record
+from harness.results.schema import Cell, Record, Verdict
 from shapes.case import Case, Size
 from tests.support.decision_worlds import ARCH
 from tests.support.written_runs import MACHINE, cell, finished, verdict, write
@@ -28,9 +28,11 @@ def moe(tokens: int, place: str = "ad hoc") -> Case:
     return Case("fused_moe", sizes, "with_quant", place)
 
 
-def run(folder: Path, times: Sequence[tuple[Case, Mapping[str, float | None]]], **facts: Any) -> Path:
+def run(
+    folder: Path, times: Sequence[tuple[Case, Mapping[str, float | None]]], apart: float = 0.0, **facts: Any
+) -> Path:
     """us of each case by row, the first row the baseline; None: unsupported. The scatter is 0.2 %, the A/A
-    pair agrees. A row `name under SETTING` was measured under that setting. facts: of the run."""
+    pair differs by `apart`. A row `name under SETTING` was measured under that setting. facts: of the run."""
     records: list[Record] = []
     for case, rows in times:
         cells = []
@@ -40,7 +42,13 @@ def run(folder: Path, times: Sequence[tuple[Case, Mapping[str, float | None]]], 
             own = CUDA | launch | ({"setting": setting} if setting else {})
             cells.append(cell(case, impl.partition(" ")[0], us, (us or 0) * 0.002, **own))
         timed = next(each for each in cells if each.time_us)
-        records += [*cells, verdict(timed, timed, "same", "A/A", half=0.005), finished(case)]
+        records += [*cells, a_a(timed, apart), finished(case)]
     cases = [case for case, _ in times]
     told = {"op": cases[0].op, "launches": ["graph"], "provenance": {"machine": DEVICE}}
     return write(folder, records, cases, **told | facts)
+
+
+def a_a(of: Cell, apart: float) -> Verdict:
+    """The pair of a cell and its rerun."""
+    found = verdict(of, of, "unclear", "A/A", half=0.005)
+    return found.model_copy(update={"ratio": 1 + apart, "low": 0.995 + apart, "high": 1.005 + apart})

@@ -12,6 +12,7 @@ from harness.errors import UsageError
 from shapes.case import Size
 from shapes.deployment import Call, served
 from shapes.scheduler import Workload
+from shapes.suites import suite
 from tests.support.decision_runs import MLA, PLACE, gemm, mla, run
 from tests.support.decision_worlds import ARCH, ENGINE, set_rules
 
@@ -89,6 +90,37 @@ def test_prefills_are_told_from_decode_steps(tmp_path):
     mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
     phases = {case.sizes["m"]: (case.decode > 0, case.prefill > 0) for case in mix.cases}
     assert phases == {64: (True, False), 8192: (False, True)}
+
+
+def test_contexts_that_are_about_alike_count_as_one():
+    cases = [weighed(batch=1, ctx=3592), weighed(batch=64, ctx=3600)]
+    assert found(call(batch=64, ctx=3594), *cases) == {64: 1.0}
+
+
+def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(tmp_path, monkeypatch):
+    """As the page that a backend needs: the order of the runs does not matter."""
+    set_rules(monkeypatch, mla_default={"when": ["page = 128"]})
+    for order in ((64, 128), (128, 64)):
+        cases = [(mla(64, PLACE, ctx="3201..3999", page=page), ROWS) for page in order]
+        measured = read_measured([str(run(tmp_path / str(order), cases))])
+        mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
+        assert [case.sizes["page"] for case in mix.cases] == [128]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"tp": 8, "dp_attention": True, "ep": 8}, ["--suite", "r1-dp-ep8"]),
+        ({"tp": 16}, ["--suite", "deepseek-r1-tp16"]),
+        ({"kv": "fp8"}, []),
+    ],
+)
+def test_the_suite_of_a_deployment_is_one_that_run_takes(tmp_path, told, words):
+    measured = read_measured([str(run(tmp_path / "run", [(mla(64, PLACE, ctx="3201..3999"), ROWS)]))])
+    mix = mix_of(measured, request_of(ENGINE, measured, {"tp": 8, **told}, {}))
+    assert [*mix.words] == words
+    if words:
+        assert suite(words[1]).cases("block_scale_gemm")
 
 
 def test_the_deployment_of_most_cases_is_taken(tmp_path):

@@ -65,14 +65,14 @@ def test_as_json(here, runs, tmp_path):
     found = json.loads(done.stdout)
     assert found == json.loads(json.dumps(facts(*made(runs))))
     assert (found["flags"], found["variables"], found["files"]) == (
-        {"attention-backend": "A"}, {"VLLM_GEMM": "1"}, {}
+        {"attention-backend": "A"}, {}, {}
     )  # fmt: skip
     assert found["leave_it"] is False
     own = [choice for choice in found["taken"] if choice["op"] == "mla_decode"]
     assert [choice["runs"] for choice in own] == [[str(runs / "mla")]]
     assert own[0]["cases"]
     assert found["gain"]["low"] <= found["gain"]["ratio"] <= found["gain"]["high"]
-    assert found["snippet"][-2] == "vllm serve MODEL --attention-backend A"
+    assert "vllm serve MODEL --attention-backend A" in found["snippet"]
     assert found["worth"]["predicted"][0]["concurrency"] == 64
 
 
@@ -80,7 +80,7 @@ def test_the_command_prints_it_and_writes_a_page(here, runs, tmp_path):
     page = tmp_path / "decision.html"
     done = here("decide", "--engine", ENGINE, runs, "--page", page)
     assert done.returncode == 0
-    assert done.stdout.startswith("Use VLLM_GEMM=1 --attention-backend A: it saves ")
+    assert done.stdout.startswith("Use --attention-backend A: it saves ")
     assert done.stderr == f"written: {page}\n"
     assert "the fastest row that a flag can choose" in page.read_text()
 
@@ -90,7 +90,7 @@ def test_a_margin_above_the_gain_leaves_it(here, runs):
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
     assert text.startswith("Leave it: --attention-backend A makes mla_decode 1.250x (1.250 to 1.250) faster,")
-    assert "but saves 18.2% in all, less than 60.0%." in text
+    assert "but saves 2.9% in all, less than 60.0%." in text
     assert "vllm serve" not in done.stdout
     assert "not told" not in done.stdout
 
@@ -111,6 +111,8 @@ def test_where_nothing_can_be_compared_it_says_what_to_measure(here, tmp_path):
         (["--with", "--tp=8"], "--with takes no --tp: here it is --tp N"),
         (["--tp", "7"], "tp=7 must divide the 2048 expert columns"),
         (["--cases", "none.json"], "cannot read none.json"),
+        (["--margin", "nan"], "--margin takes per cent"),
+        (["--drafts", "3"], "--drafts: a load does not tell how many are accepted"),
     ],
 )
 def test_mistakes(here, runs, words, error):
@@ -142,7 +144,7 @@ def test_a_campaign_ends_with_the_decision_of_each_engine(runs):
     display = Display()
     conclude(display, runs)
     assert [line.partition(":")[0] for line in display.printed] == ["SGLang", "vLLM"]
-    assert display.printed[1].startswith("vLLM: Use VLLM_GEMM=1 --attention-backend A")
+    assert display.printed[1].startswith("vLLM: Use --attention-backend A")
     written = sorted(path.name for path in (runs / "decision").iterdir())
     assert written == ["sglang.html", "sglang.json", "vllm.html", "vllm.json"]
 

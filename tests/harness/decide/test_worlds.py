@@ -25,7 +25,7 @@ def test_what_is_chosen_is_near_the_best_and_its_interval_holds_the_truth():
         regrets.append(of.regret(decision.chosen))
         if gain := decision.gain:
             true = 1 - of.time_us(gain.settings) / of.time_us({})
-            low, high = (gain.share_at(end) for end in (gain.comparison.low, gain.comparison.high))
+            low, high = gain.share_interval
             outside += not low <= true <= high
     assert max(regrets) < NEAR
     assert outside == 0

@@ -239,7 +239,7 @@ def crossover_text(of: Crossover) -> str:
 
 def to_measure(decision: Decision) -> Iterator[str]:
     """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
-    same rounds."""
+    same rounds; variables that a run of `toggle` measured in other cases by `toggle`."""
     launches, mix = decision.launches, decision.mix
     every = [decision.undecided, *(each.missing for each in decision.choices)]
     lacking = {case for missing in every for case, why in missing.items() if NO_ROW not in why}
@@ -253,9 +253,16 @@ def to_measure(decision: Decision) -> Iterator[str]:
             names = [launches.row_name(case, each) for each in ({}, *launches.candidates())]
             if names[0] and names[0] not in failed:
                 rows |= dict.fromkeys(name for name in names if name and name not in failed)
-        if rows:
-            which = mix.words if op not in measured else _which(decision, own)
-            yield command("run", "--op", op, "--impl", ",".join(rows), *which)
+        if not rows:
+            continue
+        which = mix.words if op not in measured else _which(decision, own)
+        asked = ["--op", op, "--impl", ",".join(rows), *which]
+        lacks = (each for each in decision.choices if each.op == op and each.missing)
+        if varied := [each for each in lacks if each.settings in launches.measured.varied]:
+            flags = [f"{name}={value}" for each in varied for name, value in each.settings.items()]
+            yield command("toggle", *(word for flag in flags for word in ("--flag", flag)), *asked)
+        else:
+            yield command("run", *asked)
 
 
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:

@@ -1,11 +1,15 @@
 """A decision from recorded runs: what is compared with what, what is taken, and what is said of the rest."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+import kernels
+from harness.cli.run import run as run_command
+from harness.cli.run import toggle
 from harness.decide.decision import Compared, Decision
 from harness.decide.measured import read_measured
 from harness.decide.text import answer, facts, notes, snippet, to_measure
@@ -13,6 +17,7 @@ from harness.decide.worth import decided
 from harness.errors import UsageError
 from harness.page.decision import decision_page
 from harness.page.html import html
+from shapes.case import parse
 from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
 from tests.support.written_runs import cell, finished, write
@@ -180,6 +185,24 @@ def test_runs_of_ops_that_no_engine_has_are_not_used(tmp_path):
     two = run(tmp_path / "two", [(mla(64), FASTER)], op="softmax")
     measured = read_measured([str(one), str(two)])
     assert measured.notes == [f"{two} is of softmax, which no engine's rules name: not used"]
+
+
+def test_what_is_missing_is_measured_by_commands_that_can_be_run(tmp_path):
+    """A variable by `toggle`, beside the default; rows by `run`."""
+    settings = {"plain": {}, "X=1": {"X": "1"}}
+    times = [
+        (mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0}),
+        (mla(1), {"mla.default": 100.0, "mla.default under X=1": None}),
+        (moe(8), {"moe.a": 10.0}),
+    ]
+    lines = [shlex.split(line) for line in to_measure(made(run(tmp_path / "run", times, settings=settings)))]
+    assert [(words[3], words[words.index("--op") + 1]) for words in lines] == [
+        ("toggle", "mla_decode"), ("run", "fused_moe")
+    ]  # fmt: skip
+    assert lines[0][4:6] == ["--flag", "X=1"]
+    for words, command in zip(lines, (toggle, run_command), strict=True):
+        given = command.make_context(words[3], words[4:]).params
+        assert all(kernels.OPS[given["op"]].sizes(sizes) for text in given["case"] for sizes in parse(text))
 
 
 def test_a_measured_variable_is_a_choice(tmp_path):

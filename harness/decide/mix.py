@@ -78,6 +78,8 @@ class Mix:
     """Calls that no measured case stands for."""
     words: Sequence[str] = ()
     """The options by which `run` measures the calls' cases: a suite or a file."""
+    server: Sequence[str] = ()
+    """The flags by which the engine serves the model so."""
 
     def share_of(self, cases: Iterable[Weighed], op: str = "", phase: str = "") -> float:
         """The part of the time in a step that these cases have, of an op or all, of a phase or both; 1 where
@@ -228,7 +230,21 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
             else:
                 case.decode += call.times * part
     used = [case for case in cases.values() if case.calls]
-    return Mix(text, used, True, uncovered=uncovered, words=_words(request, measured))
+    uncovered.sort(key=lambda case: -case.share)
+    words, flags = _words(request, measured), _server(request)
+    return Mix(text, used, True, uncovered=uncovered, words=words, server=flags)
+
+
+def _server(request: EngineRequest) -> list[str]:
+    """Of each engine its own; none for DP attention, which takes several that depend on each other."""
+    if request.dp_attention:
+        return []
+    if request.engine == "vllm":
+        flags = [f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "--kv-cache-dtype fp8"]
+    else:
+        flags = [f"--tp-size {request.tp}", f"--ep-size {request.ep}", "--kv-cache-dtype fp8_e4m3"]
+    given = (True, request.ep > 1, request.kv == "fp8")
+    return [flag for flag, is_given in zip(flags, given, strict=True) if is_given]
 
 
 def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:

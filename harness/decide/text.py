@@ -33,10 +33,18 @@ SERVERS = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server
 SHOWN_CROSSOVERS = 8
 ENOUGH = 0.95
 """The share of the ops' time with measured cases, from which no more are asked for."""
+MOST_CASES = 12
+"""Cases of one command, those first that take most of the time."""
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
-    """The decision in a sentence or two."""
+    """The decision in a few sentences."""
+    told = decision.mix.share_of([each.case for each in decision.cases])
+    less = "" if told >= ENOUGH or not decision.cases else f" Only {told:.0%} of that time was measured."
+    return _answer(decision, worth) + less
+
+
+def _answer(decision: Decision, worth: Worth | None) -> str:
     gain, default = decision.gain, f"{SPELLED[decision.launches.engine]}'s default"
     if gain is None or gain.comparison is None:
         return _left(decision, default)
@@ -75,7 +83,7 @@ def _in_serving(worth: Worth | None) -> str:
     if worth is None:
         return ""
     if worth.token_ms:
-        text = f"By the kernels alone TPOT falls by {worth.token_ms:.3g} ms"
+        text = f"By these kernels' times alone TPOT falls by {worth.token_ms:.3g} ms"
         return text + (f", the prefill of a prompt by {worth.prompt_ms:.3g} ms." if worth.prompt_ms else ".")
     return f"That is {worth.step_ms:.3g} ms of a mean step."
 
@@ -124,7 +132,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
     for concurrency, predicted in worth.predicted.items() if worth else ():
         told = sentence([launch_text(decision.chosen)], predicted, concurrency)
-        yield "predicted", f"{told} (`serving predict`, 90 %)"
+        yield "predicted", f"{told}: `serving predict`, 90 %, by its own times of kernels, with these factors"
     if worth and worth.why_not:
         yield "predicted", f"nothing: {worth.why_not}"
     if mix.covered < 1:
@@ -268,29 +276,28 @@ def to_measure(decision: Decision) -> Iterator[str]:
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
     """The options by which `run` measures these cases: the suite or file that has them all, else each."""
     sheets = [decision.launches.sheets(case) for case in cases]
-    if not all(sheets) and decision.mix.words:
-        return [*decision.mix.words]
     suites = {each[0].suite if each else "" for each in sheets}
     if len(cases) > 1 and len(suites) == 1 and (name := suites.pop()) not in ("", "ad hoc"):
         return ["--cases" if name.endswith(".json") else "--suite", name]
-    return [word for case in cases for word in ("--case", case.key[1])]
+    return [word for case in cases[:MOST_CASES] for word in ("--case", case.key[1])]
 
 
 def snippet(decision: Decision) -> Iterator[str]:
     """Lines of a shell script that launches the server, with what supports each setting."""
     folders = decision.launches.measured.folders
     yield f"# decided from {', '.join(map(str, folders[:3]))}{' ...' if len(folders) > 3 else ''}"
-    yield f"# for {decision.mix.text}: launch it so, too"
+    yield f"# for {decision.mix.text}"
     for each in decision.taken:
         assert each.comparison
         over = f"{ratio_text(each.comparison)} over {counted(len(each.pairs))}"
         yield f"# {each.op}: {rows_of(each.pairs)}, {over}{_source(decision, each)}"
     variables, flags = words_of({**decision.launches.base, **decision.chosen})
+    flags = [*decision.mix.server, *flags]
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     quoted = [" ".join(map(shlex.quote, flag.split(" ", 1))) for flag in flags]
     yield " ".join([SERVERS[decision.launches.engine], *quoted])
     variables, flags = words_of(decision.chosen)
-    yield "# confirm it by `serving ab`, whose plan takes this arm:"
+    yield "# confirm it: `serving ab --template` lists plans; set the load, and this arm:"
     yield "# [arms.decided]"
     yield from (f"# env.{name} = {json.dumps(value)}" for name, value in variables.items())
     if flags:
@@ -338,6 +345,7 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
             for each in decision.cases
         ],
         "not_decided": dict(decision.undecided),
+        "uncovered": [f"{case.text}: {case.share:.2%}" for case in mix.uncovered],
         "worth": _worth(worth) if worth else None, "measure": [*to_measure(decision)],
         "snippet": [*snippet(decision)] if decision.chosen else [],
     }  # fmt: skip

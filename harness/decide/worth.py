@@ -88,7 +88,7 @@ def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:
 def _changes(decision: Decision) -> Iterator[KernelChange]:
     """The factor of each op in each phase, over all of its calls: those that run the same count too, and
     calls that were not measured count as unchanged."""
-    launches, mix = decision.launches, decision.mix
+    mix = decision.mix
     every = [each.chosen for each in decision.cases]
     for op in dict.fromkeys(pair.case.op for pair in every):
         for phase in ("decode", "prefill"):
@@ -102,7 +102,7 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
             low, factor, high = (1 / (1 - part * (1 - 1 / x)) for x in (found.low, found.ratio, found.high))
             yield KernelChange.model_validate({
                 "op": op, "factor": factor, "low": low, "high": high, "phase": phase,
-                "source": str(launches.measured.folders[0]),
+                "source": str(own[0].sheet.folder),
             })  # fmt: skip
 
 

@@ -123,6 +123,22 @@ def test_the_suite_of_a_deployment_is_one_that_run_takes(tmp_path, told, words):
         assert suite(words[1]).cases("block_scale_gemm")
 
 
+@pytest.mark.parametrize(
+    ("engine", "told", "flags"),
+    [
+        ("vllm", {"tp": 4}, ["--tensor-parallel-size 4"]),
+        ("vllm", {"tp": 8, "ep": 8, "kv": "fp8"},
+         ["--tensor-parallel-size 8", "--enable-expert-parallel", "--kv-cache-dtype fp8"]),
+        ("sglang", {"tp": 8, "ep": 8, "kv": "fp8"},
+         ["--tp-size 8", "--ep-size 8", "--kv-cache-dtype fp8_e4m3"]),
+        ("sglang", {"tp": 8, "dp_attention": True}, []),
+    ],
+)  # fmt: skip
+def test_the_flags_of_a_deployment(tmp_path, engine, told, flags):
+    measured = read_measured([str(run(tmp_path / "run", [(mla(64, PLACE, ctx="3201..3999"), ROWS)]))])
+    assert mix_of(measured, request_of(engine, measured, told, {})).server == flags
+
+
 def test_the_deployment_of_most_cases_is_taken(tmp_path):
     """A campaign has small cases, several splits, and steps with drafts."""
     rows = {"mla.default": 100.0, "mla.a": 80.0}

@@ -72,8 +72,11 @@ def test_as_json(here, runs, tmp_path):
     assert [choice["runs"] for choice in own] == [[str(runs / "mla")]]
     assert own[0]["cases"]
     assert found["gain"]["low"] <= found["gain"]["ratio"] <= found["gain"]["high"]
-    assert "vllm serve MODEL --attention-backend A" in found["snippet"]
+    assert "vllm serve MODEL --tensor-parallel-size 8 --attention-backend A" in found["snippet"]
     assert found["worth"]["predicted"][0]["concurrency"] == 64
+    assert [change["source"] for change in found["worth"]["changes"]] == [str(runs / "mla")]
+    assert found["answer"].endswith("Only 16% of that time was measured.")
+    assert any(line.startswith("fused_moe tokens=8192") for line in found["uncovered"])
 
 
 def test_the_command_prints_it_and_writes_a_page(here, runs, tmp_path):

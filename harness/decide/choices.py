@@ -83,6 +83,7 @@ class Launches:
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
     _references: dict[object, tuple[Sheet, str, Row] | None] = field(default_factory=dict)
+    _names: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def sheets(self, case: Weighed) -> Sequence[Sheet]:
         return self.measured.sheets.get(case.key, ())
@@ -166,7 +167,7 @@ class Launches:
     def _tells(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str]) -> bool:
         """Whether the sheet's run varied those of the settings that the engine's rules do not know and that
         any run of the case varied."""
-        unknown = {*settings} - self._known(case.op)
+        unknown = {*settings} - self.known(case.op)
         return unknown & self._varied(case) <= sheet.varied
 
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
@@ -176,14 +177,18 @@ class Launches:
 
     def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         """The settings on which depends what runs in a case, as far as is known."""
-        names = self._known(case.op) | self._varied(case)
+        names = self.known(case.op) | self._varied(case)
         return frozenset(item for item in settings.items() if item[0] in names)
 
     def _varied(self, case: Weighed) -> frozenset[str]:
         return frozenset().union(*(sheet.varied for sheet in self.sheets(case)))
 
-    def _known(self, op: str) -> frozenset[str]:
-        return known_names(self.engine, op, self.measured.arch)
+    def known(self, op: str) -> frozenset[str]:
+        """The flags and variables that decide something of what is recorded about the engine and an op."""
+        if op not in self._names:
+            entries = engines.entries(self.engine, op, self.measured.arch)
+            self._names[op] = frozenset(name for entry in entries for name in entry.settings)
+        return self._names[op]
 
     @functools.cached_property
     def _candidates(self) -> list[Setting]:
@@ -205,12 +210,6 @@ class Launches:
             for entry in engines.entries(self.engine, op, self.measured.arch):
                 yield entry.settings
         yield from self.measured.varied
-
-
-@functools.cache
-def known_names(engine: str, op: str, arch: str) -> frozenset[str]:
-    """The flags and variables that decide something of what is recorded about an engine and an op."""
-    return frozenset(name for entry in engines.entries(engine, op, arch) for name in entry.settings)
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import kernels
-from harness.decide.choices import known_names, launch_text, rows_of, words_of
+from harness.decide.choices import launch_text, rows_of, words_of
 from harness.decide.decision import NO_ROW, Compared, Crossover, Decision
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
@@ -190,7 +190,7 @@ def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
         if told := ", ".join(dict.fromkeys(" -> ".join(pair) for pair in rows if pair[0] != pair[1])):
             yield "not compared", f"this launch also swaps rows of {op} in cases without times: {told}"
     for op in (op for op in kernels.OPS if op not in {case.op for case in cases}):
-        read = {*decision.chosen} & known_names(launches.engine, op, launches.measured.arch)
+        read = {*decision.chosen} & launches.known(op)
         if read:
             text = f"this launch may also swap rows of {op}, of which there is no run"
             yield "not compared", f"{text}: {', '.join(sorted(read))}"

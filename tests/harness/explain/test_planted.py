@@ -141,11 +141,6 @@ def servers_alike(world):
     world.record(0.0, info=lambda name: {"backend": "slow"}, change={"flags": "--quick"})
 
 
-def other_output(world):
-    world.run()
-    world.record(0.0, tokens=(1000, 800))
-
-
 def other_accept_length(world):
     world.run()
     world.traces(world.server(), world.server(world.swapped()))
@@ -199,7 +194,7 @@ PLANTED = {
     all_but_the_largest_neighbour_slower: [of.SLOWER], kernels_beside: [of.BESIDE], host_bound: [of.IDLE],
     waits_for_ranks: [of.WAITS], less_in_the_step: [of.LESS], another_kernel_before: [of.BASE],
     name_not_read: [of.UNREAD], name_not_read_and_traced: [of.UNREAD], servers_alike: [of.SAME],
-    other_output: [of.WORK], other_accept_length: [of.WORK], stalls: [of.STALLS],
+    other_accept_length: [of.WORK], stalls: [of.STALLS],
     prediction_too_large: [of.PREDICTED], half_and_beside: [of.CALLS, of.BESIDE],
     idle_and_neighbours: [of.IDLE, of.SLOWER],
 }  # fmt: skip

@@ -131,7 +131,8 @@ def account(
             of_noise = (observed.text if observed else "",)
             found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
     there = {cause.name for cause in found if cause.named}
-    found = [cause for cause in found if cause.named or cause.name not in there]
+    unseen = {cause.name: cause for cause in found if not cause.named and cause.name not in there}
+    found = [*(cause for cause in found if cause.named), *unseen.values()]
     found += _not_known(found, sides, steps)
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
     made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
@@ -294,10 +295,9 @@ def _beyond_steps(
         yield Cause(STALLS, "none seen")
         yield Cause(WORK, "none seen")
         return
-    evidence = f"a step saves {figure(saved)} ms in the traces, {observed.text}"
-    says = (
-        f"The step saves {figure(saved)} ms, TPOT {figure(observed.ms)} ms: something between steps changed"
-    )
+    evidence = f"a step is {_shorter(saved)} in the traces, {observed.text}"
+    both = f"The step is {_shorter(saved)}, TPOT {_shorter(observed.ms)}"
+    says = f"{both}: something between steps changed"
     if sides.large_work:
         yield _other_work(sides, rest, evidence)
     else:
@@ -465,6 +465,10 @@ def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
 def _not_its_own(made: Account) -> list[Cause]:
     """Causes with which what was saved cannot be what the change saved."""
     return [c for c in made.named if c.name in NOT_ITS_OWN and (c.ms is None or c.ms > 0)]
+
+
+def _shorter(saved: float) -> str:
+    return f"{figure(abs(saved))} ms {'shorter' if saved >= 0 else 'longer'}"
 
 
 def _lower(says: str) -> str:

@@ -408,7 +408,10 @@ def _less(steps: Steps, ms: float, least: float) -> Cause:
         return missed
     known = "" if steps.fit else "; whether it is called at other shapes is not known"
     what = "The new kernel runs, and" if found.new else "The op"
-    says = f"{what} saves {'less' if ms > 0 else 'more'} in the step than alone{known}"
+    how = f"saves {'less' if ms > 0 else 'more'}"
+    if (steps.expected_ms or 0.0) < 0:
+        how = f"loses {'more' if ms > 0 else 'less'}"
+    says = f"{what} {how} in the step than alone{known}"
     return _if_seen(LESS, ms, max(least, steps.floor), says, evidence)
 
 

@@ -307,7 +307,7 @@ def test_a_small_gain_has_no_idle_device(here, world):
     """Of 3 % of a step, beside a wait that differs by less than launches do."""
     world.new_us = world.old_us - 0.03e3 * world.step_ms / world.layers
     world.run()
-    wait = 400 + 0.006e3 * world.step_ms
+    wait = 400 + world.layers + 0.007e3 * world.step_ms
     world.traces(world.server(), swap(world, wait_us=wait))
     found, text, _ = explained(world, here)
     assert of.IDLE not in named(found), text
@@ -325,8 +325,8 @@ def test_shares_are_of_what_was_expected(here, world):
 
 
 def test_traces_that_are_there_are_not_asked_for(here, world):
-    world.args += ["--change", "fused_moe=1.3x"]
-    world.traces(world.server(), world.server())
+    world.traces(world.server(), swap(world))
+    world.results(0.0)
     found, *_ = explained(world, here)
     assert not any("--trace" in cause["record"] for cause in found["causes"])
 

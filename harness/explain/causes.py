@@ -76,6 +76,14 @@ FITS = 0.5
 FEW = 3
 """Fewer kernels than these that are slower alike do not show a clock."""
 
+HEAVY, MOST = 0.005, 0.7
+"""Kernels of a smaller part of the time scatter too much to show a clock; one slows this part of it at least."""
+A_CLOCK, SCATTER, ALIKE = 1.5, 1 / 3, 0.5
+"""A clock is so many launches' noise away from none; its kernels scatter by less than the one, and each is off
+by less than the other part of that: else single kernels became slower."""
+OF_MEDIAN = 1.48
+"""A standard deviation over the median deviation, of normal scatter."""
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -430,12 +438,12 @@ def _clock(before: DecodeStep, after: DecodeStep, found: Changed) -> tuple[float
     ]  # fmt: skip
     ratios = {was.name: now.us_per_call / was.us_per_call for was, now in same}
     total = sum(was.ms for was, _ in same)
-    heavy = [ratios[was.name] for was, _ in same if was.ms > 0.005 * total]
+    heavy = [ratios[was.name] for was, _ in same if was.ms > HEAVY * total]
     factor = statistics.median(heavy) if len(heavy) >= FEW else 1.0
     away = abs(factor - 1)
-    alike = sum(was.ms for was, _ in same if abs(ratios[was.name] - factor) < away / 2)
-    spread = 1.48 * statistics.median(abs(each - factor) for each in heavy) if heavy else 0.0
-    shared = away > 1.5 * OF_LAUNCH and spread < away / 3 and alike > 0.7 * total
+    alike = sum(was.ms for was, _ in same if abs(ratios[was.name] - factor) < ALIKE * away)
+    spread = OF_MEDIAN * statistics.median(abs(each - factor) for each in heavy) if heavy else 0.0
+    shared = away > A_CLOCK * OF_LAUNCH and spread < SCATTER * away and alike > MOST * total
     return factor if shared else 1.0, ratios
 
 

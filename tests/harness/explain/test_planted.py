@@ -226,9 +226,9 @@ def half_and_faster_neighbours(world):
     world.run()
     layer = world.swapped(), dict(world.layer)
     for each in layer:
-        each[MOE] -= 0.25 * world.gain_us
+        each[MOE] -= 0.15 * world.gain_us
     world.traces(world.server(), world.server(layer[1], partial=(world.layers // 2, layer[0])))
-    return [0.5 * world.gain_ms, -0.25 * world.gain_ms]
+    return [0.5 * world.gain_ms, -0.15 * world.gain_ms]
 
 
 def less_in_the_step_and_less_waiting(world):

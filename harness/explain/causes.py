@@ -77,10 +77,10 @@ FEW = 3
 """Fewer kernels than these that are slower alike do not show a clock."""
 
 HEAVY, MOST = 0.005, 0.7
-"""Kernels of a smaller part of the time scatter too much to show a clock; one slows this part of it at least."""
+"""Kernels of a smaller part of the time scatter too much to show a clock; it slows most of the time alike."""
 A_CLOCK, SCATTER, ALIKE = 1.5, 1 / 3, 0.5
-"""A clock is so many launches' noise away from none; its kernels scatter by less than the one, and each is off
-by less than the other part of that: else single kernels became slower."""
+"""A clock is so many launches' noise away from none; its kernels scatter by less than the one, and each is
+off by less than the other part of that: else single kernels became slower."""
 OF_MEDIAN = 1.48
 """A standard deviation over the median deviation, of normal scatter."""
 

@@ -2,11 +2,15 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from harness.explain import causes as of
 from harness.explain.alone import timed_alone
+from harness.explain.inputs import steps_in
+from harness.explain.served import Log
+from harness.explain.sides import Sides
 from shapes.case import Case
 from tests.harness.explain.test_planted import explained
 from tests.support import written_runs
@@ -358,3 +362,25 @@ def test_a_file_is_not_both_sides(here, world):
     world.results(0.0)
     file = world.folder / "before0.jsonl"
     assert "is both before and after" in error_line(here("explain", "--before", file, "--after", file))
+
+
+def test_more_than_all_is_all(here, world):
+    """The kernel is not called, and the old one takes less than before: more than what is missing."""
+    world.run()
+    layer = dict(world.layer)
+    layer[MOE] -= 0.3 * world.gain_us
+    world.traces(world.server(), world.server(layer))
+    found, text, _ = explained(world, here)
+    assert found["causes"][0]["ms"] > 1.2 * found["missing"]
+    assert "that is all of the " in words(text), text
+
+
+def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
+    world = World(tmp_path, random.Random("cpu"))
+    world.run()
+    world.traces(world.server(), swap(world, wait_us=400 + 900 * world.gain_ms))
+    alone = timed_alone(str(tmp_path / "run"), None)
+    steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
+    on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
+    named_of = [{cause.name for cause in of.of_step(each) if cause.named} for each in (steps, on_cpu)]
+    assert (of.IDLE in named_of[0], of.IDLE in named_of[1]) == (True, False)

@@ -20,6 +20,8 @@ from harness.statistics.intervals import CONFIDENCE
 
 UNEXPLAINED = 0.5
 """From this part of the difference on, what no cause has makes the exit code 1."""
+MOSTLY = 0.75
+"""From this part of the expected saving on, a cause has all of it in words."""
 TPOT, STEP = "TPOT", "a decode step"
 VANISHED_NOTHING = "nothing vanished"
 BETWEEN = (0.7, 1.3)
@@ -458,7 +460,9 @@ def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
         longer = f"{made.of} became {figure(-observed.ms)} ms longer"
         return f"As predicted, it is a loss: {longer}, {figure(-expected.ms)} ms were expected."
     if other := next(iter(_not_its_own(made)), None):
-        return f"What was saved is not the change's own, {saved}: {_lower(other.says)}."
+        partly = other.ms is not None and abs(other.ms) < MOSTLY * expected.ms
+        of_all = "all " if partly else ""
+        return f"What was saved is not {of_all}the change's own, {saved}: {_lower(other.says)}."
     return f"Nothing vanished: {saved}."
 
 

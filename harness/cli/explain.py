@@ -104,7 +104,7 @@ def explain(
     if alone and changes and {change.op for change in changes} != {alone.op}:
         raise UsageError(f"{run} timed {alone.op}, which is not the op of --change {texts[0]}")
     sides = read_sides(record, name, before, after)
-    log = read_logs([*logs, *sides.logs])
+    log = read_logs([*logs, *sides.logs]).beyond(read_logs(sides.base_logs), sides.names)
     steps = steps_in(traces, changes, alone, sides, log)
     ops = steps.ops if steps else tuple(change.op for change in changes) or ((alone.op,) if alone else ())
     said = () if sides.predictions or steps else modelled(record, before, changes, alone)

@@ -9,20 +9,24 @@ from dataclasses import asdict, dataclass, replace
 from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
 from harness.explain.alone import Alone
-from harness.explain.causes import CALLS, LESS, NOISE, OF_OP, STALLS, TABLE, WORK, Cause, Steps, figure
+from harness.explain.causes import CALLS, NOISE, OF_OP, SAME, STALLS, WORK, Cause, Steps, figure
 from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
 from harness.files import JsonObject
-from harness.report.text import counted
+from harness.report.text import counted, ranged
 from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
 from harness.serving.ledger import Prediction
 from harness.statistics.intervals import CONFIDENCE
 
 UNEXPLAINED = 0.5
 """From this part of the difference on, what no cause has makes the exit code 1."""
+MOSTLY = 0.75
+"""From this part of the expected saving on, a cause has all of it in words."""
 TPOT, STEP = "TPOT", "a decode step"
 VANISHED_NOTHING = "nothing vanished"
-NOT_ITS_OWN = (CALLS, causes.UNREAD, causes.SAME, causes.REFUSED, WORK)
+BETWEEN = (0.7, 1.3)
+"""A step over TPOT beyond these: a step gives several tokens, or the load was another."""
+NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
 """Causes with which a saving that was seen cannot be that of the change."""
 
 
@@ -34,6 +38,15 @@ class Saving:
     low: float
     high: float
     text: str
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the interval holds no saving and no loss."""
+        return self.low <= 0 <= self.high
+
+    @property
+    def shown(self) -> str:
+        return ranged(self.ms, self.low, self.high, ".3g", " ms")
 
     def meets(self, other: Saving) -> bool:
         return self.low <= other.high and other.low <= self.high
@@ -62,6 +75,13 @@ class Account:
     def named(self) -> list[Cause]:
         return [cause for cause in self.causes if cause.named]
 
+    def share(self, ms: float | None) -> float | None:
+        """The part of the expected saving; None where that is not sure, or nothing vanished."""
+        expected, observed = self.expected, self.observed
+        if ms is None or expected is None or observed is None or expected.unsure:
+            return None
+        return None if _state(expected, observed) == VANISHED_NOTHING else ms / expected.ms
+
     @property
     def rest(self) -> float | None:
         """What of the difference no cause has."""
@@ -84,32 +104,46 @@ def account(
     said = _said((*sides.predictions, *modelled), of)
     in_step = _in_step(steps, alone, per_token)
     expected = said or in_step
-    if expected is None and observed is None and not (causes.not_in_effect(sides, log) or log.missed):
+    refused = causes.not_in_effect(sides, log) or (ops and log.missed)
+    if expected is None and observed is None and not refused:
         raise NothingRan(
             "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
             "--before and --after, or --trace BEFORE AFTER, and --change or --run"
         )
-    made = Account("", of, expected, observed, (), (*sides.notes, *_notes(sides, steps)))
+    notes = [*sides.notes, *_notes(sides, steps, log, ops)]
+    if expected and expected.unsure:
+        notes.append(f"no gain was expected with certainty: {expected.shown}")
+    made = Account("", of, expected, observed, (), tuple(notes))
     found = list(causes.of_step(steps)) if steps else []
-    found = [replace(cause, ms=cause.ms and cause.ms / per_token) for cause in found]
+    found = [each if each.ms is None else replace(each, ms=each.ms / per_token) for each in found]
     accepted = _of_accept(sides, steps)
     found += [accepted] if accepted else []
     found += _of_sides(made, sides, steps, log, ops, found)
     if said and in_step:
         found.append(_prediction(said, in_step))
-    if steps and steps.saved_ms is not None and sides.effect and observed and not steps.unlike:
+    if steps and observed and _compared(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accepted)
     state = _state(expected, observed)
     if state == NOISE and made.missing is not None:
-        found = [replace(cause, sure="likely") if cause.named else cause for cause in found]
+        found = [cause if _seen_not_called(cause, steps) else replace(cause, sure="likely") if cause.named
+                 else cause for cause in found]  # fmt: skip
         found = found if steps else [replace(cause, ms=None) for cause in found]
         rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
         if abs(rest) > causes.LEAST * abs(made.missing):
             of_noise = (observed.text if observed else "",)
             found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
+    there = {cause.name for cause in found if cause.named}
+    unseen = {cause.name: cause for cause in found if not cause.named and cause.name not in there}
+    found = [*(cause for cause in found if cause.named), *unseen.values()]
     found += _not_known(found, sides, steps)
-    made = replace(made, causes=tuple(sorted(found, key=_rank)))
-    return replace(made, says=_first(made, state), code=_code(made, state))
+    found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
+    made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
+    return replace(made, says=_first(made, state, sides.effect, steps), code=_code(made, state, steps))
+
+
+def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
+    """What a trace shows, however much the clients scatter."""
+    return steps is not None and cause.name == CALLS and cause.sure == "certain"
 
 
 # What was expected and observed
@@ -137,9 +171,14 @@ def _of_steps(steps: Steps | None) -> Saving | None:
 
 
 def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
-    """What was predicted of TPOT or of a step; several changes of one record add up."""
+    """What was predicted of TPOT or of a step: one prediction of each change; those of the whole only where
+    there are no others."""
     quantity = "tpot" if of == TPOT else "decode_step"
-    rows = [each for each in predictions if each.quantity == quantity and each.change is not None]
+    by_change: dict[str, Prediction] = {}
+    for each in predictions:
+        if each.quantity == quantity and each.change is not None:
+            by_change.setdefault(each.of, each)
+    rows = [each for each in by_change.values() if each.of] or [*by_change.values()]
     if not rows:
         return None
     changes = [each.change or 0.0 for each in rows]
@@ -171,7 +210,7 @@ def _state(expected: Saving | None, observed: Saving | None) -> str:
     """`noise`, `nothing vanished`, or empty: something did, or it cannot be told."""
     if expected is None or observed is None:
         return ""
-    if observed.meets(expected) and observed.low <= 0 <= observed.high:
+    if observed.meets(expected) and observed.unsure:
         return NOISE
     return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
 
@@ -182,7 +221,8 @@ def _state(expected: Saving | None, observed: Saving | None) -> str:
 def _of_sides(
     made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
 ) -> Iterator[Cause]:
-    """What names, settings, logs and the work show: all that is missing where no trace says how much."""
+    """What names, settings, logs and the work show: all that is missing where no trace says how much. Other
+    work is of no known size, but where the traces themselves are compared."""
     measured = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
     size = None
     if made.missing is not None and (not measured or (steps and steps.unlike)):
@@ -196,14 +236,32 @@ def _of_sides(
         cause = causes.not_in_effect(sides, log) or of_traces or missed
         if cause and cause.named:
             yield replace(cause, ms=size)
-            size = None
-    unlike = steps.unlike if steps else ""
-    work = () if steps and sides.effect and steps.saved_ms is not None else sides.work  # see _beyond_steps
-    lines = (*work, *([f"the profiled steps: {unlike}"] if unlike else ()))
-    if lines:
-        yield Cause(WORK, "likely", size, f"The two sides did other work: {lines[0]}", lines)
-    elif sides.work_known and not any(cause.name == WORK for cause in seen):
+    if steps and steps.unlike and not sides.effect:
+        line = f"the profiled steps: {steps.unlike}"
+        yield Cause(WORK, "likely", size, f"The two sides did other work: {line}", (line,))
+    elif sides.large_work and not (steps and _compared(sides, steps)):  # else see _beyond_steps
+        yield _other_work(sides, None)
+    elif sides.work_known and not sides.work and not any(cause.name == WORK for cause in seen):
         yield Cause(WORK, "none seen")
+
+
+def _other_work(sides: Sides, ms: float | None, *more: str) -> Cause:
+    says = f"The two sides did other work: {sides.large_work[0]}"
+    return Cause(WORK, "likely", ms, says, (*more, *sides.large_work))
+
+
+def _compared(sides: Sides, steps: Steps) -> bool:
+    """Whether what the steps saved can be compared with TPOT."""
+    known = bool(sides.effect) and steps.saved_ms is not None
+    return known and not steps.unlike and not _tokens(sides, steps)
+
+
+def _tokens(sides: Sides, steps: Steps | None) -> float:
+    """A step over TPOT, where a step cannot be what a token takes; 0: it can, or one is not known."""
+    if not sides.effect or steps is None or steps.before is None:
+        return 0.0
+    ratio = steps.before.ms / sides.accepted[0] / sides.effect.base
+    return 0.0 if BETWEEN[0] < ratio < BETWEEN[1] else ratio
 
 
 def _prediction(said: Saving, in_step: Saving) -> Cause:
@@ -236,14 +294,14 @@ def _beyond_steps(
     rest = saved - (accepted.ms or 0.0 if accepted else 0.0) - observed.ms
     half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
     if abs(rest) <= max(half, causes.IN_STEP * abs(saved)):
-        yield from (Cause(name, "none seen") for name in (STALLS, *([WORK] if sides.work else [])))
+        yield Cause(STALLS, "none seen")
+        yield Cause(WORK, "none seen")
         return
-    evidence = f"a step saves {figure(saved)} ms in the traces, {observed.text}"
-    says = (
-        f"The step saves {figure(saved)} ms, TPOT {figure(observed.ms)} ms: something between steps changed"
-    )
-    if sides.work:
-        yield Cause(WORK, "likely", rest, f"The two sides did other work: {sides.work[0]}", (evidence,))
+    evidence = f"a step is {_shorter(saved)} in the traces, {observed.text}"
+    both = f"The step is {_shorter(saved)}, TPOT {_shorter(observed.ms)}"
+    says = f"{both}: something between steps changed"
+    if sides.large_work:
+        yield _other_work(sides, rest, evidence)
     else:
         yield Cause(STALLS, "likely", rest, says, (evidence,))
 
@@ -251,39 +309,74 @@ def _beyond_steps(
 def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Iterator[Cause]:
     """The causes on which these inputs say nothing."""
     there = {cause.name for cause in found}
+    of_op = any(cause.name in OF_OP and cause.name != causes.TABLE for cause in found)
+    both = steps is not None and steps.before is not None
     known = {
-        CALLS: there & {*OF_OP} - {TABLE} or (steps and steps.changed.called is not None),
+        CALLS: of_op or (steps is not None and steps.changed.called is not None),
         causes.UNREAD: sides.looked,
-        causes.SAME: sides.looked,
-        causes.SHAPES: steps and steps.fit,
-        LESS: steps and steps.before and there & {*OF_OP},
-        STALLS: WORK in there and steps and sides.effect,
-        NOISE: sides.effect or steps,
+        SAME: sides.looked,
+        causes.NO_EFFECT: of_op or both,
+        causes.SHAPES: steps is not None and steps.fit is not None,
+        causes.LESS: both and of_op,
+        causes.IDLE: both and steps is not None and steps.on_cpu,
+        WORK: sides.work_known,
+        STALLS: WORK in there and steps is not None and _compared(sides, steps),
+        NOISE: sides.effect is not None or steps is not None,
     }
     for name in causes.RECORD:
         if name not in there and not known.get(name):
             yield Cause(name, "not known")
 
 
-def _rank(cause: Cause) -> tuple[int, float, int]:
-    """Those with evidence first, the largest first; then those not seen, then those not known."""
+def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
+    """Those with evidence first, the largest of the sign of what is missing first; then those not seen, then
+    those not known."""
     which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
-    size = -(cause.ms or 0.0) if cause.named else 0.0
+    sign = -1 if missing is not None and missing < 0 else 1
+    size = -sign * (cause.ms or 0.0) if cause.named else 0.0
     return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
 
 
-def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
+def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
+    """What would tell whether there is this cause, or make it sure, beyond what was given."""
+    name, both = cause.name, steps is not None and steps.before is not None
+    if cause.sure == "likely":
+        return "" if name == SAME and sides.looked else causes.SURER.get(name, "")
+    if cause.sure != "not known":
+        return ""
+    if steps and name == causes.SHAPES:
+        return causes.OF_SHAPES if steps.alone else "--run"
+    if name == STALLS and both and sides.effect:
+        return "the accept length, or traces of steps under the load of the clients"
+    if not (steps and both and causes.RECORD[name].startswith(causes.TRACES)):
+        return causes.RECORD[name]
+    if steps.unlike:
+        return "traces of steps with as many requests and tokens"
+    if name in causes.OF_STEP:
+        return "traces of more kernels"
+    return "a run whose two rows have kernels of different names" if steps.alone else "--run"
+
+
+def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> Iterator[str]:
     both = [step for step in (steps.before, steps.after) if step] if steps else []
     if sides.effect and steps and steps.before:
         yield from sides.work
         token = steps.before.ms / sides.accepted[0]
         saved = _of_steps(steps)
         yield f"the step: {saved.text}" if saved else ""
-        if not 0.7 < token / sides.effect.base < 1.3:
+        if steps.unlike:
+            yield f"the traces cannot be compared: their steps are of {steps.unlike}"
+        if ratio := _tokens(sides, steps):
+            why = "several tokens a step?" if ratio > 1 else "stalls lie between, or the load was another"
             times = f"{figure(token)} ms a token, TPOT is {figure(sides.effect.base)} ms"
-            yield f"a step of {steps.before.file} takes {times}: stalls lie between, or the load was another"
+            yield f"a step of {steps.before.file} takes {times}: {why}"
+    elif sides.work and not sides.large_work:
+        yield from sides.work
     for file in dict.fromkeys(step.file for step in both if step.steps == 1):
         yield f"{file} has one decode step: its scatter is not known, 3 % are taken"
+    yield from log.unsure
+    for op, lines in () if ops else log.missed.items():
+        yield f"a log says that a table has no entry for {op}: {next(iter(lines))}"
 
 
 # In words
@@ -291,6 +384,8 @@ def _notes(sides: Sides, steps: Steps | None) -> Iterator[str]:
 
 def _noise(made: Account, effect: Effect | None) -> str:
     assert made.expected
+    if made.expected.unsure:
+        return f"No gain was expected with certainty, {made.expected.shown}, and {made.of} may be unchanged"
     wanted = f"{figure(made.expected.ms)} ms that were expected"
     text = f"The interval of {made.of} holds both no change and the {wanted}"
     if effect is None:
@@ -303,43 +398,92 @@ def _noise(made: Account, effect: Effect | None) -> str:
     return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
 
 
-def _first(made: Account, state: str) -> str:
+def _first(made: Account, state: str, effect: Effect | None, steps: Steps | None) -> str:
     expected, observed, missing = made.expected, made.observed, made.missing
-    named = [cause for cause in made.named if cause.ms is None or cause.ms > 0]
+    sign = -1 if missing is not None and missing < 0 else 1
+    named = [
+        cause for cause in made.named if cause.name != NOISE and (cause.ms is None or sign * cause.ms > 0)
+    ]
     if state == VANISHED_NOTHING and expected and observed:
-        saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {made.of} are saved"
-        other = next((cause for cause in named if cause.name in NOT_ITS_OWN), None)
-        if other is None:
-            return f"Nothing vanished: {saved}."
-        return f"What was saved is not the change's own, {saved}: {other.says[0].lower()}{other.says[1:]}."
-    noise = next((cause for cause in made.named if cause.name == NOISE), None)
-    others = [cause for cause in named if cause is not noise]
-    if noise and not (others and (others[0].ms or 0.0) > (noise.ms or 0.0)):
-        also = next((f"; besides, {cause.says[0].lower()}{cause.says[1:]}" for cause in others), "")
-        return f"No finding: {noise.says[0].lower()}{noise.says[1:]}{also}."
+        return _as_expected(made, expected, observed)
+    if state == NOISE:
+        named = [cause for cause in named if _seen_not_called(cause, steps)] or named
+        if not (named and _seen_not_called(named[0], steps)):
+            of_op = (cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK)
+            also = next((f"; besides, {_lower(cause.says)}" for cause in of_op), "")
+            return f"No finding: {_lower(_noise(made, effect))}{also}."
     if not named and expected is None:
         give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
         return f"It cannot be told what vanished, as what was expected is not known in ms: {give}."
     if not named and missing is None:
         return "It cannot be told what vanished, as what serving did is not known: give --ab or both traces."
-    if not named and expected:
-        lost = f"{figure(missing or 0.0)} of the {figure(expected.ms)} ms that were expected are missing"
+    likely = "Likely: " if named and named[0].sure == "likely" else ""
+    if missing is None or expected is None or observed is None:
+        return f"{likely}{named[0].says}."
+    of_sign = _of_sign(made.of, expected, observed)
+    if of_sign and named:
+        return f"{of_sign}; {likely.lower()}{_lower(named[0].says)}."
+    if of_sign:
+        return f"{of_sign}, and nothing in these inputs says why."
+    if not named:
+        lost = f"{figure(missing)} of the {figure(expected.ms)} ms that were expected are missing"
         return f"It is not known where the gain went: {lost}, and nothing in these inputs says why."
-    first = named[0]
-    text = f"{'Likely: ' if first.sure == 'likely' else ''}{first.says}"
-    if first.ms is None or missing is None or expected is None:
+    text, ms = f"{likely}{named[0].says}", named[0].ms
+    if ms is None:
         return f"{text}."
-    is_all = abs(missing - first.ms) < causes.LEAST * abs(missing)
+    is_all = ms > (1 - causes.LEAST) * missing
     if is_all and missing > (1 - causes.LEAST) * expected.ms:
         return f"{text}; all of the {figure(expected.ms)} ms that were expected are missing."
-    part = "all" if is_all else f"{figure(first.ms)} ms"
+    part = "all" if is_all else f"{figure(ms)} ms"
     return f"{text}; that is {part} of the {figure(missing)} ms that are missing of {figure(expected.ms)} ms."
 
 
-def _code(made: Account, state: str) -> int:
-    if state:
-        foreign = any(cause.name in NOT_ITS_OWN and (cause.ms or 1) > 0 for cause in made.named)
-        return FAILED if state == NOISE or foreign else OK
+def _of_sign(of: str, expected: Saving, observed: Saving) -> str:
+    """What happened where that is no gain that vanished: a gain that was larger, or a loss."""
+    if observed.ms > expected.ms:
+        saved = f"{figure(observed.ms)} ms of {of} are saved" if observed.ms > 0 else (
+            f"{of} became {figure(-observed.ms)} ms longer")  # fmt: skip
+        what = f"a {'saving' if expected.ms > 0 else 'loss'} of {figure(abs(expected.ms))} ms"
+        return f"Serving did better than expected: {saved}, {what} was expected"
+    if expected.ms > 0:
+        return ""
+    times = f"{figure(-observed.ms)} ms longer, a loss of {figure(-expected.ms)} ms was expected"
+    return f"The loss is larger than expected: {of} became {times}"
+
+
+def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
+    saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {made.of} are saved"
+    if expected.unsure:
+        wanted = f"No gain was expected with certainty, {expected.shown}"
+        return f"{wanted}; of {made.of} {observed.shown} are saved."
+    if expected.ms < 0:
+        longer = f"{made.of} became {figure(-observed.ms)} ms longer"
+        return f"As predicted, it is a loss: {longer}, {figure(-expected.ms)} ms were expected."
+    if other := next(iter(_not_its_own(made)), None):
+        partly = other.ms is not None and abs(other.ms) < MOSTLY * expected.ms
+        of_all = "all " if partly else ""
+        return f"What was saved is not {of_all}the change's own, {saved}: {_lower(other.says)}."
+    return f"Nothing vanished: {saved}."
+
+
+def _not_its_own(made: Account) -> list[Cause]:
+    """Causes with which what was saved cannot be what the change saved."""
+    return [c for c in made.named if c.name in NOT_ITS_OWN and (c.ms is None or c.ms > 0)]
+
+
+def _shorter(saved: float) -> str:
+    return f"{figure(abs(saved))} ms {'shorter' if saved >= 0 else 'longer'}"
+
+
+def _lower(says: str) -> str:
+    return says[0].lower() + says[1:]
+
+
+def _code(made: Account, state: str, steps: Steps | None) -> int:
+    if state == VANISHED_NOTHING:
+        return FAILED if _not_its_own(made) else OK
+    if state == NOISE and not any(_seen_not_called(cause, steps) for cause in made.named):
+        return FAILED
     if made.missing is None:
         return OK if any(cause.sure == "certain" for cause in made.named) else FAILED
     return OK if made.named and abs(made.rest or 0.0) <= UNEXPLAINED * abs(made.missing) else FAILED
@@ -347,17 +491,5 @@ def _code(made: Account, state: str) -> int:
 
 def facts(made: Account) -> JsonObject:
     """All of it as plain values."""
-    rows = [
-        asdict(cause) | {
-            "share": cause.ms / made.missing if cause.ms is not None and made.missing else None,
-            "record": to_record(cause),
-        }
-        for cause in made.causes
-    ]  # fmt: skip
+    rows = [asdict(cause) | {"share": made.share(cause.ms)} for cause in made.causes]
     return {**asdict(made), "causes": rows, "missing": made.missing, "rest": made.rest}
-
-
-def to_record(cause: Cause) -> str:
-    """What would tell whether there is this cause, or make it sure; empty: nothing is needed."""
-    table = {"not known": causes.RECORD, "likely": causes.SURER}.get(cause.sure, {})
-    return table.get(cause.name, "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
@@ -35,7 +36,7 @@ class CaseTimes:
 class Alone:
     """before, after: the names of the two entries
     old, new:  the kernels that only one of the two runs, that of the most time first
-    kernel_us: of all kernels of both
+    kernel_us: of all kernels of both; others: kernels that only other rows run -> such a row
     """
 
     folder: str
@@ -46,14 +47,12 @@ class Alone:
     old: tuple[str, ...]
     new: tuple[str, ...]
     kernel_us: Mapping[str, float]
+    others: Mapping[str, str]
 
     def mean(self, what: str, texts: Collection[str] | None = None) -> float:
         """`before_us`, `after_us` or `half_us`, weighted; texts: of these cases only."""
         cases = [case for case in self.cases if texts is None or case.text in texts]
-        total = sum(case.weight for case in cases) or len(cases)
-        return (
-            sum((case.weight if total != len(cases) else 1.0) * getattr(case, what) for case in cases) / total
-        )
+        return _weighted([getattr(case, what) for case in cases], [case.weight for case in cases])
 
     def saving_us(self, texts: Collection[str] | None = None) -> float:
         """Of a call, the weighted mean over the cases."""
@@ -63,6 +62,12 @@ class Alone:
     def change(self) -> KernelChange:
         factor = self.mean("before_us") / self.mean("after_us")
         return KernelChange(op=self.op, factor=factor, source=self.folder)
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean; the plain one where no value has a weight."""
+    weights = weights if any(weights) else [1.0] * len(weights)
+    return sum(map(operator.mul, weights, values)) / sum(weights)
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
@@ -88,19 +93,24 @@ def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
         half = math.hypot(*((each.high_us or 0.0) / 2 - (each.low_us or 0.0) / 2 for each in (old, new)))
         sizes = planned[key].sizes if key in planned else {}
         cases.append(CaseTimes(key, sizes, old.time_us or 0.0, new.time_us or 0.0, half, old.weight))
-    us: list[dict[str, float]] = []
-    for name in (before, after):
-        sums: dict[str, float] = {}
-        for cell in (names[name][key] for key in common):
-            for kernel, time in zip(cell.kernels, cell.kernel_us, strict=False):
-                sums[kernel] = sums.get(kernel, 0.0) + time / len(common)
-        us.append(sums)
+    us = [_kernels([names[name][key] for key in common]) for name in (before, after)]
+    others = {kernel: name for name, of_case in names.items() if name not in (before, after)
+              for cell in of_case.values() for kernel in cell.kernels
+              if kernel not in us[0] and kernel not in us[1]}  # fmt: skip
     old_only, new_only = ({k: t for k, t in us[i].items() if k not in us[1 - i]} for i in (0, 1))
     return Alone(
         str(run.folder), run.run.op, before, after, tuple(cases),
         tuple(sorted(old_only, key=lambda name: -old_only[name])),
-        tuple(sorted(new_only, key=lambda name: -new_only[name])), us[1] | us[0],
+        tuple(sorted(new_only, key=lambda name: -new_only[name])), us[1] | us[0], others,
     )  # fmt: skip
+
+
+def _kernels(cells: Sequence[Cell]) -> dict[str, float]:
+    """Microseconds of each kernel in a call, the mean over cases."""
+    of_case = [dict(zip(cell.kernels, cell.kernel_us, strict=False)) for cell in cells]
+    weights = [cell.weight for cell in cells]
+    kernels = dict.fromkeys(kernel for us in of_case for kernel in us)
+    return {kernel: _weighted([us.get(kernel, 0.0) for us in of_case], weights) for kernel in kernels}
 
 
 def _names(run: RecordedRun) -> dict[str, dict[str, Cell]]:
@@ -139,8 +149,9 @@ def _fastest(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], before: 
         common = [case for case in cells if case in names[before]]
         if name == before or not common or (of_settings and next(iter(cells.values())).impl != impl):
             continue
+        weights = [names[before][case].weight for case in common]
         times = [[of[case].time_us or 0.0 for case in common] for of in (names[before], cells)]
-        faster[name] = sum(times[0]) / sum(times[1])
+        faster[name] = _weighted(times[0], weights) / _weighted(times[1], weights)
     if not faster or max(faster.values()) <= 1:
         raise UsageError(f"{run.folder} has nothing faster than {before}: name two rows with --rows")
     return max(faster, key=lambda name: faster[name])

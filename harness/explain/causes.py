@@ -25,19 +25,22 @@ Sure = Literal["certain", "likely", "none seen", "not known"]
 
 CALLS, UNREAD, SAME, TABLE = "not called", "not read", "the same server", "table missed"
 REFUSED, BASE, SHAPES, LESS = "refused", "another kernel before", "other shapes", "less in the step"
-CLOCKS, SLOWER, BESIDE, WAITS = "clocks", "slower neighbours", "kernels beside it", "waits for ranks"
+NO_EFFECT = "without effect"
+CLOCKS, SLOWER, BESIDE, WAITS = "clocks", "other kernels", "kernels beside it", "waits for ranks"
 OVERLAP, IDLE, WORK, STALLS = "overlapped", "idle device", "other work", "stalls, scheduling"
 PREDICTED, NOISE = "the prediction", "noise"
-OF_OP = (CALLS, UNREAD, SAME, REFUSED, TABLE, BASE, SHAPES, LESS)
+OF_OP = (CALLS, UNREAD, SAME, NO_EFFECT, REFUSED, TABLE, BASE, SHAPES, LESS)
 OF_STEP = (CLOCKS, SLOWER, BESIDE, WAITS, OVERLAP, IDLE)
 
 TRACES = "traces of decode steps of both servers: --trace BEFORE AFTER"
+OF_SHAPES = "a trace with the engine's annotations of steps, or an eager one with record_shapes"
 RECORD = {
     CALLS: TRACES,
     UNREAD: "`serving ab`, which looks names up",
     SAME: "`serving ab`, which asks servers for their settings",
+    NO_EFFECT: TRACES,
     TABLE: "the log of the server with the change: --log; of AITER with AITER_LOG_TUNED_CONFIG=1",
-    SHAPES: "a trace with the engine's annotations of steps, or an eager one with record_shapes; and --run",
+    SHAPES: f"{OF_SHAPES}; and --run",
     LESS: f"{TRACES}, and --run",
     **dict.fromkeys(OF_STEP, TRACES),
     WORK: "results of both: --ab, or --before and --after",
@@ -61,20 +64,32 @@ SURER = {
 IN_STEP = IN_SERVER * T90
 """The part of a saving by which one in a server usually differs from one alone."""
 OF_LAUNCH = 0.01
-"""The part of a step by which two launches of a server differ without a cause; of one kernel's time:"""
-OF_KERNEL = 3 * OF_LAUNCH
+"""The part of a step by which two launches of a server differ without a cause, where no A/B knows it."""
+OF_KERNEL = 3
+"""The part of one kernel's time is so many times as large."""
 LEAST = 0.1
 """Causes below this part of the expected saving, or of what is missing, are not named."""
 SAME_CALLS = 0.02
 """The part by which the calls of a kernel in two traces may differ."""
+FITS = 0.5
+"""From more than this part of the calls on, the served shapes are those of the run."""
 FEW = 3
 """Fewer kernels than these that are slower alike do not show a clock."""
+
+HEAVY, MOST = 0.005, 0.7
+"""Kernels of a smaller part of the time scatter too much to show a clock; it slows most of the time alike."""
+A_CLOCK, SCATTER, ALIKE = 1.5, 1 / 3, 0.5
+"""A clock is so many launches' noise away from none; its kernels scatter by less than the one, and each is
+off by less than the other part of that: else single kernels became slower."""
+OF_MEDIAN = 1.48
+"""A standard deviation over the median deviation, of normal scatter."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """ms:   what it took of the gain; negative: it added to it; None: its size is not known
     says: a sentence for the first line; evidence: what shows it
+    record: what would tell whether there is this cause, or make it sure; empty: nothing is needed
     """
 
     name: str
@@ -82,6 +97,7 @@ class Cause:
     ms: float | None = None
     says: str = ""
     evidence: tuple[str, ...] = ()
+    record: str = ""
 
     @property
     def named(self) -> bool:
@@ -137,9 +153,28 @@ class Steps:
         return self.before.ms - self.after.ms if self.before else None
 
     @property
+    def on_cpu(self) -> bool:
+        return self.after.on_cpu
+
+    @property
+    def of_launch(self) -> float:
+        """The part by which two launches differ: that of the A/B where it is known to be larger."""
+        effect = self.sides.effect
+        return max(OF_LAUNCH, (effect.launch_spread or 0.0) / 100 if effect else 0.0)
+
+    @property
+    def uncalled_ms(self) -> float:
+        """What the calls that the new kernel did not take would have saved."""
+        found = self.changed
+        if found.by_op and self.before and self.changes and self.alone is None:
+            parts = [(1 - found.by_op.get(change.op, 1.0), change) for change in self.changes]
+            return sum(part * self._of_change(self.before, change) for part, change in parts)
+        return (1 - (found.called or 0.0)) * (self.expected_ms or 0.0)
+
+    @property
     def half_ms(self) -> float:
         """Half the width of the interval of saved_ms."""
-        return math.hypot(self.half("step"), OF_LAUNCH * self.after.ms)
+        return math.hypot(self.half("step"), self.of_launch * self.after.ms)
 
     def half(self, *keys: str) -> float:
         """Half the width of the interval of a difference of both steps in these parts."""
@@ -151,7 +186,7 @@ class Steps:
         """Below it no cause is named."""
         expected, saved = self.expected_ms, self.saved_ms or 0.0
         if not expected:
-            return max(OF_LAUNCH * self.after.ms, LEAST * abs(saved))
+            return max(self.of_launch * self.after.ms, LEAST * abs(saved))
         return LEAST * max(abs(expected), abs(expected - saved) if self.before else 0.0)
 
 
@@ -178,11 +213,13 @@ def of_step(steps: Steps) -> Iterator[Cause]:
         (f"kernels take {figure(saved)} ms less in sum, the device is busy for {figure(busy)} ms less",
          f"exposed communication: {figure(exposed[0])} -> {figure(exposed[1])} ms" if under else ""),
     )  # fmt: skip
+    if steps.on_cpu:  # Python runs between operators, and nothing waits for a host
+        return
     modes = [step.launch for step in (before, after)]
     how = f": {modes[1]} instead of {modes[0]}" if "" not in modes and modes[0] != modes[1] else ""
     more = after.idle_ms - before.idle_ms
     yield _if_seen(
-        IDLE, more, max(steps.half("idle"), steps.floor),
+        IDLE, more, max(steps.half("idle"), steps.floor, steps.of_launch * after.ms),
         f"The device waits {'longer' if more > 0 else 'less'} for the host{how}",
         (f"nothing runs for {figure(before.idle_ms)} -> {figure(after.idle_ms)} ms of a step",),
     )  # fmt: skip
@@ -196,7 +233,7 @@ def _of_one(steps: Steps) -> Iterator[Cause]:
     alone, found, expected = steps.alone, steps.changed, steps.expected_ms
     if alone is None or found.called is None or expected is None:
         return
-    yield _not_called(steps, (1 - found.called) * expected)
+    yield _not_called(steps, steps.uncalled_ms)
     if found.new and found.called:
         own_us = sum(alone.kernel_us[name] for name in alone.new)
         slower = steps.after.of(found.new) - found.called * found.calls * own_us / 1e3
@@ -209,21 +246,21 @@ def _of_op(steps: Steps, clock: float) -> Iterator[Cause]:
     if before is None or expected is None:
         return
     was, now = before.of(found.before), after.of(found.after) / clock
-    half = max(OF_LAUNCH * was + steps.half(*steps.ops), steps.floor)
+    half = max(steps.of_launch * was + steps.half(*steps.ops), steps.floor)
     lost = expected - (was - now)
     part = 1.0 if found.called is None else found.called
-    if found.called is None and abs(was - now) < max(1.5 * LEAST * expected, half):
+    if found.called is None and abs(was - now) < max(1.5 * LEAST * abs(expected), half) and not steps.unlike:
         yield _not_in_effect(steps, lost)
         return
     if found.called is not None:  # what ran instead may save something, too
-        cause = _not_called(steps, (1 - part) * expected if part else lost)
+        cause = _not_called(steps, steps.uncalled_ms if part or steps.unlike else lost)
         yield cause
         lost -= cause.ms or 0.0
     if not part:
         return
     for cause in _apart(steps, was, part, half):
         yield cause
-        if cause.name == SHAPES and cause.named and steps.fit and steps.fit.part <= 0.5:
+        if cause.name == SHAPES and cause.named and steps.fit and steps.fit.part <= FITS:
             return
         lost -= cause.ms or 0.0
     yield _less(steps, lost, max(half, IN_STEP * abs(part * expected)))
@@ -245,7 +282,7 @@ def _apart(steps: Steps, was: float, part: float, least: float) -> Iterator[Caus
     if fit is None:
         return
     saved = found.calls * alone.saving_us() / 1e3
-    if fit.part > 0.5:
+    if fit.part > FITS:
         of_shapes = part * (saved - found.calls * alone.saving_us(fit.cases) / 1e3)
     else:  # what a call saves at these shapes was not timed
         of_shapes = part * saved - (was - steps.after.of(found.after))
@@ -253,7 +290,7 @@ def _apart(steps: Steps, was: float, part: float, least: float) -> Iterator[Caus
     yield _if_seen(
         SHAPES, of_shapes, least, f"The server calls the op at other shapes than the run: {fit.served}",
         (f"served: {fit.served} ({fit.source})", f"timed: {cases} ({alone.folder})"),
-        "likely" if fit.part > 0.5 else "certain",
+        "likely" if fit.part > FITS else "certain",
     )  # fmt: skip
 
 
@@ -263,6 +300,8 @@ def _not_called(steps: Steps, ms: float) -> Cause:
     kernel = short(names[0]) if names else "the new kernel"
     there, left = after.calls(found.new[:1]), after.calls(found.old[:1])
     instead = next((name for name in found.after if name not in found.old), "")
+    alone = steps.alone
+    row = _other_row(steps)
     evidence = [
         f"{figure(there)} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
         f"{figure(left)} calls of {short(found.old[0])} are left" if found.old and left else "",
@@ -270,12 +309,29 @@ def _not_called(steps: Steps, ms: float) -> Cause:
         *(f"the log says: {line}" for line, _ in steps.log.chosen.most_common(3)),
     ]
     says = f"The new kernel was not called: {kernel} is in no step of {after.file}"
+    # A kernel of another name may be the same one, or a variant for other shapes.
+    sure: Sure = "certain" if found.wanted and not found.guessed and (there or left) else "likely"
     if there:
         says = f"The new kernel takes {100 * (found.called or 0):.0f} % of the calls only: {kernel}"
+    elif alone and row:
+        says += f"; {short(row)} is, which is that of {alone.others[row]}: --rows "
+        says, sure = f"{says}{alone.before},{alone.others[row]}", "likely"
+    if alone and not there and steps.fit and steps.fit.part <= FITS:
+        says, sure = f"{says}; the run timed other shapes than are served ({steps.fit.served})", "likely"
     because = None if there else not_in_effect(steps.sides, steps.log)
-    if because and abs(ms) > steps.floor:
+    if because and because.sure == "certain" and abs(ms) > steps.floor:
         return Cause(because.name, "certain", ms, because.says, (*because.evidence, *filter(None, evidence)))
-    return _if_seen(CALLS, ms, steps.floor, says, evidence, "certain")
+    return _if_seen(CALLS, ms, steps.floor, says, [*evidence, *(because.evidence if because else ())], sure)
+
+
+def _other_row(steps: Steps) -> str:
+    """A kernel of the op that only another row of the run has, and that the change brought."""
+    alone, before, after = steps.alone, steps.before, steps.after
+    names = [name for name in (alone.others if alone else ()) if name in after.kernels]
+    return next(
+        (name for name in names if after.op_class(name) in {*steps.ops, "unknown"}
+         and not (before and name in before.kernels)), "",
+    )  # fmt: skip
 
 
 def _not_in_effect(steps: Steps, ms: float) -> Cause:
@@ -287,11 +343,11 @@ def _not_in_effect(steps: Steps, ms: float) -> Cause:
         f"{_calls(name, steps.before)} -> {_calls(name, steps.after)} a step: {name}" for name in names
     ]
     if because := not_in_effect(steps.sides, steps.log):
-        return Cause(because.name, "certain", ms, because.says, (*because.evidence, *evidence))
+        return Cause(because.name, because.sure, ms, because.says, (*because.evidence, *evidence))
     if missed := _table(steps, ms, evidence):
         return missed
     says = f"The same kernels run as fast as without the change: {', '.join(map(short, names)) or 'none'}"
-    return _if_seen(SAME, ms, steps.floor, says, evidence)
+    return _if_seen(NO_EFFECT, ms, steps.floor, says, evidence)
 
 
 def not_in_effect(sides: Sides, log: Log) -> Cause | None:
@@ -307,7 +363,8 @@ def not_in_effect(sides: Sides, log: Log) -> Cause | None:
             REFUSED, "likely", says=f"The server refused it: {next(iter(log.refused))}", evidence=lines
         )
     if sides.same:
-        return Cause(SAME, "certain", says=f"Both servers are the same: {sides.same}", evidence=(sides.what,))
+        sure: Sure = "certain" if sides.alike else "likely"
+        return Cause(SAME, sure, says=f"Both servers are the same: {sides.same}", evidence=(sides.what,))
     return None
 
 
@@ -318,18 +375,20 @@ def same_kernels(steps: Steps) -> Cause | None:
         return None
     times = f"{figure(before.ms)} ms in {before.file}, {figure(after.ms)} ms in {after.file}"
     evidence = f"{len(after.kernels)} kernels: {times}"
-    return Cause(SAME, "likely", None, "The same kernels run in both traces, for as long", (evidence,))
+    return Cause(NO_EFFECT, "likely", None, "The same kernels run in both traces, for as long", (evidence,))
 
 
 def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None:
     """What a log says of tables of these ops; certain for a shape that was served."""
-    for op in ops or log.missed:
+    for op in ops:
         if shapes := log.missed.get(op):
             lines = tuple(f"{count} lines of the log: {text}" for text, count in shapes.most_common(3))
             words = {word for text in shapes for word in text.split()}
             sure: Sure = "certain" if words & {word.strip(",") for word in served.split()} else "likely"
             says = f"The tuned table has no entry for {op} as it is called, and a default runs"
             return Cause(TABLE, sure, None, says, lines)
+    if log.missed and not ops:
+        return None
     if log.files and (log.hits or not log.has_aiter):
         return Cause(TABLE, "none seen")
     return None
@@ -357,7 +416,10 @@ def _less(steps: Steps, ms: float, least: float) -> Cause:
         return missed
     known = "" if steps.fit else "; whether it is called at other shapes is not known"
     what = "The new kernel runs, and" if found.new else "The op"
-    says = f"{what} saves {'less' if ms > 0 else 'more'} in the step than alone{known}"
+    how = f"saves {'less' if ms > 0 else 'more'}"
+    if (steps.expected_ms or 0.0) < 0:
+        how = f"loses {'more' if ms > 0 else 'less'}"
+    says = f"{what} {how} in the step than alone{known}"
     return _if_seen(LESS, ms, max(least, steps.floor), says, evidence)
 
 
@@ -376,12 +438,12 @@ def _clock(before: DecodeStep, after: DecodeStep, found: Changed) -> tuple[float
     ]  # fmt: skip
     ratios = {was.name: now.us_per_call / was.us_per_call for was, now in same}
     total = sum(was.ms for was, _ in same)
-    heavy = [ratios[was.name] for was, _ in same if was.ms > 0.005 * total]
+    heavy = [ratios[was.name] for was, _ in same if was.ms > HEAVY * total]
     factor = statistics.median(heavy) if len(heavy) >= FEW else 1.0
     away = abs(factor - 1)
-    alike = sum(was.ms for was, _ in same if abs(ratios[was.name] - factor) < away / 2)
-    spread = 1.48 * statistics.median(abs(each - factor) for each in heavy) if heavy else 0.0
-    shared = away > 1.5 * OF_LAUNCH and spread < away / 3 and alike > 0.7 * total
+    alike = sum(was.ms for was, _ in same if abs(ratios[was.name] - factor) < ALIKE * away)
+    spread = OF_MEDIAN * statistics.median(abs(each - factor) for each in heavy) if heavy else 0.0
+    shared = away > A_CLOCK * OF_LAUNCH and spread < SCATTER * away and alike > MOST * total
     return factor if shared else 1.0, ratios
 
 
@@ -406,7 +468,7 @@ def _of_neighbours(
     after, deltas = steps.after, _deltas(steps, before, clock, ratios)
     for name, rows in deltas.items():
         ms, classes = sum(rows.values()), {before.op_class(row) or after.op_class(row) for row in rows}
-        least = max(steps.floor, steps.half(*classes), OF_KERNEL * before.of(rows))
+        least = max(steps.floor, steps.half(*classes), OF_KERNEL * steps.of_launch * before.of(rows))
         largest = sorted(rows, key=lambda row: -abs(rows[row]))[:3]
         first, more = short(largest[0]) if rows else "", ms > 0
         says = {
@@ -427,7 +489,7 @@ def _deltas(
     for name in {**before.kernels, **after.kernels}.keys() - own:
         delta = after.of([name]) - clock * before.of([name])
         op_class = before.op_class(name) or after.op_class(name)
-        noise = max(OF_KERNEL * before.of([name]), steps.half(op_class))
+        noise = max(OF_KERNEL * steps.of_launch * before.of([name]), steps.half(op_class))
         if op_class in COMMUNICATION:  # which the clock slows or not
             low, high = sorted((before.of([name]), clock * before.of([name])))
             found[WAITS][name] = after.of([name]) - min(max(after.of([name]), low), high)

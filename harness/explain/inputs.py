@@ -12,7 +12,7 @@ from harness.explain.alone import Alone
 from harness.explain.causes import Steps
 from harness.explain.served import Log, fit, of_trace, served_sizes, unlike
 from harness.explain.sides import Sides
-from harness.explain.step import DecodeStep, changed, decode_step
+from harness.explain.step import DecodeStep, changed, decode_step, swapped
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import of_link
 from harness.serving.clients.load import load
@@ -35,12 +35,19 @@ def steps_in(
     if before and before.file == after.file:
         before, after = (replace(step, file=path) for step, path in zip((before, after), traces, strict=True))
     ops = tuple(change.op for change in changes) or ((alone.op,) if alone else _differing(before, after))
+    if before and alone and (kernel := swapped(before, after, ops, alone)):
+        where = f"runs in {before.file}, and not in {after.file}"
+        raise UsageError(f"{kernel} of {alone.after} {where}: are the traces swapped?")
+    found = changed(before, after, ops, alone)
+    there = {kernel.op_class for step in (before, after) if step for kernel in step.kernels.values()}
+    if missing := [op for op in ops if op not in there and not (found.old or found.new)]:
+        raise UsageError(f"no kernel of {missing[0]} in {' or '.join(dict.fromkeys(traces))}")
     served = [of_trace(path) for path in traces]
     return Steps(
         before, after, ops, alone,
         fit=fit(alone, served_sizes(alone.op, served[-1]), after.file) if alone else None,
         unlike=unlike(*served) if before else "", log=log, sides=sides,
-        changed=changed(before, after, ops, alone), changes=tuple(changes),
+        changed=found, changes=tuple(changes),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -45,6 +45,7 @@ class Log:
     """What logs of the server with the change say, each text with how many lines say it.
 
     missed: by op; hits, refused, chosen: lines; shapes: of the misses, in the names of sizes
+    unsure: notes on lines that need not be of the change
     """
 
     files: tuple[str, ...] = ()
@@ -53,6 +54,26 @@ class Log:
     refused: Counter[str] = field(default_factory=Counter)
     chosen: Counter[str] = field(default_factory=Counter)
     has_aiter: bool = False
+    unsure: tuple[str, ...] = ()
+
+    def beyond(self, base: Log, names: Sequence[str]) -> Log:
+        """Without what the log of the server without the change says, too, and without refusals that need not
+        be of the change. names: of its variables and flags"""
+        named = [re.compile(rf"(?<![\w-]){re.escape(name)}(?!\w)") for name in names]
+        refused: Counter[str] = Counter()
+        unsure = []
+        for line, count in self.refused.items():
+            if any(name.search(line) for name in named) or (base.files and line not in base.refused):
+                refused[line] = count
+            else:
+                unsure.append(f"a log says, perhaps not of the change: {line}")
+        missed: dict[str, Counter[str]] = {}
+        for op, lines in self.missed.items():
+            if own := {line: count for line, count in lines.items() if line not in base.missed.get(op, ())}:
+                missed[op] = Counter(own)
+            else:
+                unsure.append(f"logs of both servers say of {op}: {next(iter(lines))}")
+        return replace(self, refused=refused, missed=missed, unsure=tuple(unsure))
 
 
 def read_logs(paths: Sequence[str]) -> Log:

@@ -20,8 +20,9 @@ from harness.serving.schema import ServingRun
 from harness.statistics.intervals import CONFIDENCE
 from shapes.names import unknown
 
-DIFFERS = 0.01
-"""From this part on, another number of tokens or requests, or another accept length, is other work."""
+DIFFERS, LARGE = 0.01, 0.05
+"""From these parts on, another number of tokens or requests is said, and may be a cause; another accept
+length is a cause from the first on."""
 ASKED = ("concurrency", "input_len", "output_len", "request_rate", "num_prompts")
 COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens": "tokens out"}
 
@@ -31,23 +32,30 @@ class Sides:
     """what:     was compared, as a reader calls it
     effect:   on TPOT; None: nothing has it
     unread:   lines on differing names that nothing installed reads; all_unread: no other name differs
-    same:     why the servers are alike; looked: whether names and settings were looked at
-    work:     lines on requests and tokens that differ; work_known: whether they were counted
+    names:    of variables and flags that differ
+    same:     why the servers are alike; alike: they are launched so
+    looked:   whether names and settings were looked at
+    work:     lines on requests and tokens that differ; large_work: by so much that it may be a cause;
+              work_known: whether they were counted
     accepted: tokens that a request got of a step, before and after; 1 without speculation
-    logs:     of the server with the change
+    logs:     of the server with the change; base_logs: of that without it
     """
 
     what: str = ""
     effect: Effect | None = None
     unread: tuple[str, ...] = ()
     all_unread: bool = False
+    names: tuple[str, ...] = ()
     same: str = ""
+    alike: bool = False
     looked: bool = False
     work: tuple[str, ...] = ()
+    large_work: tuple[str, ...] = ()
     work_known: bool = False
     accepted: tuple[float, float] = (1.0, 1.0)
     predictions: tuple[Prediction, ...] = ()
     logs: tuple[str, ...] = ()
+    base_logs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -59,9 +67,17 @@ def read_sides(record: str | None, name: str, before: Sequence[str], after: Sequ
 
 
 def _of_results(before: Sequence[str], after: Sequence[str]) -> Sides:
+    if twice := {Path(name).resolve() for name in before} & {Path(name).resolve() for name in after}:
+        raise UsageError(f"{min(twice)} is both before and after")
     runs = [[run for name in names for run in load(name)] for names in (before, after)]
     if len(runs[0]) != len(runs[1]):
         raise UsageError(f"{len(runs[0])} runs before and {len(runs[1])} after: they are paired in order")
+    for names, side in zip((before, after), runs, strict=True):
+        loads = sorted({run.workload.concurrency or 0.0 for run in side} - {0.0})
+        if len(loads) > 1:
+            several = ", ".join(f"{each:g}" for each in loads)
+            of = ", ".join(names)
+            raise UsageError(f"{of}: results of several concurrencies ({several}): give those of one load")
     tpots = [(a.value("tpot", "mean"), b.value("tpot", "mean")) for a, b in zip(*runs, strict=True)]
     pairs = [(a, b) for a, b in tpots if a and b]
     found = effect(*zip(*pairs, strict=True), higher=False, level=CONFIDENCE, margin=1.0) if pairs else None
@@ -86,13 +102,18 @@ def _of_record(folder: Path, name: str) -> Sides:
         for what, part in (("setting", "server_info"), ("variable", "environment"))
         for key, (before, after) in differ[part].items()
     ]
-    all_unread = bool(names) and names <= unread.keys()
+    found_effect = effects(record, name).get("tpot")
+    all_unread, (same, alike) = bool(names) and names <= unread.keys(), _same(record, name)
+    interval = found_effect.interval if found_effect else None
+    if interval and not interval[0] <= 0 <= interval[1] and (same or all_unread):
+        why = same or "; ".join(unread.values())
+        lines.append(f"{why}; but TPOT differs, so the two servers are not the same")
+        all_unread, same, alike, unread = False, "", False, {}
     found = Sides(
-        f"{name} against {plan.base}, {folder}", effects(record, name).get("tpot"),
-        tuple(unread.values()), all_unread, _same(record, name), looked=True,
+        f"{name} against {plan.base}, {folder}", found_effect,
+        tuple(unread.values()), all_unread, tuple(sorted(names)), same, alike, looked=True,
         predictions=tuple(each for each in record.predictions if each.of in ("", name)),
-        logs=tuple(str(path) for each in record.of("launch", arm=name)
-                   if (path := record.launch_folder(each) / "server.log").exists()),
+        logs=_logs(record, name), base_logs=_logs(record, plan.base),
         notes=(*lines, *(() if all_unread else unread.values())),
     )  # fmt: skip
     runs: list[list[ServingRun]] = [[], []]
@@ -104,19 +125,24 @@ def _of_record(folder: Path, name: str) -> Sides:
     return _with_work(found, runs)
 
 
-def _same(record: Record, name: str) -> str:
-    """Why both servers are the same: launched alike, or flags that no setting shows. A server's settings do
-    not show what variables or an image change."""
+def _logs(record: Record, arm: str) -> tuple[str, ...]:
+    paths = (record.launch_folder(each) / "server.log" for each in record.of("launch", arm=arm))
+    return tuple(str(path) for path in paths if path.exists())
+
+
+def _same(record: Record, name: str) -> tuple[str, bool]:
+    """Why both servers are the same, or empty, and whether they are launched alike; flags may be such that no
+    setting shows. A server's settings do not show what variables or an image change."""
     plan = record.plan
     own, base = plan.changes(name), plan.changes(plan.base)
     if own == base:
-        return f"{name} and {plan.base} are launched alike"
+        return f"{name} and {plan.base} are launched alike", True
     said = [server["server_info"] for each in (plan.base, name) for server in servers(record, each)]
     if own[0] == base[0] and own[2] == base[2] and said and all(said):
         found = differences(record, name)
         if not found["server_info"] and not found["environment"]:
-            return f"they report the same {len(said[0])} settings, and differ in flags alone"
-    return ""
+            return f"they report the same {len(said[0])} settings, and differ in flags alone", False
+    return "", False
 
 
 def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
@@ -130,20 +156,27 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
         for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
     notes = (*sides.notes, *dict.fromkeys(wrong))
-    work = tuple(_differing(before, after))
-    return replace(sides, work=work, work_known=True, accepted=accepted, notes=notes)
+    work = [*_differing(before, after)]
+    large = tuple(line for line, part in work if part >= LARGE)
+    lines = tuple(line for line, _ in work)
+    return replace(
+        sides, work=lines, large_work=large, work_known=True, accepted=accepted, notes=notes
+    )  # fmt: skip
 
 
-def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[str]:
-    """Lines on what was asked and counted, where the two differ."""
+def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:
+    """Lines on what was asked and counted, where the two differ, each with the part by which they do."""
     for name in ASKED:
         asked = [{getattr(run.workload, name) for run in side} - {None} for side in (before, after)]
         if all(asked) and asked[0] != asked[1]:
             texts = (", ".join(f"{value:g}" for value in sorted(values)) for values in asked)
-            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}"
+            was, now = map(statistics.fmean, asked)
+            part = abs(now / was - 1) if was else 1.0
+            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", part
     for name, what in COUNTED.items():
         counts = [[getattr(run.totals, name) for run in side] for side in (before, after)]
         if not any(None in side for side in counts):
             was, now = map(statistics.fmean, counts)
-            if was and abs(now / was - 1) > DIFFERS:
-                yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * (now / was - 1):+.1f} %)"
+            more = now / was - 1 if was else 0.0
+            if abs(more) > DIFFERS:
+                yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * more:+.1f} %)", abs(more)

@@ -18,6 +18,8 @@ OF_ONE_STEP = 0.03
 """Half the width of the interval of what a single step shows, as a part of it."""
 PAUSE = 1.5
 """A step that is so many times as long as the median is followed by a pause."""
+KEPT, GONE = 0.98, 0.02
+"""A kernel of fewer calls than this part lost some; one of fewer than that went."""
 MOST_STEPS = 200
 """The most steps of which the scatter is computed."""
 
@@ -44,6 +46,7 @@ class DecodeStep:
     idle_ms: time of a step with nothing running
     between: whether it has the time between steps, which few decode steps in a row do not show
     launch:  of most kernels; empty: the trace does not tell
+    on_cpu:  its kernels are operators, between which Python runs
     """
 
     file: str
@@ -53,6 +56,7 @@ class DecodeStep:
     half: Mapping[str, float]
     between: bool
     launch: Literal["", "a graph", "single launches"]
+    on_cpu: bool = False
 
     @property
     def sum_ms(self) -> float:
@@ -120,7 +124,9 @@ def decode_step(path: str, *, within: bool = False) -> DecodeStep:
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
         launch = "single launches" if known > sum(sizes) / 2 else "a graph"
-    return DecodeStep(Path(path).name, len(whole), kernels, middle["idle"].value, half, between, launch)
+    return DecodeStep(
+        Path(path).name, len(whole), kernels, middle["idle"].value, half, between, launch, trace.on == "cpu"
+    )  # fmt: skip
 
 
 def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
@@ -145,6 +151,8 @@ class Changed:
     foreign:       the kernel of the most time in the step before, where that is none of the run's
     calls:         of the op in a step
     called:        the part of the calls that the new kernel took; None: names do not tell
+    by_op:         that of each op of several
+    guessed:       the new kernel is one of another name than the run's, as those before it went
     """
 
     before: tuple[str, ...]
@@ -155,6 +163,8 @@ class Changed:
     foreign: str
     calls: float
     called: float | None
+    by_op: Mapping[str, float]
+    guessed: bool
 
 
 def changed(
@@ -165,16 +175,28 @@ def changed(
     named, foreign = alone is not None and bool(alone.old and alone.new), ""
     old: list[str] = []
     new: list[str] = []
+    by_op: dict[str, float] = {}
+    guessed = False
     if alone and named:
-        old, new = _there(alone.old, before or after, ops), _there(alone.new, after, ops)
+        old = _there(alone.old, before or after, ops, alone.new)
+        new = _there(alone.new, after, ops, alone.old)
         if before and sides[0] and not old:
             foreign, old = sides[0][0], sides[0][:1]
+        if before and old and not new and after.calls(old) < GONE * before.calls(old):
+            new = _unknown(before, after)
+            guessed = bool(new)
     elif before:
-        old = [name for name in sides[0] if after.calls([name]) < 0.98 * before.calls([name])]
-        new = [name for name in sides[1] if name not in before.kernels]
-        if old and not new:  # no rule knows the new kernel
-            new = [name for name in after.kernels
-                   if after.op_class(name) == "unknown" and name not in before.kernels]  # fmt: skip
+        for op in ops:
+            went = [
+                name for name in _of_ops(before, [op]) if after.calls([name]) < KEPT * before.calls([name])
+            ]
+            came = [name for name in _of_ops(after, [op]) if name not in before.kernels]
+            came = came or (_unknown(before, after) if went else [])  # no rule knows the new kernel
+            if went and came:
+                by_op[op] = _called(before, after, went)
+            old, new = [*old, *went], [*new, *(name for name in came if name not in new)]
+        old, new = ([*sorted(each, key=lambda name: -step.of([name]))]
+                    for each, step in ((old, before), (new, after)))  # fmt: skip
     source = before or after
     main = (old or sides[0] or sides[1] or [""])[:1]
     calls = source.calls(main) if before or not named else after.calls(old[:1]) + after.calls(new[:1])
@@ -182,22 +204,31 @@ def changed(
         us = alone.kernel_us.get(main[0], 0.0)
         calls /= max(1, round(us / source.kernels[main[0]].us_per_call))
     called: float | None = None
-    replaced = old if named else sides[0]
     if named and not new:
         called = 0.0
     elif named and not before:
         called = after.calls(new[:1]) / (after.calls(new[:1]) + after.calls(old[:1]))
+    elif before and by_op:
+        called = min(by_op.values())
     elif before and old and new:
-        left = sum(
-            before.of([name]) * min(1.0, after.calls([name]) / before.calls([name])) for name in replaced
-        )
-        called = 1 - left / before.of(replaced)
+        called = _called(before, after, old)
     return Changed(
         before=tuple(dict.fromkeys([*sides[0], *(old if before else ())])),
         after=tuple(dict.fromkeys([*sides[1], *new, *(name for name in old if name in after.kernels)])),
         old=tuple(old), new=tuple(new), wanted=alone.new if alone and named else (), foreign=foreign,
-        calls=calls, called=called,
+        calls=calls, called=called, by_op=by_op, guessed=guessed,
     )  # fmt: skip
+
+
+def _called(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:
+    """The part of the time of these kernels whose calls went."""
+    left = sum(before.of([name]) * min(1.0, after.calls([name]) / before.calls([name])) for name in old)
+    return 1 - left / before.of(old)
+
+
+def _unknown(before: DecodeStep, after: DecodeStep) -> list[str]:
+    """The kernels of no known class that only the step after has, that with the most time first."""
+    return [name for name in _of_ops(after, ("unknown",)) if name not in before.kernels]
 
 
 def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
@@ -206,12 +237,22 @@ def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
 
-def _there(wanted: Sequence[str], step: DecodeStep, ops: Collection[str]) -> list[str]:
+def _there(
+    wanted: Sequence[str], step: DecodeStep, ops: Collection[str], others: Collection[str] = ()
+) -> list[str]:
     """The kernels of the op in a step that a run calls so; without template values where no name is whole.
-    Kernels of other classes may have these names, too, as torch's products have."""
+    Kernels of other classes may have these names, too, as torch's products have. others: of the other row"""
     own = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in wanted}
-    return [name for name in wanted if name in own] or [name for name in own if _stem(name) in stems]
+    whole = [name for name in wanted if name in own]
+    return whole or [name for name in own if _stem(name) in stems and name not in others]
+
+
+def swapped(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
+    """The new kernel of a run, if the step before has it and that after has the old ones alone."""
+    old = [_there(alone.old, step, ops, alone.new) for step in (before, after)]
+    new = [_there(alone.new, step, ops, alone.old) for step in (before, after)]
+    return new[0][0] if new[0] and not new[1] and old[1] and not old[0] else ""
 
 
 def _stem(name: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 
 from harness.explain import causes
-from harness.explain.account import Account, to_record
+from harness.explain.account import Account
 from harness.explain.causes import figure
 from harness.report.fitting_table import table_of
-from harness.report.text import grouped, ranged
+from harness.report.text import grouped
 
 HOW = (
     "traces: of SGLang by POST /start_profile with num_steps and record_shapes, of vLLM with "
@@ -22,10 +22,10 @@ def shown(made: Account) -> RenderableType:
     """The sentence, the sums, the causes with their evidence, and what is not known."""
     parts: list[RenderableType] = [made.says, ""]
     for word, saving in (("expected", made.expected), ("observed", made.observed)):
-        known = saving and ranged(saving.ms, saving.low, saving.high, ".3g", " ms")
         parts.append(
-            f"{word}: {known} less of {made.of}: {saving.text}" if saving else f"{word}: not known in ms"
-        )
+            f"{word}: {saving.shown} less of {made.of}: {saving.text}" if saving
+            else f"{word}: not known in ms"
+        )  # fmt: skip
     if made.named:
         rows: list[tuple[str, float | None, str]] = [(c.name, c.ms, c.sure) for c in made.named]
         if made.rest is not None:
@@ -38,7 +38,7 @@ def shown(made: Account) -> RenderableType:
     for cause in made.named:
         parts.append(f"{cause.name}: {cause.says}")
         parts += [f"- {line}" for line in cause.evidence]
-        parts += [f"- surer with {more}"] if (more := to_record(cause)) else []
+        parts += [f"- surer with {cause.record}"] if cause.record else []
     return Group(*parts, "", *_others(made))
 
 
@@ -47,7 +47,8 @@ def _signed(ms: float | None) -> str:
 
 
 def _share(ms: float | None, made: Account) -> str:
-    return f"{100 * ms / made.missing:.0f} %" if ms is not None and made.missing else ""
+    share = made.share(ms)
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _others(made: Account) -> Iterator[str]:
@@ -58,8 +59,8 @@ def _others(made: Account) -> Iterator[str]:
     if unknown and made.code == 0:
         yield f"not known: {', '.join(cause.name for cause in unknown)}"
     else:
-        for record, group in grouped(unknown, to_record).items():
+        for record, group in grouped(unknown, lambda cause: cause.record).items():
             yield f"not known: {', '.join(cause.name for cause in group)}; to know it: {record}"
-        if any(causes.TRACES in to_record(cause) for cause in unknown):
+        if any(causes.TRACES in cause.record for cause in unknown):
             yield HOW
     yield from (f"note: {note}" for note in made.notes)

@@ -79,7 +79,11 @@ class World:
     @property
     def gain_ms(self) -> float:
         """Of a step."""
-        return self.gain_us * self.layers / 1e3
+        return self.ms(self.gain_us)
+
+    def ms(self, us: float) -> float:
+        """Of a step, where a layer has so many us."""
+        return us * self.layers / 1e3
 
     def server(self, layer: dict[str, float] | None = None, **changes: Any) -> Server:
         """By default without the change."""

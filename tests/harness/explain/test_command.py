@@ -190,7 +190,9 @@ def test_cases_weigh_as_the_run_says(tmp_path):
 def test_the_model_says_what_is_expected_where_files_say_machine_and_load(here, tmp_path):
     """InferenceX's file of an H200: as `what-if` says for it, and nothing changed."""
     file = ROOT / "tests" / "data" / "serving" / "inferencex_agg.json"
-    done = here("explain", "--change", "fused_moe=1.3x", "--before", file, "--after", file, "--json", "-")
+    copied = tmp_path / "after.json"
+    copied.write_bytes(file.read_bytes())
+    done = here("explain", "--change", "fused_moe=1.3x", "--before", file, "--after", copied, "--json", "-")
     found = json.loads(done.stdout)
     assert done.returncode == 1 and found["says"].startswith("It is not known where the gain went: ")
     load = ("--lengths", "1024/1024", "--concurrency", "64", "--calibrate", file, "--hardware", "H200")

@@ -109,6 +109,7 @@ def test_clients_and_a_change_alone_leave_all_unknown(here, world):
         of.CALLS,
         of.UNREAD,
         of.SAME,
+        of.NO_EFFECT,
         of.TABLE,
         of.SHAPES,
         of.LESS,
@@ -447,4 +448,4 @@ def test_traces_without_a_run_or_a_change(here, world, is_swapped):
     world.traces(world.server(), world.server(world.swapped() if is_swapped else None))
     world.record(0.0)
     found, text, code = explained(world, here)
-    assert (names(found), code) == ([of.STALLS if is_swapped else of.SAME], 0), text
+    assert (names(found), code) == ([of.STALLS if is_swapped else of.NO_EFFECT], 0), text

@@ -20,6 +20,7 @@ from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.model import System, link, point_of
 from harness.serving.link.predictions import predict
 from harness.serving.names import hardware_name
+from harness.serving.trace import decompose
 from kernels import OPS
 
 
@@ -29,9 +30,10 @@ def steps_in(
     """Of one trace, that with the change, or of both. Raises UsageError."""
     if not traces:
         return None
-    before, after = (decode_step(traces[0]) if len(traces) == 2 else None), decode_step(traces[-1])
+    taken = [decompose(path) for path in traces]
+    before, after = (decode_step(taken[0]) if len(taken) == 2 else None), decode_step(taken[-1])
     if before and before.between != after.between:
-        before, after = (decode_step(path, within=True) for path in traces)
+        before, after = (decode_step(trace, within=True) for trace in taken)
     if before and before.file == after.file:
         before, after = (replace(step, file=path) for step, path in zip((before, after), traces, strict=True))
     ops = tuple(change.op for change in changes) or ((alone.op,) if alone else _differing(before, after))

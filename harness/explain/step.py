@@ -10,8 +10,7 @@ from typing import Literal
 
 from harness.errors import UsageError
 from harness.explain.alone import Alone
-from harness.serving.trace import decompose
-from harness.serving.trace.result import TraceStep
+from harness.serving.trace.result import Trace, TraceStep
 from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
 OF_ONE_STEP = 0.03
@@ -85,11 +84,9 @@ class DecodeStep:
         return sum(self.kernels[name].calls for name in names if name in self.kernels)
 
 
-def decode_step(path: str, *, within: bool = False) -> DecodeStep:
-    """within: without the time between steps. Raises UsageError where the file is no trace or has no decode
-    steps."""
-    trace = decompose(path)
-    steps = trace.steps_of("decode")
+def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
+    """within: without the time between steps. Raises UsageError where there are no decode steps."""
+    steps, path = trace.steps_of("decode"), trace.path
     if not steps:
         there = ", ".join(trace.phases())
         raise UsageError(f"{path} has no decode steps; it has: {there}: profile the server while it decodes")

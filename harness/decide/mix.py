@@ -236,8 +236,9 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
 
 
 def _server(request: EngineRequest) -> list[str]:
-    """Of each engine its own; none for DP attention, which takes several that depend on each other."""
-    if request.dp_attention:
+    """Of each engine its own. None for DP attention, which takes several that depend on each other, and for a
+    file of cases, which need not be of the model and ranks that the options name by default."""
+    if request.dp_attention or request.cases:
         return []
     if request.engine == "vllm":
         flags = [f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "--kv-cache-dtype fp8"]

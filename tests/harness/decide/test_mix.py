@@ -159,7 +159,7 @@ def test_a_file_of_cases_says_its_calls(tmp_path):
     file.write_text(json.dumps({"cases": [{"op": "mla_decode", "sizes": mla(32).text, "weight": 61}]}))
     mix = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {}))
     assert [case.decode for case in mix.cases] == pytest.approx([30.5, 30.5])
-    assert (mix.covered, mix.words) == (1.0, ["--cases", str(file)])
+    assert (mix.covered, mix.words, mix.server) == (1.0, ["--cases", str(file)], [])
 
 
 def test_without_a_model_each_op_has_the_same_part_of_the_time(tmp_path):

@@ -279,6 +279,41 @@ def test_times_of_several_sessions_are_not_added(tmp_path):
     assert note == "cases in several runs: 1; the newest run that has both rows counts"
 
 
+def test_a_pair_of_another_session_counts_with_the_time_of_the_reference(tmp_path):
+    """The newest run has the default at both sizes; that of A at the small one is of a session ten times as
+    slow, which must not outweigh the large one."""
+    newest = [(mla(1), {"mla.default": 10.0}), (mla(64), {"mla.default": 100.0, "mla.a": 120.0})]
+    new = run(tmp_path / "new", newest, created="2026-02-01")
+    slow = run(tmp_path / "old", [(mla(1), {"mla.default": 1000.0, "mla.a": 500.0})], created="2026-01-01")
+    assert by_value(made(new, slow))["A"].comparison.ratio == pytest.approx(110 / 125, rel=1e-2)
+
+
+def test_a_plain_run_does_not_hide_what_toggle_measured(tmp_path):
+    settings = {"plain": {}, "X=1": {"X": "1"}}
+    times = [(mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0})]
+    toggled = run(tmp_path / "toggle", times, settings=settings, created="2026-01-01")
+    plain = run(tmp_path / "plain", [(mla(64), {"mla.default": 100.0})], created="2026-02-01")
+    assert made(toggled, plain).chosen == {"X": "1"}
+
+
+def test_a_gain_between_a_choices_least_and_the_margin_is_left(tmp_path):
+    times = [(mla(64), {"mla.default": 10.0, "mla.a": 4.0}), (moe(64), {"moe.default": 990.0})]
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text} for case, _ in times]}))
+    folder = run(tmp_path / "run", times)
+    share = 6 / 1000
+    assert made(folder, cases=str(file), margin=1.1 * share).chosen == {}
+    assert made(folder, cases=str(file), margin=0.9 * share).chosen == {"attention-backend": "A"}
+
+
+def test_no_case_is_called_clear_within_the_noise(tmp_path):
+    times = [(mla(64), {"mla.default": 100.0, "mla.a": 80.0, "mla.b": 79.0, "other.kernel": 78.0})]
+    (case,) = made(run(tmp_path / "run", times, apart=0.08)).cases
+    assert (case.clear, case.beyond is None) == (False, False)  # 78 is clear of 100, not 79 of 80
+    (case,) = made(run(tmp_path / "noisy", times, apart=0.4)).cases
+    assert case.beyond is None
+
+
 def test_the_newest_run_that_has_both_rows_counts(tmp_path):
     old = run(tmp_path / "old", [(mla(64), {"mla.default": 100.0, "mla.a": 50.0})], created="2026-01-01")
     new = run(tmp_path / "new", [(mla(64), {"mla.default": 100.0, "mla.a": 80.0})], created="2026-02-01")

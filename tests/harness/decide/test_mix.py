@@ -9,7 +9,7 @@ from harness.decide.measured import read_measured, whole_sizes
 from harness.decide.mix import Weighed, mix_of, request_of, stand_ins
 from harness.decide.worth import decided
 from harness.errors import UsageError
-from shapes.case import Size
+from shapes.case import Case, Size
 from shapes.deployment import Call, served
 from shapes.scheduler import Workload
 from shapes.suites import suite
@@ -192,3 +192,26 @@ def test_what_it_is_worth(tmp_path):
     tpot = next(each for each in worth.predicted[64] if each.quantity == "tpot")
     assert tpot.change and tpot.change < 0
     assert math.isfinite(tpot.low or math.inf)
+
+
+def test_what_a_prompt_gains_and_what_a_part_of_an_op_gains(tmp_path):
+    """One product of several: the factor of the op is smaller than its own."""
+    rows = {"gemm.default": 1000.0, "gemm.a": 500.0}
+    folder = run(tmp_path / "run", [(gemm(8192, "deepseek-r1 tp8 prefill"), rows)])
+    decision, worth = decided(ENGINE, read_measured([str(folder)]), {}, {}, margin=0.0)
+    assert worth
+    (case,) = decision.mix.cases
+    assert worth.step_ms == pytest.approx(case.prefill * 0.5, rel=1e-3)
+    assert worth.prompt_ms == pytest.approx(worth.step_ms / decision.mix.prompts)
+    (change,) = worth.changes
+    assert change.phase == "prefill"
+    assert change.factor and 1 < change.factor < 1.6
+
+
+def test_prefill_attention_of_a_file_of_cases_is_prefill(tmp_path):
+    case = Case("mha_prefill", {"batch": 1, "new": 3200, "prefix": 0, "heads": 16})
+    measured = read_measured([str(run(tmp_path / "run", [(case, {"torch.sdpa": 10.0})]))])
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text, "weight": 61}]}))
+    (only,) = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {})).cases
+    assert (only.decode, only.prefill) == (0, 61)

@@ -157,9 +157,11 @@ def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Wo
         except ValueError as error:
             raise UsageError(str(error)) from None
         calls = [
-            Call(each.op, {**each.sizes}, "", each.weight, each.place, prefill=_prefills(each.op, each.place))
+            Call(each.op, {**each.sizes}, "", each.weight, each.place, prefill=_prefills(each.op, place))
             for each in file.cases
             if each.op in FIXED
+            # A case without a place has the name of the file there, which says nothing.
+            for place in ["" if each.place == request.cases else each.place]
         ]
         return _weighed(measured, request, calls, f"the calls of {request.cases}")
     loads = loads or (USUAL,)

@@ -208,10 +208,14 @@ def test_what_a_prompt_gains_and_what_a_part_of_an_op_gains(tmp_path):
     assert change.factor and 1 < change.factor < 1.6
 
 
-def test_prefill_attention_of_a_file_of_cases_is_prefill(tmp_path):
-    case = Case("mha_prefill", {"batch": 1, "new": 3200, "prefix": 0, "heads": 16})
-    measured = read_measured([str(run(tmp_path / "run", [(case, {"torch.sdpa": 10.0})]))])
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text, "weight": 61}]}))
-    (only,) = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {})).cases
-    assert (only.decode, only.prefill) == (0, 61)
+def test_the_op_or_the_place_of_a_case_says_that_it_prefills_and_not_the_name_of_the_file(tmp_path):
+    attention = Case("mha_prefill", {"batch": 1, "new": 3200, "prefix": 0, "heads": 16})
+    runs = [(attention, {"torch.sdpa": 10.0}), (gemm(64), {"gemm.default": 1.0})]
+    measured = read_measured([str(run(tmp_path / "run", runs))])
+    file = tmp_path / "prefill.json"
+    rows = [{"op": case.op, "sizes": case.text, "weight": 61} for case, _ in runs]
+    file.write_text(json.dumps({"cases": rows}))
+    cases = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {})).cases
+    assert {case.op: (case.decode, case.prefill) for case in cases} == {
+        "mha_prefill": (0, 61), "block_scale_gemm": (61, 0)
+    }  # fmt: skip

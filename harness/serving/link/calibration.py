@@ -1,22 +1,22 @@
-"""The constants of a system, fitted to measured points, and how sure they are.
+"""The constants of a system: they are fitted to measured points, and each has a deviation.
 
 | constant | unit | what it is |
 |----------|------|------------|
-| a        | ms   | of each decode step, beside its kernels |
+| a        | ms   | time of a decode step beside its kernels |
 | k        |      | time of decode's kernels in the server, over the sum of their times alone |
 | p        |      | stall by other requests' prefills, over the sum of the prefills' kernels |
-| h        | ms   | of a request outside the engine's steps: client, HTTP, tokenisation |
+| h        | ms   | time of a request outside the engine's steps: client, HTTP, tokenisation |
 | q        |      | time of a prefill in the server, over the sum of its kernels |
-| cold     | ms   | that a cold server's first wave takes beside its prefills |
-| each     | ms   | that each prompt of a cold server's first wave takes beside its prefill |
+| cold     | ms   | time that the first wave of a cold server takes beside its prefills |
+| each     | ms   | time that each prompt of that wave takes beside its prefill |
 
-The kernel sums hold most of what differs between systems, so that these constants are alike. What they were
-over the stored series is the prior of a system without points; `serving validate` learns it anew, each time
-without the system that is predicted.
+Most of what differs between systems is in the sums of kernel times, so that these constants are similar.
+Their distribution over the stored series is the prior of a system without points. `serving validate` learns
+it anew for each system, without that system's own points.
 
-Least squares: every measured value is y = x . constants, off by a share of itself (`scatter`). With no point
-the constants are those of other systems (the prior), with many they are the least-squares fit, in between
-the most likely compromise of both.
+The fit is least squares: a measured value is y = x . constants, with an error that is a share of it
+(`scatter`). Without points the constants are the prior. With many points they are the least-squares fit. In
+between they are the most likely compromise of both.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ import numpy as np
 
 from harness.serving.link.load import Array, Features, KernelSums, Load, features, settled
 
-ROUNDS = 60  # of `learnt`, which moves by less than 1 % after 30
+ROUNDS = 60  # rounds of `learnt`; after 30 its result moves by less than 1 %
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Constants as far as they are known. mean: [n]; covariance: [n, n]"""
+    """The normal distribution of n constants. mean: [n]; covariance: [n, n]"""
 
     mean: Array
     covariance: Array
 
     @classmethod
     def of(cls, mean: Sequence[float], deviation: Sequence[float], correlation: Sequence[float]) -> Normal:
-        """correlation: of each pair, in the order of the upper triangle"""
+        """correlation: that of each pair, in the order of the upper triangle"""
         shape = np.eye(len(mean))
         shape[np.triu_indices(len(mean), 1)] = correlation
         whole = shape + shape.T - np.eye(len(mean))
@@ -55,7 +55,8 @@ class Normal:
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured values of one system: x [rows, n] and y [rows], positive, each off by `scatter` of y."""
+    """Measured values of one system: x [rows, n] and y [rows], which is positive. scatter: the error of a y,
+    as a share of it"""
 
     x: Array
     y: Array
@@ -71,19 +72,22 @@ class Rows:
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
     def scatter_about(self, constants: Normal, fitted: int) -> float:
-        """A scatter from the residuals of a fit of so many constants, in which what is assumed of it counts
-        as SCATTER_POINTS residuals."""
+        """The scatter by the residuals of a fit. The assumed scatter counts as SCATTER_POINTS residuals.
+
+        fitted: the number of constants that were fitted
+        """
         off = self.x @ constants.mean / self.y - 1
         count = SCATTER_POINTS + max(len(off) - fitted, 0)
         return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (off**2).sum()) / count))
 
 
 def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
-    """The distribution of the constants over systems, which is a new system's prior: by expectation and
-    maximisation.
+    """The distribution of the constants over systems, by expectation maximisation. It is the prior of a new
+    system.
 
-    systems: rows of servers by what they are of; all servers of one machine and engine count as one system
-    begun:   where it begins; its covariance counts as so many (weight) systems more
+    systems: the rows of each server, by machine and engine; all servers of one key count as one system
+    begun:   the distribution from which it starts
+    weight:  the number of systems as which the covariance of `begun` counts
     """
     servers = [(1 / len(each) / len(systems), rows) for each in systems.values() for rows in each]
     prior = begun
@@ -97,21 +101,23 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
 
 
 T90 = 1.7
-"""Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
+"""Half the width of a 90 % interval, in deviations: between Student's t (10 degrees of freedom) and the
+normal."""
 TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
-"""Of single points about the fitted, as a share, and how many points that is worth beside a system's own."""
+"""The assumed scatter of points about a fit, as a share, and the number of points as which it counts."""
 ACCEPT_SCATTER = 0.03
-"""Of points about the fitted, what an accept length that is not known adds, as it differs between prompts."""
+"""What an unknown accept length adds to the scatter, because it differs between prompts."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
 BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
 BEGUN_WEIGHT = 3.0
-"""What the priors are learnt from beside the stored series: our guess before any, for so many systems."""
+"""`learnt` starts from BEGUN_TPOT and BEGUN_TTFT. They are our guess before any measurement, and count as
+BEGUN_WEIGHT systems."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measured run of a client. None: the source does not have it."""
+    """One measured run of a client. A number that its source does not have is None."""
 
     load: Load
     tpot_ms: float
@@ -129,7 +135,7 @@ class Measured:
 
     @functools.cached_property
     def features(self) -> Features:
-        """At what was measured."""
+        """The features at the measured TPOT and TTFT."""
         steady = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
         return features(self.sums, self.point.tpot_ms, steady)
 
@@ -139,8 +145,8 @@ def tpot_rows(measured: Sequence[Measured]) -> Rows:
 
 
 def ttft_rows(measured: Sequence[Measured]) -> Rows:
-    """Of means, and of medians where they are of the steady state: half of two waves is the first. Points
-    that wait for memory are left out."""
+    """The rows of mean TTFTs, and of medians where there are more than two waves: of two waves the first is
+    half, so that the median is not that of the steady state. Points that wait for memory are left out."""
     rows = []
     for each in measured:
         point, found = each.point, each.features
@@ -166,7 +172,7 @@ class Value:
 
     @classmethod
     def of(cls, value: float, share: float) -> Value:
-        """share: its deviation, as a share of it"""
+        """share: the deviation, as a share of the value"""
         ratio = math.exp(T90 * share)
         return cls(value, value / ratio, value * ratio)
 
@@ -179,9 +185,12 @@ class Value:
 class Served:
     """What a client would see.
 
-    ttft:      after the first wave, as its median; ttft_mean: over the whole run
-    output:    tokens/s of the instance
-    decode_ms: of a step, and stall_ms: the two parts of TPOT; prefill_ms: of one prompt; all in the server
+    ttft:       after the first wave, which the median shows
+    ttft_mean:  over the whole run
+    output:     tokens/s of the instance
+    decode_ms:  time of a decode step in the server
+    stall_ms:   time of other requests' prefills in the server, for each token
+    prefill_ms: time of the prefill of one prompt in the server
     """
 
     tpot: Value
@@ -196,7 +205,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Constants:
-    """Of one system. tpot: a, k, p; ttft: h, q, cold, each; the scatters: of a point about the fitted"""
+    """The constants of one system. tpot: a, k, p; ttft: h, q, cold, each; scatter: of points about the fit"""
 
     tpot: Normal
     ttft: Normal
@@ -204,17 +213,18 @@ class Constants:
     ttft_scatter: float = TTFT_SCATTER
 
     def unsure(self, share: float) -> Constants:
-        """With a and k off by one factor more, of this deviation: an accept length that is not known."""
+        """The constants where the accept length is not known. It is a further factor on a and k; `share` is
+        the deviation of its logarithm."""
         if not share:
             return self
         off = share * self.tpot.mean
-        off[2] = 0.0  # of p, which no accept length divides
+        off[2] = 0.0  # p does not depend on the accept length
         scatter = math.hypot(self.tpot_scatter, ACCEPT_SCATTER)
         tpot = Normal(self.tpot.mean, self.tpot.covariance + np.outer(off, off))
         return replace(self, tpot=tpot, tpot_scatter=scatter)
 
     def fitted(self, measured: Sequence[Measured]) -> Constants:
-        """After these points."""
+        """The constants after these points."""
         tpot, ttft = replace(tpot_rows(measured), scatter=self.tpot_scatter), ttft_rows(measured)
         of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
         pairs = ((tpot, of_tpot), (ttft, of_ttft))
@@ -243,7 +253,7 @@ def _value(constants: Normal, x: Array, more: float, scatter: float) -> Value:
 
 
 def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Constants:
-    """Those of a system without points. systems: points of each server, by its machine and engine"""
+    """The constants of a system without points. systems: the points of each server, by machine and engine"""
     tpot = {name: [tpot_rows(server) for server in servers] for name, servers in systems.items()}
     ttft = {name: [ttft_rows(server) for server in servers] for name, servers in systems.items()}
     return Constants(learnt(BEGUN_TPOT, tpot, BEGUN_WEIGHT), learnt(BEGUN_TTFT, ttft, BEGUN_WEIGHT))
@@ -253,4 +263,4 @@ PRIOR = Constants(
     Normal.of((3.66, 0.751, 1.29), (1.96, 0.156, 0.340), (-0.56, -0.08, 0.43)),
     Normal.of((48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2), (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)),
 )
-"""`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""
+"""`learnt_constants` of all stored series, rounded; `serving validate --json` ends with it."""

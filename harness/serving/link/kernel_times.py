@@ -1,24 +1,24 @@
-"""Kernel times of predictions: from tables, from own runs of this suite, or scaled from another machine.
+"""Kernel times for predictions: from tables, from runs of this suite, or scaled from another machine.
 
-**Tables** are files and columns of NVIDIA's AIConfigurator. Their `latency` is in milliseconds; here all
-times are microseconds. What the figures hold, by its collectors (ai-dynamo/aiconfigurator, collector/): GEMM
-times hold the quantisation of the activations; MoE times hold the sorting by expert, both products, the
-activation and the weighted sum, not the choice of experts. Prefill attention is plain (192 wide, values 128),
-but SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV head), which no engine runs so. Attention
-with products beside it (modules, all of vLLM's) is not read. A set is SYSTEM/ENGINE/VERSION, as
-h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since then each op has its own,
-SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not timed anew, `reuse.yaml`
-beside the tables names the version whose times stand for it.
+**Tables** are files of NVIDIA's AIConfigurator. Their `latency` is in milliseconds; here all times are in
+microseconds. What a time covers is told by the collectors (ai-dynamo/aiconfigurator, collector/). GEMM times
+include the quantisation of the activations. MoE times include the sorting by expert, both products, the
+activation and the weighted sum, but not the choice of experts. Prefill attention is plain (192 wide, values
+128), except that SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV head), as no engine runs it.
+Tables that time attention together with products (modules, and all of vLLM's) are not read. A set of tables
+is named SYSTEM/ENGINE/VERSION, for example h200_sxm/sglang/0.5.9. Until July 2026 this was a folder. Since
+then each op has a folder of its own, SYSTEM/OP/ENGINE/VERSION. If a version was not timed anew, `reuse.yaml`
+beside its tables names the version whose times are used.
 
 **Between the points** of a table the logarithm of the time is linear in the logarithm of the size. Times grow
-with the work, so a measured curve that falls is noise: its isotonic regression in the logarithm replaces it.
+with the work. A measured curve that falls is noise, so its isotonic regression in the logarithm replaces it.
 
-**Assumed times** were not measured: they are the H200's tables, scaled by the data sheets of both machines. A
-kernel that is bound by memory scales with the bandwidths, one that is bound by its products with the peak
-TFLOPS. Both machines add LAUNCH_US to that, so that small kernels scale little. ON_AMD and DEVIATION say how
-near another machine's kernels come to its data sheet. They are from AITER's own times for MI300X and MI350X
-(results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval. 25 of these 31 set ON_AMD;
-none is of MLA.
+**Assumed times** are not measured. They are the H200's tables, scaled by the data sheets of both machines: by
+the bandwidths if memory limits the kernel, by the peak TFLOPS if its products do. LAUNCH_US is added on both
+machines, so that small kernels scale little. ON_AMD and DEVIATION say how near the kernels of another machine
+come to its data sheet. They follow from AITER's own times for MI300X and MI350X
+(results/published/aiter-tuned.json): 28 of 31 lie in the 90 % interval. 25 of the 31 set ON_AMD; none is of
+MLA.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from kernels.engines import engines, entries
 from shapes.lengths import parse_span
 
 BEYOND = 3.0
-"""A factor beyond a table's sizes, up to which its times are taken to hold."""
+"""Times of a table are used up to this factor beyond its sizes."""
 
 
 class Surface:
-    """us over one or more positive sizes: a curve over the last, for each grid point of those before it."""
+    """The time in us over one or more positive sizes. At each grid point of the other sizes there is a curve
+    over the last one."""
 
     def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
-        """points: sizes to us; at least one"""
+        """points: from sizes to us; at least one"""
         self.ends = [(min(column), max(column)) for column in zip(*points, strict=True)]
         groups: dict[float, dict[tuple[float, ...], float]] = {}
         for (size, *rest), us in sorted(points.items()):
@@ -61,13 +62,14 @@ class Surface:
             self.parts = [Surface(group) for group in groups.values()]
 
     def covers(self, *sizes: float) -> bool:
-        """Whether none is beyond those of the table by a factor of BEYOND."""
+        """Whether no size lies beyond those of the table by more than the factor BEYOND."""
         pairs = zip(sizes, self.ends, strict=True)
         return all(least / BEYOND <= size <= most * BEYOND for size, (least, most) in pairs)
 
     def at(self, size: float, *rest: float) -> float:
-        """Below the least size its time. Beyond the sizes a curve grows as over their last factor of 1.6, and
-        a surface as the size does: it is more work of the same kind."""
+        """The time at these sizes. Below the least size it is that size's. Beyond the largest size a curve
+        grows as it does over the last factor of 1.6. A surface grows there in proportion to the size, because
+        it is more work of the same kind."""
         sizes = self.sizes
         if size <= sizes[0]:
             return self._us(0, rest)
@@ -83,7 +85,7 @@ class Surface:
         return self.parts[point].at(*rest) if rest else self.times[point]
 
     def _slope(self) -> float:
-        """Of the end of a curve, in logarithms; 1 where it has one point."""
+        """The slope at the end of a curve, in logarithms; 1 if it has one point."""
         least = self.sizes[-1] / math.exp(0.5)
         before = max((i for i, size in enumerate(self.sizes) if size < least), default=0)
         run = math.log(self.sizes[-1] / self.sizes[before])
@@ -105,32 +107,32 @@ TABLES = PUBLISHED / "kernel-tables"
 _FORMAT = read_toml(Path(__file__).parent / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
 WORDS: Mapping[str, str] = _FORMAT["words"]
-"""What tells kernels apart -> how it is written."""
+"""From words that tell kernels apart to the patterns by which they are recognised."""
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
 SUFFIXES = (".csv", ".txt", ".parquet")
 REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
 Row = dict[str, Any]
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
-SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # some tables have rows of none
-SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # tables of one stand in sets of the other
-PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is another
-# Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
-# time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
+SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # rows with 0 of one are left out
+SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of one may have tables of the other
+PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product; outside of this range the unit is not milliseconds
+# A kernel of AT_ROWS rows is left out if it takes over SLOWEST times as long as reading its weights and a
+# launch. Such times are the host's (vLLM 0.24's FP8 products) or of kernels that no engine runs (one MoE).
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
 
 
 class MissingTable(UsageError):
-    """A time that is in no table here."""
+    """Raised for a time that no table here has."""
 
 
 @dataclass(frozen=True)
 class Tables:
     """Times of one device and one engine's version.
 
-    rows:       of each file, by its stem
-    notes:      rows that are of another device or version, one line for each
-    between_us: time of a step, and of each of its tokens, that is neither a kernel's nor the assumed glue's
+    rows:       the rows of each file, by its stem
+    notes:      a line for each file that is of another device or version
+    between_us: time of a step, and time of each of its tokens, beside all kernels and the assumed glue
     """
 
     device: str
@@ -143,23 +145,23 @@ class Tables:
     surfaces: dict[Any, Surface] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
-        """us; kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
+        """The time in us of y [m, n] = x [m, k] W^T. kind: fp8_block or bfloat16"""
         return self._us("gemm_perf", {"gemm_dtype": kind}, n=n, k=k, m=m)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
-        """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
+        """The time in us of DeepSeek-R1's 256 experts, top 8, without the shared one. tokens: of all ranks"""
         where = {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
         return self._us("moe_perf", where, num_tokens=tokens)
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
-        """context: cached tokens of each sequence, that of this step included."""
+        """The time in us. context: cached tokens of each sequence, with the token of this step"""
         where = {"kv_cache_dtype": kv, "num_heads": heads}
         return self._us("generation_mla_perf", where, batch_size=batch, context=context)
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
-        """Absorbed where `prefill_is_absorbed`."""
+        """The time in us; of absorbed attention if `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
-        # A prompt reads no cache: times with another one stand where that one was not timed.
+        # A prompt reads no cache, so that times with a cache of another type may be used.
         if kv in self._values("context_mla_perf", "kv_cache_dtype"):
             where["kv_cache_dtype"] = kv
         return self._us("context_mla_perf", where, batch_size=batch, isl=length)
@@ -171,16 +173,16 @@ class Tables:
         return engines_ == {"sglang"} and sources <= {ABSORBED, ""}
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
-        """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
+        """The time in us. which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)"""
         where = {"op_name": which, "bmm_dtype": "bfloat16", "num_heads": heads}
         return self._us("mla_bmm_perf", where, num_tokens=tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> float:
-        """Of bf16 elements, in a graph where the table tells (TensorRT-LLM's does not): device time, without
-        the host's launch.
+        """The device time in us for bf16 elements, in a graph if the table has such times (TensorRT-LLM's has
+        none).
 
-        The table's `message_size` counts elements: were it bytes, its largest would run at half of what
-        NVLink gives.
+        `message_size` of the table counts elements: if it counted bytes, the largest message would be slower
+        than NVLink by a factor of two.
         """
         backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
@@ -188,14 +190,15 @@ class Tables:
         return self._us("custom_allreduce_perf", where, message_size=elements)
 
     def distributions(self) -> list[str]:
-        """The least skewed first: balanced, then power laws by their exponent."""
+        """The distributions of tokens over experts, the least skewed first: balanced, then power laws."""
         return self._values("moe_perf", "distribution")
 
     def _values(self, file: str, column: str) -> list[str]:
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
-        """Between the rows that `where` selects, at sizes by their columns. Raises MissingTable."""
+        """The time in us, interpolated between the rows that `where` selects. sizes: by column. Raises
+        MissingTable."""
         key = (file, *where.items(), *sizes)
         if key not in self.surfaces:
             times: dict[tuple[float, ...], list[float]] = {}
@@ -205,14 +208,14 @@ class Tables:
             if not times:
                 wanted = " ".join(f"{k}={v}" for k, v in where.items())
                 raise MissingTable(f"no rows of {file} with {wanted} in {self.where}")
-            # Where a case was timed more than once, the median of its times.
+            # A case that was timed more than once has the median of its times.
             self.surfaces[key] = Surface({case: sorted(us)[len(us) // 2] for case, us in times.items()})
         return self.surfaces[key].at(*sizes.values())
 
 
 @functools.cache
 def read_tables(folder: Path) -> Tables:
-    """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
+    """The set of tables in a folder. Raises UsageError if there is none, or one cannot be read."""
     rows: dict[str, list[Row]] = {}
     for stem, path in table_files(folder).items():
         columns, wanted = FILES[stem]["columns"], FILES[stem].get("wanted", {})
@@ -226,8 +229,8 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """Tables of the device, engine and version that most rows name. Raises UsageError where the rows are of
-    several machines or engines."""
+    """The tables, with the device, engine and version that most rows name. Raises UsageError if the rows are
+    of several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
@@ -266,7 +269,7 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) 
 
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
-    """Raises UsageError where the time of a large product is impossible, so that it is in another unit."""
+    """Raises UsageError if the time of a large product is impossible: then it is in another unit."""
     for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
@@ -276,12 +279,12 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
 
 
 def _plausible(tables: Tables) -> Tables:
-    """The tables without times that are not those of the kernel that they name."""
+    """The tables without times that cannot be those of the kernel that they name."""
     tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
     rows, notes = dict(tables.rows), list(tables.notes)
 
     def excess(row: Row) -> float:
-        """Its time over what reading its weights and a launch take; 0 where that is not asked of it."""
+        """The time of a row over that of reading its weights and a launch; 0 for rows that are not judged."""
         if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
             read = row["n"] * row["k"]
         elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:
@@ -308,8 +311,8 @@ def words(name: str) -> frozenset[str]:
 
 
 def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
-    """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
-    54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
+    """The tables without the rows of kernels that the engine does not run. Times of another kernel once made
+    TPOT 54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
     rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
     for file, of_file in FILES.items():
         if not (op := of_file.get("op")):
@@ -341,7 +344,7 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
 
 
 def table_files(folder: Path) -> dict[str, Path]:
-    """The file of each stem of FILES that the set has. Raises UsageError with one line where it has none."""
+    """The file of each stem of FILES that the set has. Raises UsageError if it has none."""
     homes = [folder]
     if not folder.is_dir():
         homes = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
@@ -379,10 +382,8 @@ def _reused(home: Path) -> dict[str, Path]:
 def read_rows(
     path: Path, columns: Collection[str], wanted: Mapping[str, Collection[Any]]
 ) -> Iterator[tuple[int, Row]]:
-    """(line, row) of those whose columns have a wanted value; a row has those of `columns` that the file has.
-
-    Raises UsageError where the file cannot be read.
-    """
+    """Line number and row of each row whose columns have a wanted value. A row has those of `columns` that
+    the file has. Raises UsageError if the file cannot be read."""
     if path.suffix == ".parquet":
         yield from enumerate(_parquet(path, columns, wanted), 2)
         return
@@ -412,7 +413,7 @@ def _parquet(path: Path, columns: Collection[str], wanted: Mapping[str, Collecti
 
 
 def number(value: Any) -> Any:
-    """A float where it is a number, else as it stands; words like bfloat16 stay words."""
+    """A float if the value is a number; otherwise the value itself, for words such as bfloat16."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -420,21 +421,22 @@ def number(value: Any) -> Any:
 
 
 PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launch in ("graph", "eager")]
-"""Boundaries and launches, the best first: engines decode in graphs. Routing is a term of its own."""
+"""Boundaries and launch modes, the best first. Engines decode in graphs, and count the routing separately."""
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
     "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
     "mla_decode": (("heads", "kv", "q"), ("batch", "ctx")),
     "mha_prefill": (("heads", "prefix"), ("batch", "new")),
 }
-"""By op: the sizes that are looked up, and those between which times are interpolated."""
+"""For each op the sizes that must be equal, and those between which times are interpolated."""
 
 Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """device: whose times they are; surfaces: over the sizes that are interpolated"""
+    """Times from runs of this suite. device: on which they were measured; surfaces: over the interpolated
+    sizes"""
 
     device: str
     where: str
@@ -455,9 +457,9 @@ def is_run(path: str) -> bool:
 
 
 def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
-    """The fastest correct implementation of each case of these runs, in a graph where there is one.
+    """The times of the fastest correct implementation of each case of these runs, in a graph if there is one.
 
-    Raises UsageError where a run cannot be read, or they are of several machines.
+    Raises UsageError if a run cannot be read, or if the runs are of several machines.
     """
     from harness.results.read import load
 
@@ -489,7 +491,7 @@ def _plain(text: str) -> Any:
     return int(text) if text.isdigit() else text
 
 
-ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
+ON_AMD = 1.4  # the median of AITER's 25 FP8 block-scale times over those that data sheets give
 # FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
 # of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
 # trace of 64 requests, kept in results/published/notes/ab_points.json). It calls the first two q_a and kv_a;
@@ -497,31 +499,32 @@ ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over
 BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
 # What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
 # requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. A token's 17 us
-# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. From
-# 60 to 140 MB the errors of `serving validate` hardly move.
+# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. The
+# errors of `serving validate` hardly differ from 60 to 140 MB.
 BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
 TOKEN_BYTES = 100e6
-# MLA on gfx942 takes so many times what data sheets make of the H200's: TPOT of MI325X grows that much faster
-# with the context. MI300X's points set nothing of these.
+# MLA on gfx942 takes so many times what data sheets make of the H200's time: TPOT of MI325X grows that much
+# faster with the context. Points of MI300X set none of these.
 SLOWER_MLA = {"gfx942": 4.0}
-DEVIATION = 0.4  # of the logarithm of a time
+DEVIATION = 0.4  # the deviation of the logarithm of a time
 
 
 def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
-    """Of a kernel at a machine's peaks. flops: of dense products; moved: bytes"""
+    """The time in us of a kernel at a machine's peaks. flops: of dense products; moved: bytes"""
     return LAUNCH_US + max(flops / sheet["tflops"][dtype], moved / sheet["tbps"]) / 1e6
 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables, scaled to another machine. here: its data sheet; there: the H200's"""
+    """The H200's tables, scaled to another machine. here: the data sheet of that machine; there: the
+    H200's"""
 
     here: JsonObject
     there: JsonObject
 
     @classmethod
     def of(cls, hardware: str, engine: str) -> AssumedTables:
-        """hardware: a machine with a data sheet, by its name there"""
+        """Times for a machine that has a data sheet. hardware: its name there"""
         base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
         there, arch, where = data_sheet("h200"), here["arch"], f"assumed from {base.where} by data sheets"
         token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
@@ -530,7 +533,7 @@ class AssumedTables(Tables):
 
     @property
     def fitted(self) -> list[str]:
-        """What the data sheets do not give, and what it was fitted to."""
+        """What the data sheets do not give, with what it was fitted to."""
         arch, (step_us, token_us) = self.here["arch"], self.between_us
         known = ((SLOWER_MLA.get(arch), "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
                  (BLOCK_OF_K_US.get((arch, self.engine)), "FP8 products at least {:g} us for each 128 of k"),
@@ -561,8 +564,9 @@ class AssumedTables(Tables):
         return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
-        """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
-        15.8 times what data sheets give, those with bf16 1.2 to 5.3, and no other engine runs that kernel."""
+        """Scaled from the H200's times with a bf16 cache, whatever the type of the cache is here. The H200's
+        times with an FP8 cache are 7.5 to 15.8 times what its data sheet gives, those with bf16 1.2 to 5.3
+        times, and no other engine runs the FP8 kernel."""
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")

@@ -1,14 +1,14 @@
-"""A load, the kernel times of a step under it, and what TPOT and TTFT of a closed loop are made of.
+"""A load, the kernel times of a step under it, and the parts of TPOT and TTFT in a closed loop.
 
 A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
-all that decode, and over the life of one request every other one is prefilled once:
+all requests that decode, and during the life of a request every other request is prefilled once:
 
     TPOT = (a + k * decode) / accepted + p * stall  stall = batch / (tokens out - 1) * prefill of one prompt
-    TTFT = h + q * prefill + what it waits          and, over a whole run, its first wave of prompts
+    TTFT = h + q * prefill + waiting                and, over a whole run, its first wave of prompts
 
-`accepted` is of speculation: the tokens that a request gets of a step, 1 without it. All of a step but the
-stalls is spread over them. The constants a, k, p and h, q are one system's; see calibration.py, where the
-first wave's two are, too.
+Here `accepted` is the number of tokens that a request gets of a step: 1 without speculation. The time of a
+step, without the stalls, is spread over them. The constants a, k, p, h and q belong to one system;
+calibration.py explains them, and the two constants of the first wave.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
 PREFILL_TOKENS = 16384
-"""Of one prefill step where nothing says it: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
-MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
-# Of that, what is neither: absorbed weights, workspaces, buffers of collectives. Set so that some of 64
+"""Tokens of one prefill step, if nothing says it: SGLang's --chunked-prefill-size on GPUs of 160 GB and
+more."""
+MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
+# The part of it for absorbed weights, workspaces and buffers of collectives. With this value some of 64
 # requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
 BESIDE_GB = 3.0
-BETWEEN_POINTS = math.sqrt(2)  # factor between two points of a grid; times are interpolated between them
+BETWEEN_POINTS = math.sqrt(2)  # the factor between two points of a grid; times are interpolated between them
 ROUNDS, SETTLED = 500, 1e-7
 DRAIN = 0.4
-"""Of a request's life, by which the last requests outlast the mean ones at the end of a run. Between 0, were
-all to end together, and 0.5, were their ends spread evenly."""
+"""How much longer than a mean request the last requests of a run take, as a share of a request's life. It
+would be 0 if all requests ended together, and 0.5 if their ends were spread evenly."""
 WARM_FROM = {"trtllm": 8192}
-"""Tokens of a prompt that finds its kernels compiled, of engines that warm up with a long prompt:
-InferenceX's first wave of 8192 tokens takes little more than its prefills with TensorRT-LLM, that of 1024 1
-to 4 s more."""
+"""Engines that warm up with a long prompt, and the length from which on a prompt finds its kernels compiled.
+With TensorRT-LLM InferenceX's first wave of 8192 tokens takes little more than its prefills, that of 1024
+tokens takes 1 to 4 s more."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop: a fixed number of requests in flight, each followed by the next.
+    """A closed loop: a fixed number of requests in flight. When one ends, the next begins.
 
-    isl, osl:       tokens in and out, at most
-    range_ratio:    lengths are uniform from range_ratio * length to length (InferenceX: 0.8); 1: all alike,
-                    then requests stay in step with each other
-    prefill_tokens: of one step (SGLang's --chunked-prefill-size)
-    waves:          prompts for each place, of which the first come all at once
+    isl, osl:       most tokens in and out
+    range_ratio:    lengths are uniform from range_ratio * length to length (InferenceX: 0.8). With 1 all are
+                    equal, and requests stay in step with each other
+    prefill_tokens: tokens of one prefill step (SGLang's --chunked-prefill-size)
+    waves:          prompts for each place in the loop; the first of each place come at once
     recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
-    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: as the server's others
+    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: as for other loads of the
+                    server
 
     Raises UsageError for a number that no load has.
     """
@@ -83,7 +85,7 @@ class Load:
 
     @property
     def mean_context(self) -> float:
-        """Cached tokens of a decoding request, over its life."""
+        """Cached tokens of a decoding request, averaged over its life."""
         return self.mean_isl + self.mean_osl / 2
 
     @property
@@ -92,15 +94,16 @@ class Load:
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
     def output(self, life_ms: float) -> float:
-        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
-        fewer are in flight."""
+        """Output in tokens/s of the instance over a whole run of requests that live so long. Towards the end
+        of a run fewer requests are in flight."""
         drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
         return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The terms of one phase over a grid: batches of decode, prompts of a prefill step.
+    """The terms of one phase over a grid: over batches of decode, or over the number of prompts of a prefill
+    step.
 
     us: [terms, grid] of all calls of a step
     """
@@ -110,13 +113,14 @@ class Phase:
     us: Array
 
     def at(self, point: float) -> Array:
-        """us of each term, [terms]; linear in the logarithm of the grid, its ends beyond it."""
+        """The time in us of each term, [terms]. It is linear in the logarithm of the grid, and constant
+        beyond it."""
         place = np.interp(math.log(point), np.log(self.grid), np.arange(len(self.grid)))
         left, right = self.us[:, math.floor(place)], self.us[:, math.ceil(place)]
         return left + (place % 1) * (right - left)
 
     def ms(self, point: float) -> float:
-        """Of all terms."""
+        """The time of all terms."""
         return float(self.at(point).sum()) / 1e3
 
     def indices(self, op: str, part: str = "") -> list[int]:
@@ -125,8 +129,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelSums:
-    """capacity: requests of the load that the cache holds; infinite where memory is not known
-    cold:     how cold the first wave finds the server, 0 to 1"""
+    """The kernel times of a load.
+
+    capacity: requests of the load that the cache holds; infinite if the memory is not known
+    cold:     how cold the server is for the first wave, 0 to 1
+    """
 
     load: Load
     decode: Phase
@@ -135,14 +142,14 @@ class KernelSums:
     cold: float = 0.0
 
     def having(self, phase: str, us: Array) -> KernelSums:
-        """With other times of that phase, [terms, grid]."""
+        """These sums with other times of a phase, [terms, grid]."""
         return replace(self, **{phase: replace(getattr(self, phase), us=us)})
 
 
 @functools.cache
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold: float) -> KernelSums:
-    """memory_gb: of a GPU, 1e9 bytes; None: no limit to the cache. Raises UsageError where it holds no
-    request."""
+    """The kernel times of a load. memory_gb: that of a GPU, in 1e9 bytes; None: no limit to the cache. Raises
+    UsageError if the cache holds no request."""
     capacity = math.inf
     if memory_gb:
         room = memory_gb * MEMORY_SHARE - structure.weights_gb - BESIDE_GB
@@ -162,8 +169,8 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
 
 
 def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """Over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole, the rest is
-    called once a chunk."""
+    """The terms over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole
+    prompt; all else is called once for each chunk."""
     points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
     grid = np.geomspace(1.0, most, points)
     loads = [step(float(point)) for point in grid]
@@ -174,14 +181,17 @@ def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad]
 
 @dataclass(frozen=True)
 class Features:
-    """What the constants are multiplied with, at given TPOT and TTFT.
+    """The factors of the constants, at a given TPOT and TTFT.
 
-    tpot:    of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
-    steady:  of h, q, cold, each: TTFT after the first wave, as a client's median
-    mean:    of the same constants: TTFT over the whole run
-    waiting, waiting_mean: ms of either TTFT that no constant is of: for the end of a decode step, for memory
-    batch:   requests that decode together
-    queue_ms: of `waiting`, what a request waits for memory
+    tpot:                  factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms
+                           of stall
+    steady:                factors of h, q, cold, each in the TTFT after the first wave, which is a client's
+                           median
+    mean:                  factors of the same constants in the TTFT over the whole run
+    waiting, waiting_mean: ms of either TTFT without a constant: waiting for the end of a decode step and for
+                           memory
+    batch:                 requests that decode together
+    queue_ms:              the part of `waiting` that is for memory
     """
 
     tpot: Array
@@ -194,18 +204,18 @@ class Features:
 
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
-    """ttft_ms: of the steady state"""
+    """The factors of the constants. ttft_ms: that of the steady state"""
     load, accepted = sums.load, sums.load.accept_length or 1.0
     c, n, waves = load.concurrency, load.mean_osl - 1, load.waves
     others = (c - 1) / c
     free = c * n * tpot_ms / (ttft_ms + n * tpot_ms)
     batch = min(free, sums.capacity)
-    rate = batch / (n * tpot_ms)  # of prompts, per ms
+    rate = batch / (n * tpot_ms)  # prompts per ms
     one = sums.prefill.ms(1)
     mean, last = _wave(sums)
     queue = max(c / rate - n * tpot_ms - ttft_ms, 0.0) if batch < free else 0.0
     if load.range_ratio == 1 and batch == free:
-        # All in step: all prompts are prefilled, then all decode; an early one waits for the last.
+        # All requests are in step: all prompts are prefilled, then all decode. Early ones wait for the last.
         batch, stall, waiting, prefilling = float(c), (last - mean) / n, 0.0, mean
     else:
         stall = batch / n * others * one
@@ -220,7 +230,7 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
         waiting=waiting + queue,
-        # The first wave finds the memory empty: it waits half as long for it.
+        # The first wave finds the memory empty, so that it waits half as long.
         waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
         batch=batch,
         queue_ms=queue,
@@ -228,9 +238,9 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
 
 
 def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
-    """The features at the TPOT and TTFT that they themselves lead to. tpot: a, k, p; ttft: h, q, cold, each.
-    Raises HarnessError where they do not settle."""
-    least = 0.05 * sums.decode.ms(1)  # a may be below zero
+    """The features at the TPOT and TTFT to which they lead themselves. tpot: a, k, p; ttft: h, q, cold, each.
+    Raises HarnessError if they do not settle."""
+    least = 0.05 * sums.decode.ms(1)  # a may be negative
     tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
     ttft_ms = 0.0
     for _ in range(ROUNDS):
@@ -248,7 +258,7 @@ def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
 
 
 def _wave(sums: KernelSums) -> tuple[float, float]:
-    """Mean and last end of the prefills of all prompts in flight when they come at once, ms."""
+    """Mean and last end, in ms, of the prefills of all prompts in flight, if they come at once."""
     count = sums.load.concurrency
     together = min(math.floor(sums.load.most_together), count)
     full, left = divmod(count, together)

@@ -33,39 +33,42 @@ from shapes.attention import Parallel
 from shapes.names import unknown
 
 HARDWARE, ENGINE = "h200", "sglang"
-"""By default."""
+"""The defaults."""
 ENGINES = ("sglang", "vllm", "trtllm", "atom")
-"""Those of the stored series: of others it is not known how they call the kernels."""
+"""The engines of the stored series. How other engines call the kernels is not known."""
 RANGE_RATIO = 0.8
-"""Of lengths, where nothing says it: InferenceX's."""
+"""The range of lengths if nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
-"""Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+"""Models with DeepSeek-R1's layers and sizes: not the distilled ones, and not V3.2 with its sparse
+attention."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
-"""By drafts a step, accept lengths of R1 and V3 that were published: DeepSeek-V3's report, SGLang's pull
-requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give others."""
+"""By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
+SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
+others."""
 UNTOLD = 0.7
-"""Deviation of the logarithm of an accept length that points do not tell: InferenceX's and ATOM's own runs of
-one system are a factor of 2 apart (InferenceX's pull request 1628)."""
+"""Deviation of the logarithm of an accept length that the points do not tell. InferenceX's and ATOM's own
+runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
 CACHED = 0.4
-"""A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
+"""If TTFT is below this share of the time of the prompt's prefill kernels, prompts were found in a cache."""
 FAR = 5.0
-"""A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
+"""The largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What a prediction is asked of.
+    """The system that a prediction is asked for.
 
     hardware, engine: empty: those of the tables, or h200 and sglang
-    tp, ep:    tensor and expert parallelism; ep is 1 or tp
-    kv:        dtype of the cache, bfloat16 or fp8
-    times:     paths: a set of AIConfigurator's tables, and runs of this suite, which come first; what they
-               lack is this project's, or assumed from data sheets
-    calibrate: files of serving results of this server; none: the constants are those of other systems
-    warm:      whether the server has served before, so that its first wave is not cold
-    drafts:    tokens that the model's MTP layer drafts of each request in a step; 0: no speculation;
-               None: as `calibrate` tells, else 0
-    accept_length: tokens that a request gets of a step: accepted drafts + 1; None: not known
+    tp, ep:           tensor and expert parallelism; ep is 1 or tp
+    kv:               dtype of the cache, bfloat16 or fp8
+    times:            paths of a set of AIConfigurator's tables and of runs of this suite, which are used
+                      first. Times that they lack are from this project's tables, or assumed from data sheets
+    calibrate:        files of serving results of this server; if there are none, the constants are those of
+                      other systems
+    warm:             whether the server has served before, so that its first wave is not cold
+    drafts:           tokens that the model's MTP layer drafts for each request in a step; 0: no speculation;
+                      None: as `calibrate` tells, else 0
+    accept_length:    tokens that a request gets of a step: accepted drafts + 1; None: not known
     """
 
     hardware: str = ""
@@ -84,10 +87,10 @@ class System:
 class Link:
     """A model to predict with.
 
-    system:          with its hardware and engine named
-    constants:       fitted to own points, or those of other systems
-    accept_length:   of loads that say none
-    notes:           what was taken for granted, one line each
+    system:        with its hardware and engine named
+    constants:     fitted to own points, or those of other systems
+    accept_length: that of loads which say none
+    notes:         a line for each assumption
     """
 
     system: System
@@ -108,7 +111,8 @@ class Link:
 
     @property
     def in_server(self) -> dict[str, float]:
-        """By phase, what kernels' times are multiplied with in the server: in decode steps, in stalls."""
+        """By phase, the factor between a kernel's time in the server and alone: in decode steps, and in
+        stalls."""
         return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
     @property
@@ -136,8 +140,8 @@ class Link:
 
 
 def link(system: System | None = None) -> Link:
-    """The model of a system. Raises UsageError, one line, where it has no times for it, or those of others,
-    or points of others."""
+    """The model of a system. Raises UsageError, with one line, if there are no times for it, or if times or
+    points are of another system."""
     system = system or System()
     runs = [path for path in system.times if is_run(path)]
     sets = [path for path in system.times if path not in runs]
@@ -158,7 +162,7 @@ def link(system: System | None = None) -> Link:
 
 
 def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]]:
-    """The system with the drafts and the accept length that its runs tell, where the user gave none."""
+    """The system with the drafts and the accept length that its runs tell, if the user gave none."""
     speculate = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
     drafts, lengths = {run.drafts for run in speculate}, [run.accept_length for run in speculate]
     known, notes = [length for length in lengths if length], []
@@ -172,7 +176,7 @@ def _told(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]
 
 
 def accepted(system: System) -> tuple[float, str]:
-    """The accept length that predictions take, and what is to be known of it. Raises UsageError."""
+    """The accept length for predictions, and a note on it. Raises UsageError."""
     drafts, length = system.drafts or 0, system.accept_length
     if length is not None and not drafts:
         raise UsageError("--accept-length needs --drafts N, the tokens that a step drafts")
@@ -192,7 +196,7 @@ def accepted(system: System) -> tuple[float, str]:
 
 
 def unsureness(system: System, *, calibrated: bool) -> float:
-    """Deviation of the logarithm of the accept length: 0 where it is known."""
+    """Deviation of the logarithm of the accept length; 0 if it is known."""
     if not system.drafts or system.accept_length is not None:
         return 0.0
     low, high = ACCEPTED.get(system.drafts, (1.0, 1.0))
@@ -200,7 +204,7 @@ def unsureness(system: System, *, calibrated: bool) -> float:
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
-    """With the constants of other systems."""
+    """The model with the constants of other systems."""
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
     engine = engine_name(system.engine or (tables.engine if tables else ENGINE))
     if not (data_sheet(hardware) or tables or runs):
@@ -229,7 +233,7 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     if built.assumed:
         notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
         notes += fallback.fitted if fallback else []
-    with contextlib.suppress(MissingTable):  # at a usual size, of R1's 128 heads
+    with contextlib.suppress(MissingTable):  # at a usual size, for R1's 128 heads
         own, usual = (tables.mla_decode(64, 4096, 128 // system.tp, kv) for kv in (system.kv, "bfloat16"))
         if own > 2 * usual:
             slow = f"mla_decode takes {own / usual:.1f} times as long with an FP8 cache as with one in bf16"
@@ -260,19 +264,19 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
         raise UsageError(f"{why}: give --engine {engine_name(tables.engine)}, or tables of {engine}")
 
 
-# Points of a user's own
+# A user's own points
 
 
 def own_points(
     runs: Sequence[ServingRun], setting: Setting, *, engine_given: bool
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Of all runs, and what is to be known of them, a line each.
+    """The points of all runs, and notes on them, a line each.
 
-    setting:      the system whose points they are to be
-    engine_given: whether the user said the engine, which then goes before what a file calls it
+    setting:      the system to which the points must belong
+    engine_given: whether the user named the engine, which then replaces the name in a file
 
-    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths
-    or TPOT, with TTFTs that were not measured, or with an accept length that its drafts cannot give.
+    Raises UsageError for a run of another system, with failed requests, without a closed loop, lengths or
+    TPOT, with TTFTs that were not measured, or with an accept length that its drafts cannot give.
     """
     if engine_given:
         runs = [with_engine(run, setting.engine) for run in runs]
@@ -284,7 +288,7 @@ def own_points(
         is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
         model = run.model if is_alike else setting.model
         wanted = setting.model_copy(update={"workload": workload, "model": model})
-        # The load is the run's own, and lengths are as served.
+        # The load is the run's own. Lengths are as they were served.
         unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
         if unlike:
             is_engine = any(each.name == "engine" for each in unlike)
@@ -313,7 +317,7 @@ def own_points(
 
 
 def _range(run: ServingRun) -> float | None:
-    """The shortest length over the longest, as the run says it or as its mean tells; None: neither does."""
+    """The shortest length over the longest, as the run says it or as its mean tells; None if neither does."""
     load = run.workload
     if load.range_ratio is None and load.output_len and load.longest_output_len:
         return max(round(2 * load.output_len / load.longest_output_len - 1, 2), 0.0)
@@ -321,13 +325,13 @@ def _range(run: ServingRun) -> float | None:
 
 
 def _count(run: ServingRun, option: str) -> int:
-    """A number among the server's options; 0 where it is not said, or none."""
+    """A number among the server's options; 0 if it is not given, or is no number."""
     said = run.option(option)
     return int(said) if said.isdigit() else 0
 
 
 def point_of(run: ServingRun) -> Point:
-    """A client's run as a point. Raises UsageError where it does not say enough."""
+    """A client's run as a point. Raises UsageError if it does not say enough."""
     ratio = _range(run)
     ratio = RANGE_RATIO if ratio is None else ratio
     asked, to_longest = run.workload, 2 / (1 + ratio)
@@ -352,7 +356,7 @@ def point_of(run: ServingRun) -> Point:
 
 
 def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
-    """Raises UsageError for a point that is of something else than what it calls itself."""
+    """Raises UsageError for a point whose TPOT does not fit the system that it names."""
     point = measured.point
     load = point.load
     where = f"a point of {load.isl} in, {load.osl} out, {load.concurrency} in flight"

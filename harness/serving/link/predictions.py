@@ -23,11 +23,11 @@ from kernels import OPS
 from shapes.names import unknown
 
 IN_SERVER = 0.1
-"""Deviation of the time that a kernel saves in the server over what it saves alone: replays of a step came
-within 12 %, single calls within 15 % in the median."""
+"""Deviation of the ratio of the time that a kernel saves in the server to the time that it saves alone.
+Replays of a step came within 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
-"""Deviation of the logarithm of a kernel's time, by where the time is from. That of tables is how much
-times at neighbouring sizes jitter."""
+"""Deviation of the logarithm of a kernel's time, by the origin of the time. For tables it is the jitter of
+times at neighbouring sizes."""
 MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
             "absorbed_bmm", "elementwise")  # fmt: skip
 BESIDE = "beside its kernels"
@@ -47,8 +47,8 @@ _CHANGE = re.compile(
 
 
 def parse_change(text: str) -> KernelChange:
-    """`mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`, `block_scale_gemm:qkv_a@decode=saved:5us`. Raises
-    UsageError."""
+    """The change that a text describes: `mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`,
+    `block_scale_gemm:qkv_a@decode=saved:5us`. Raises UsageError."""
     match = _CHANGE.fullmatch(text.replace(" ", ""))
     if not match:
         raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {FORM}")
@@ -61,7 +61,7 @@ def parse_change(text: str) -> KernelChange:
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
-    """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
+    """Name, phase and indices of the terms that a change touches. Raises UsageError if it touches none."""
     phases = (("decode", sums.decode), ("prefill", sums.prefill))
     found = [(name, phase, phase.indices(change.op, change.part))
              for name, phase in phases if change.phase in ("both", name)]  # fmt: skip
@@ -78,10 +78,11 @@ def applied(
 ) -> tuple[KernelSums, KernelSums, list[str]]:
     """The sums before and after the changes, and notes on them.
 
-    in_server: by phase, the factor between a kernel's time in the server and alone. A saving in us is one of
-    the server's own calls, so it is divided by that factor. The kernel cannot save more than nine tenths of
-    its modelled time. A larger saving means that the server was slower than the model before the change: the
-    model is then the state after it.
+    in_server: by phase, the factor between a kernel's time in the server and alone
+
+    A saving in us is measured in the server, so it is divided by that factor. A kernel cannot save more than
+    nine tenths of its modelled time. If the saving is larger, the server was slower than the model before the
+    change, and the model is taken for the state after it.
     """
     before = after = sums
     notes = []
@@ -106,10 +107,11 @@ def applied(
 
 @dataclass(frozen=True)
 class Share:
-    """Time of one kernel in TPOT.
+    """The part of one kernel in TPOT.
 
     calls:     in a step
-    decode_ms: in decode steps; stall_ms: in the prefills of other requests, which stall decoding
+    decode_ms: its time in decode steps
+    stall_ms:  its time in the prefills of other requests, which stall decoding
     share:     of TPOT
     """
 
@@ -127,7 +129,8 @@ class Need:
 
     factor:   speedup that reaches the target; None: no target, or no speedup reaches it; 1: it is reached now
     limit_ms: TPOT if the op took no time
-    most_ms:  the most that a faster op can take off TPOT; share: that of TPOT
+    most_ms:  the most that a faster op can save of TPOT
+    share:    `most_ms` as a share of TPOT
     """
 
     ops: tuple[str, ...]
@@ -153,8 +156,9 @@ class Outlook:
     """All that is predicted for a load.
 
     capacity: requests that the cache holds
-    shares:   of every kernel, and of the time of a step beside its kernels; the largest first
-    changes:  the effect of all the changes together; needs: the effect that single ops can have
+    shares:   of each kernel, and of the time of a step beside its kernels; the largest first
+    changes:  the effect of all the changes together
+    needs:    the effect that single ops can have
     """
 
     load: Load
@@ -171,7 +175,7 @@ def outlook(link: Link, load: Load) -> Outlook:
     accepted = float(1 / found.tpot[0])
     of_stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     decode_us = sums.decode.at(found.batch) * link.in_server["decode"]
-    # name: where from, calls, ms in decode steps, ms in stalls
+    # by name: origin, calls, ms in decode steps, ms in stalls
     parts: dict[str, tuple[str, int, float, float]] = {BESIDE: ("calibration", 1, beside_ms, 0.0)}
     for term, us in zip(sums.decode.terms, decode_us, strict=True):
         parts[term.name] = (term.origin, term.calls, float(us) / 1e3, 0.0)
@@ -184,10 +188,8 @@ def outlook(link: Link, load: Load) -> Outlook:
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """The effect of all the changes together at a load, on each of QUANTITIES.
-
-    Raises UsageError where a change touches no kernel of the model, or one that another touches, too.
-    """
+    """The effect of all the changes together at a load, on each of QUANTITIES. Raises UsageError if a change
+    touches no kernel of the model, or one that another change touches."""
     sums = link.sums(load)
     found = [each for change in changes for each in touched(sums, change)]
     kernels = [f"{phase.terms[i].name} in {name}" for name, phase, terms in found for i in terms]
@@ -212,7 +214,7 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
 
 
 def _quantities(link: Link, sums: KernelSums) -> Array:
-    """Of the central case, in the order of QUANTITIES."""
+    """The central values, in the order of QUANTITIES."""
     served = link.constants.served(sums)
     values = (served.tpot, served.ttft_mean, served.output)
     return np.array([*(each.value for each in values), served.decode_ms, served.prefill_ms])
@@ -221,8 +223,8 @@ def _quantities(link: Link, sums: KernelSums) -> Array:
 def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
     """How far the 90 % interval of the effect of the changes reaches below and above it, [2, QUANTITIES].
 
-    Independent sources: the interval of each change itself, the saving in the server over the saving alone;
-    for factors, the kernel's time and k; for savings in microseconds, an accept length that is not known.
+    The sources are independent: the interval of each change; the saving in the server over the saving alone;
+    for factors, the kernel's time and k; for savings in microseconds, an unknown accept length.
     """
 
     def worth(change: KernelChange) -> Array:
@@ -230,11 +232,11 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
         return _quantities(link, new) - _quantities(link, old)
 
     def by_factor(alone: Array, deviation: float) -> Array:
-        """deviation: of the logarithm of the factor"""
+        """Both ends of the effect. deviation: that of the logarithm of the factor"""
         ratio = math.exp(T90 * deviation)
         return np.array([alone * (1 / ratio - 1), alone * (ratio - 1)])
 
-    ends: list[Array] = []  # of each source, what either end of its interval adds, [2, QUANTITIES]
+    ends: list[Array] = []  # for each source, what both ends of its interval add, [2, QUANTITIES]
     of_factors = np.zeros(len(QUANTITIES))
     for change in changes:
         alone = worth(change)
@@ -265,8 +267,8 @@ def setting_of(link: Link, load: Load) -> Setting:
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
-    """The effect that each op of the suite that the model has can have, and all of them together. target_ms:
-    of TPOT; None asks only for the most."""
+    """The largest effect of each op that both the suite and the model have, and of all of them together.
+    target_ms: the wanted TPOT; None asks only for the largest effect."""
     sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
     single = [op for op in OP_CLASSES if op in OPS and op in modelled]
@@ -285,7 +287,7 @@ def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need,
 
 
 def _factor(tpot: Callable[[float], float], target_ms: float) -> float:
-    """The speedup that reaches a TPOT, by bisection of its inverse, with which TPOT grows."""
+    """The speedup that reaches a TPOT, by bisection over its inverse, with which TPOT grows."""
     low, high = 0.0, 1.0
     while high - low > CLOSE * high:
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Predictions and the validation of the model: what is printed, and as JSON."""
+"""Text and JSON of predictions and of the validation of the model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from harness.serving.link.validation import MODES, QUANTITIES, Validated, Valida
 CALIBRATED_ON = ("no", "on two", "shortest")  # in the order of MODES
 NEGLIGIBLE = 0.005  # share of TPOT
 SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
-"""Quantities of a prediction that are shown, and their names."""
+"""The quantities of a prediction that are shown, with their names."""
 
 
 def prediction(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> RenderableType:
-    """What `predict` prints, or, where the outlooks have needs, `what-if`: the answer at the last load first.
-
-    changes: as the user wrote them
-    """
+    """What `predict` prints, or `what-if` if the outlooks have needs: the answer at the last load comes
+    first. changes: as the user wrote them"""
     look, load = looks[-1], looks[0].load
     known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
@@ -57,7 +55,7 @@ def prediction(
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes of kernels are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output
+    """What changes of kernels are worth, in one sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output
     +5.6 % (+4.2 to +7.4), ...`."""
     by_name = {of.quantity: of for of in changes}
     told = [f"{name} {_change(by_name[quantity])}" for quantity, name in SHOWN.items() if quantity in by_name]
@@ -65,7 +63,7 @@ def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: in
 
 
 def _change(of: Prediction) -> str:
-    """In per cent, with its 90 % interval."""
+    """The change in per cent, with its 90 % interval."""
     ends = [None if x is None else 100 * x / (of.before or math.nan) for x in (of.change, of.low, of.high)]
     return ranged(ends[0], ends[1], ends[2], "+.1f", " %")
 
@@ -120,7 +118,7 @@ def _notes(link: Link, look: Outlook) -> Notes:
 
 
 def _published() -> str:
-    """How many of the published changes lie in the intervals that were predicted of them."""
+    """How many of the published changes lie in the intervals that were predicted for them."""
     known = [line for row in rows(read(PUBLISHED / "changes" / NAME)) for line in ledger_lines(row)]
     inside = sum(line.verdict == "explained" for line in known)
     return f", but of {len(known)} published changes only {inside} lie in theirs"

@@ -1,8 +1,8 @@
-"""Structure of a step of DeepSeek-R1: what one rank calls, and where each call's time comes from.
+"""The structure of a step of DeepSeek-R1: the calls of one rank, and where the time of each call comes from.
 
-Counts are those of the layers (shapes/): 61 attentions, 58 MoE and 3 dense MLPs, 122 all-reduces under tensor
-parallelism. SGLang computes the shared expert as one expert more of the fused MoE under tensor parallelism
-(257 experts, top 9), and as linears of its own under expert parallelism.
+The counts are those of the layers (shapes/): 61 attentions, 58 MoE and 3 dense MLPs, and 122 all-reduces
+under tensor parallelism. SGLang computes the shared expert as a further expert of the fused MoE under tensor
+parallelism (257 experts, top 9), and as linears of its own under expert parallelism.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from shapes.attention import Parallel
 from shapes.linears import BATCHED, Linear, linears
 from shapes.models import BF16, FP8, ModelConfig, model
 
-# What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
-# write, choice of experts, concatenations), counted in a trace of SGLang 0.5.9 on 8xH200 as InferenceX's
-# issue 863 sums it up (by an LLM): 1717 kernels a step, one stream. Their times are assumed.
-GLUE_CALLS = 7  # a layer
-GLUE_US = 2.0  # each, in a graph, at few tokens
-GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
-GLUE_GBPS = 4000.0  # of HBM3e's 4800
+# Small kernels between the timed ones, which no table has: norms of the latents, rotary embedding, cache
+# write, choice of experts, concatenations. A trace of SGLang 0.5.9 on 8xH200 has 1717 kernels a step in one
+# stream, as InferenceX's issue 863 sums it up (by a language model). Their times are assumed.
+GLUE_CALLS = 7  # in a layer
+GLUE_US = 2.0  # of each, in a graph, at few tokens
+GLUE_BYTES = 200e3  # of a token in a layer: 2 residual norms (115 KB), the rest q, k, v and latents
+GLUE_GBPS = 4000.0  # of the 4800 of HBM3e
 BALANCED = "balanced"
 Origin = Literal["measured", "table", "regression", "assumed"]
-SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
-# Some experts are liked more than others. The busiest rank's experts take so many times what even ones do:
-# median of the bundled tables' times at moe_ep_size 8 and 3072 to 16384 tokens, power law over balanced.
+SLOWEST_OF_8 = 1.42  # how many deviations the largest of 8 normal variables exceeds their mean
+# Some experts are chosen more often. The experts of the busiest rank take so many times what an even choice
+# takes: median of the tables at moe_ep_size 8 and 3072 to 16384 tokens, power law over balanced.
 BUSIEST = 1.2
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one step works on.
+    """The load of one step.
 
     tokens:  rows of the linears
     batch:   sequences
-    context: of decode: cached tokens of each sequence; of prefill: its prompt's tokens
-    q:       of decode: query tokens of each sequence, 1 + drafts where it verifies drafts
+    context: cached tokens of each sequence in decode; tokens of its prompt in prefill
+    q:       query tokens of each sequence in decode: 1 + drafts if it verifies drafts
     """
 
     tokens: float
@@ -63,8 +63,8 @@ class StepLoad:
 class Term:
     """Calls of one kind in a step.
 
-    op:     of harness/catalogue/op_classes.json
-    origin: where its time is from
+    op:     a name of harness/catalogue/op_classes.json
+    origin: where its time comes from
     time:   us of a call
     """
 
@@ -83,10 +83,11 @@ class Term:
 class Structure:
     """The terms of both phases.
 
-    weights_gb: of a rank, and kv_bytes of a token on a rank
+    weights_gb: weights of a rank
+    kv_bytes:   bytes of a token in the cache of a rank
     where:      the tables
-    assumed:    ops whose times are from data sheets
-    drafts:     draft tokens of a sequence that a step of decode makes and verifies
+    assumed:    ops whose times come from data sheets
+    drafts:     draft tokens of a sequence that a decode step makes and verifies
     """
 
     parallel: Parallel
@@ -108,13 +109,13 @@ def structure(
     assumed: Tables | None = None,
     drafts: int = 0,
 ) -> Structure:
-    """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
-    UsageError for a parallelism that is not modelled.
+    """The structure of DeepSeek-R1 over tables. Raises MissingTable (a UsageError) that names all times which
+    the tables lack, and UsageError for a parallelism that is not modelled.
 
-    assumed: times that stand where the tables have none
-    kv:      bfloat16 or fp8, the cache's type in the tables' words
-    measured_times: come first where they are near
-    drafts:  of a sequence, which the model's MTP layer makes
+    assumed:        times that are used if the tables have none
+    kv:             bfloat16 or fp8, the cache's type in the words of the tables
+    measured_times: these are used first, if their sizes are near
+    drafts:         tokens of a sequence that the model's MTP layer drafts
     """
     if parallel.ep not in (1, parallel.tp):
         raise UsageError(
@@ -183,7 +184,7 @@ def structure(
         decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
     _require_all(tables, parallel, [*decode, *prefill])
     where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
-    latent = (layers + bool(drafts)) * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a rank's token
+    latent = (layers + bool(drafts)) * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a token of a rank
     kv_bytes = latent * (2 if kv == "bfloat16" else 1)
     weights_gb = _weights_gb(config, parallel, bool(drafts))
     if drafts:
@@ -194,12 +195,12 @@ def structure(
 
 
 def _with_drafts(terms: Sequence[Term], layers: int, share: float, drafts: int) -> Iterator[Term]:
-    """The terms with the calls of the MTP layer's passes, their times the mean over all calls.
+    """The terms, with the calls of the MTP layer's passes; times are the mean over all calls.
 
-    A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens and
-    passes as many through the MTP layer for the first draft, then one token for each of the others.
+    A step of SGLang (eagle_worker_v2.py) and of vLLM (llm_base_proposer.py) verifies 1 + drafts tokens. It
+    passes as many through the MTP layer for the first draft, then one token for each further draft.
 
-    share: of weights of its product that joins hidden state and embedding, in those of lm_head
+    share: weights of the layer's product that joins hidden state and embedding, over those of lm_head
     """
 
     def passes(term: Term, load: StepLoad, whole: bool) -> float:
@@ -215,14 +216,14 @@ def _with_drafts(terms: Sequence[Term], layers: int, share: float, drafts: int) 
         calls = 1 if is_head else round(term.calls / layers)
         time = functools.partial(both, term, calls) if calls else term.time
         yield replace(term, calls=term.calls + calls * drafts, time=time)
-        if is_head:  # The product that joins hidden state and embedding, which no table has, by its weights.
+        if is_head:  # The product that joins hidden state and embedding is in no table; its weights tell.
             yield replace(term, part="eh_proj", calls=drafts, time=functools.partial(
                 lambda term, load: share * passes(term, load, True) / drafts, term))  # fmt: skip
 
 
 def verifying(sheet: JsonObject, load: StepLoad, heads: int, kv: str, timed: int = 1) -> float:
-    """Time of MLA decode with load.q query tokens over that with `timed`, by a data sheet: the cache is read
-    once, and products have rows of (token, head), at least 64, as FlashMLA pads them."""
+    """The time of MLA decode with load.q query tokens over that with `timed`, by a data sheet. The cache is
+    read once, and products have rows of (token, head), at least 64, as FlashMLA pads them."""
     tokens, size = load.batch * load.context, 2 if kv == "bfloat16" else 1
     of_row, moved = 2 * tokens * (576 + 512), tokens * 576 * size
     rows = (max(q * heads, BLOCK_ROWS) for q in (load.q, timed))
@@ -237,7 +238,7 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
         return Term("absorbed_bmm", part, calls, "table",
                     lambda load: tables.absorbed_bmm(which, load.tokens, linear.batch))  # fmt: skip
     op, kind = {FP8: ("block_scale_gemm", "fp8_block"), BF16: ("bf16_gemm", "bfloat16")}[linear.kind]
-    if part == "lm_head":  # It sees one token of each sequence, or all that are verified.
+    if part == "lm_head":  # It computes one token of each sequence, or all that are verified.
         return Term(op, part, calls, "table",
                     lambda load: tables.gemm(kind, load.batch * load.q, linear.n, linear.k))  # fmt: skip
     return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.tokens, linear.n, linear.k))
@@ -250,7 +251,7 @@ def _measured_first(
     sizes: Callable[[StepLoad], tuple[float, ...]],
     scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
-    """The term with its times from own runs, scaled, where these are near or the tables have none."""
+    """The term with scaled times from own runs, if their sizes are near or the tables have none."""
     if runs is None or (term.op, key) not in runs.surfaces:
         return term
     surface = runs.surfaces[term.op, key]
@@ -276,7 +277,7 @@ def _is_missing(term: Term) -> bool:
 
 
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
-    """Terms without a time take that of the assumed term of their name."""
+    """The terms; one without a time takes that of the assumed term of its name."""
     by_name = {term.name: term for term in assumed}
     own = [
         replace(term, origin="assumed", time=by_name[term.name].time) if _is_missing(term) else term
@@ -286,7 +287,7 @@ def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
 
 
 def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
-    """Raises MissingTable, which names all that is missing, before anything is computed."""
+    """Raises MissingTable, which names all missing times, before anything is computed."""
     missing = [term for term in terms if _is_missing(term)]
     if missing:
         of_part = {term.op for term in terms if term not in missing}
@@ -303,8 +304,8 @@ def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
 def plain_prefill(
     tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
 ) -> float:
-    """Prefill attention as engines run it (192 wide, values 128). From an absorbed time (576, 512): what is
-    above the time of one token goes down with the work."""
+    """The time of prefill attention as engines run it (192 wide, values 128), from an absorbed time (576,
+    512). What is above the time of one token is scaled with the work."""
     timed = tables.mla_prefill(load.batch, load.context, heads, kv)
     if not tables.prefill_is_absorbed:
         return timed
@@ -315,16 +316,16 @@ def plain_prefill(
 
 
 def glue(load: StepLoad) -> float:
-    """us of one layer."""
+    """The time in us of one layer's small kernels."""
     return GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3
 
 
 def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int) -> float:
-    """Time of the routed experts of one rank, of the slowest under expert parallelism.
+    """The time of the routed experts of one rank; under expert parallelism, of the slowest rank.
 
-    Tokens choose their experts alike, each for itself. The tables' `balanced` tokens share no expert as long
-    as they can, so that its times at few tokens are times of so many experts' weights, and are read at as
-    many as independent tokens hit.
+    Tokens choose their experts independently. In the tables' `balanced` distribution tokens share no expert
+    as long as they can. So a time at few tokens is the time of a number of experts' weights, and is read at
+    the number of tokens that hits as many experts as independent tokens do.
     """
     if BALANCED not in (timed := tables.distributions()) and timed:
         return tables.moe(tokens, tp, ep, timed[0])
@@ -341,21 +342,22 @@ def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int)
 
 
 def experts_hit(config: ModelConfig, tokens: float) -> float:
-    """Expected number, of tokens that choose alike and each for itself."""
+    """The expected number of experts that are hit by tokens which choose independently."""
     experts = config.n_routed_experts
     return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
 
 
 def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
-    """Time of 257 experts, top 9, over that of 256, top 8: by the tiles that the products have. Each expert
-    that is hit has at least one, whose weights are read."""
+    """The time of 257 experts, top 9, over that of 256, top 8, by the number of tiles of the products. Each
+    expert that is hit has at least one tile, whose weights are read."""
     topk = config.num_experts_per_tok
     hit = experts_hit(config, tokens)
     return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
 
 
 def _weights_gb(config: ModelConfig, parallel: Parallel, mtp: bool) -> float:
-    """Of a rank, in FP8, router and vocabulary in bf16; with the experts of the MTP layer where it drafts."""
+    """Weights of a rank in FP8, with router and vocabulary in bf16, and with the experts of the MTP layer if
+    it drafts."""
     total = 0.0
     for linear in linears(config, parallel):
         size = 1 if linear.kind == FP8 else 2

@@ -1,11 +1,11 @@
-"""Validation against every stored series: error, coverage and width.
+"""Validation against all stored series: error, coverage and width of the intervals.
 
-Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
-learnt from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest
-and the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight.
-Points that it was calibrated on are not predicted. So no point set a constant that predicts it, but for the
-kernel times of gfx942, some figures of which are MI325X's (kernel_times.py). Servers with drafts teach no
-constants.
+A server is one operator's, of one machine, engine and parallelism. Each is predicted with constants that were
+learnt from all other machines and engines, in three ways: uncalibrated; calibrated on two of its points,
+those of the fewest and the most requests in flight at its shortest lengths; and calibrated on all of these up
+to CALIBRATED in flight. Points on which it was calibrated are not predicted. So no point has set a constant
+that predicts it, except some kernel times of gfx942, which are MI325X's (kernel_times.py). Servers with
+drafts teach no constants.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ UNCALIBRATED, ON_TWO, ON_ALL = MODES = ("uncalibrated", "calibrated on two", "ca
 QUANTITIES = ("TPOT", "mean TTFT", "throughput")
 CALIBRATED = 64
 ALLOWED, ALLOWED_DRAFTS, INSIDE = 0.07, 0.1, 0.85
-"""Mean error of TPOT after calibration, that on two points with drafts, and share of points in their 90 %
-intervals, that documents promise."""
+"""What the documents promise: the mean error of TPOT after calibration, that on two points with drafts, and
+the share of points in their 90 % intervals."""
 
 
 @dataclass(frozen=True)
 class Series:
     """What one operator measured of one system at one pair of lengths.
 
-    operator: whose server it was, and which of theirs
+    operator: whose server it was, and which of its servers
     left_out: why it is in no total and teaches no constants; empty: it does both
     """
 
@@ -60,7 +60,7 @@ class Series:
 
 @functools.cache
 def stored_series() -> tuple[Series, ...]:
-    """All of results/published/serving-link."""
+    """All series in results/published/serving-link."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(STORED.glob("*.json"))]
     return tuple(_series(document, entry) for document in documents for entry in document["series"])
 
@@ -79,7 +79,8 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
 
 @dataclass(frozen=True)
 class Row:
-    """One predicted number. error: predicted over measured less 1; inside: its 90 % interval"""
+    """One predicted number. error: predicted over measured, less 1; inside: whether its 90 % interval holds
+    it"""
 
     series: str
     concurrency: int
@@ -93,8 +94,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one quantity over some rows: mean absolute error, bias, how many lie in their 90 % interval, and the
-    mean width of these over the value."""
+    """The errors of one quantity over some rows: mean absolute error, bias, how many lie in their 90 %
+    interval, and the mean width of the intervals over the value."""
 
     points: int
     mean: float
@@ -105,7 +106,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Validated:
-    """One server. times: where its kernels' times are from; left_out: why it is in no total"""
+    """One server. times: where its kernel times come from; left_out: why it is in no total"""
 
     name: str
     rows: tuple[Row, ...]
@@ -125,14 +126,14 @@ class Validated:
 
 @dataclass(frozen=True)
 class Validation:
-    """prior: the constants that all series together teach, with which a new system begins"""
+    """The validation. prior: the constants that all series together teach, with which a new system begins"""
 
     servers: tuple[Validated, ...]
     prior: Constants
 
     @property
     def together(self) -> Validated:
-        """All servers without drafts but those left out."""
+        """All servers without drafts, except those left out."""
         return self._all("all", speculate=False)
 
     @property
@@ -145,7 +146,7 @@ class Validation:
 
     @property
     def holds(self) -> bool:
-        """Whether, over all servers together, TPOT is as near as documents promise."""
+        """Whether TPOT is as near as the documents promise, over all servers together."""
         found = [self.together.errors(mode, "TPOT") for mode in MODES]
         on_two = self.with_drafts.errors(ON_TWO, "TPOT")
         inside = all(errors.covered >= INSIDE * errors.points for errors in (*found, on_two) if errors)
@@ -154,7 +155,8 @@ class Validation:
 
 
 def validated(hardware: str = "", engine: str = "") -> Validation:
-    """Of all stored series, or of those of a machine and an engine. Raises UsageError where there is none."""
+    """The validation against all stored series, or those of a machine and an engine. Raises UsageError if
+    there is none."""
     servers: dict[str, list[Series]] = {}
     for series in stored_series():
         is_hardware = not hardware or series.system.hardware == hardware_name(hardware)
@@ -209,7 +211,7 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
 
 
 def unvalidated(system: System) -> list[str]:
-    """A warning where no server of this machine and engine validates the model."""
+    """A warning if no server of this machine and engine validates the model."""
     kind, drafts = f"{system.hardware} {system.engine}", bool(system.drafts)
     own = [each for each in stored_series() if (each.kind, bool(each.system.drafts)) == (kind, drafts)]
     every = validated(system.hardware, system.engine).servers if own else ()

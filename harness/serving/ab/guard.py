@@ -1,10 +1,10 @@
-"""A guard runs one command and leaves nothing of it behind. This program needs only the standard library:
+"""Runs one command and leaves nothing of it behind. This program needs only the standard library:
 
     python guard.py ORDERS_FD CODE_FD GRACE STOP COMMAND...
 
-Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
-the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
-when its pipe of orders says `stop`, and when that pipe closes: its parent is gone then, kill -9 included.
+Engines start processes that start processes. The guard is their ancestor. Where Linux allows it, it adopts
+the orphans among them, so that it finds all of them, also those in a session of their own. It ends them when
+its pipe of orders says `stop`, and when that pipe closes: then its parent is gone, perhaps by kill -9.
 
     GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
     STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
@@ -33,7 +33,7 @@ MOST_S = 30.0
 def main() -> None:
     orders, code_to, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+        signal.signal(number, signal.SIG_IGN)  # only the pipe of orders ends the command
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -48,11 +48,11 @@ def main() -> None:
                 os._exit(127)
 
     command = sys.argv[5:]
-    try:  # it inherits none of the descriptors
+    try:  # the command inherits none of the descriptors
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", flush=True)
-        code: int | None = 127  # as shells have it
+        code: int | None = 127  # the exit code that shells use
     else:
         code = _wait(orders, process.pid)
         if code is None:
@@ -63,8 +63,8 @@ def main() -> None:
 
 
 def _wait(orders: int, child: int) -> int | None:
-    """The command's exit code, negative for a signal; None when it is to be ended. Sleeps in between: beside
-    a measurement nothing else may take time."""
+    """The command's exit code, negative for a signal; None when it is to be ended. It sleeps in between,
+    because beside a measurement nothing else may take time."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -78,9 +78,9 @@ def _wait(orders: int, child: int) -> int | None:
 
 
 def _end(child: int, grace: float, stop: list[str]) -> int:
-    """Asks the command alone to end: an engine ends its own processes in their order, and one whose workers
-    are signalled beside it may leave memory of a GPU taken. Asks three times: vLLM 0.32 loses a signal that
-    comes while it starts."""
+    """Asks the command alone to end. An engine ends its own processes in their order; if its workers are
+    signalled too, memory of a GPU may stay taken. Asks three times: vLLM 0.32 loses a signal that comes while
+    it starts."""
     if stop:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(stop, stdin=subprocess.DEVNULL, timeout=grace + MOST_S, check=False)
@@ -91,7 +91,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
                 os.kill(child, signal.SIGTERM)
         until, left = time.monotonic() + grace / 3, True
         while left and time.monotonic() < until:
-            # Before they are collected: the last one's code must not be missed.
+            # They are listed before they are collected, so that the exit code of the last one is not missed.
             left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended
@@ -111,7 +111,7 @@ def _kill_all(child: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Collects the processes that have ended; gives the command's exit code once it is among them."""
+    """Collects the processes that have ended. Returns the command's exit code if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -1,8 +1,8 @@
-"""Looks up the names by which arms differ in the installed engine: that nothing reads a variable or a flag is
-the cheapest explanation of a gain that vanished.
+"""Looks up the names by which arms differ in the installed engine. If nothing reads a variable or a flag,
+that is the simplest explanation of a gain that vanished.
 
-A name in a comment or a docstring reads nothing, and neither does the line that declares it. Names that are
-put together at run time escape; so what is not found is a warning.
+A name in a comment or a docstring does not count, and neither does the line that declares it. Names that are
+put together at run time are not found, so the result is only a warning.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ print(json.dumps([found, [p for p in sys.path if p] + [sys.executable]]))"""
 OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PATH|HOME|TMPDIR|TZ|LANG|USER")
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
-# Suffixes of sources; what is no code in them (docstrings, comments); and in the rest a name that is read: in
-# Python `.NAME`, or the string where it does not begin the line of a list or of a table; in C the string.
+# Suffixes of sources; what is no code in them (docstrings, comments); and how a name is read in the rest: in
+# Python `.NAME`, or the string unless it begins a line of a list or table; in C the string.
 SOURCES = (
     ((".py",), re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL),
      r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""),
     ((".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip"), re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL),
      '"NAME"'),
 )  # fmt: skip
-FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
+FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's server arguments
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """For each differing name that nothing reads: `name`, `found` (False, or None where it could not be
-    looked up) and `says`, a line. It takes up to a minute where libraries have to be read."""
+    """The differing names that nothing reads: `name`, `found` (False, or None if it could not be looked up)
+    and `says`, a line. It takes up to a minute if libraries have to be read."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -61,7 +61,7 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
-    """The engine's package and the folders that its Python searches, or why they are not known."""
+    """The engine's package and the folders that its Python searches; or why they are not known."""
     program, *rest = command.words
     name, module = Path(program).name, ""
     if name in (*FOREIGN, *SHELLS, "mpirun"):
@@ -86,10 +86,10 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
-    """The variables that no Python code reads and that no library's binary or C source holds."""
+    """The variables that no Python code reads and that no library's binary or C source contains."""
     wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
     sources = tuple(suffix for suffixes, _, _ in SOURCES for suffix in suffixes)
-    for suffixes in (sources, (".so",)):  # binaries are large: last, and for what is left
+    for suffixes in (sources, (".so",)):  # binaries are large, so they come last
         for file in _files(roots, suffixes) if wanted else ():
             wanted -= set(_read(file, wanted))
     for name in sorted(wanted):
@@ -97,12 +97,12 @@ def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, s
 
 
 def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
-    """The names that a source reads, or that stand in a binary as a word."""
+    """The names that a source reads, or that a binary contains as a word."""
     kind = next((kind for kind in SOURCES if file.suffix in kind[0]), None)
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         for name in names:
-            forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads the one as the other
+            forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads SGL_* as SGLANG_*
             for form in (form for form in forms if data.find(form.encode()) >= 0):
                 if kind:
                     code = kind[1].sub("", data[:].decode(errors="replace"))
@@ -118,14 +118,14 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
     files = [file for file in _files(package, (".py",)) if os.access(file, os.R_OK)] if wanted else []
     sources = [file.read_text("utf-8", errors="replace") for file in files]
-    # SGLang's own parser beside those of its tools; of other engines all that parse anything.
+    # SGLang has parsers of tools beside that of its server; of other engines all parsers count.
     parsing = [each for each in sources if "add_cli_args_from_dataclass" in each or FIELD.search(each)]
     flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}
     for name in wanted:
         head = "--" + name[2:].partition(".")[0].replace("_", "-")
         flag = head if head in flags else head.replace("--no-", "--", 1)
         longer = sorted(each for each in flags if each.startswith(flag))
-        flag = longer[0] if len(longer) == 1 else flag  # argparse takes what begins only one flag
+        flag = longer[0] if len(longer) == 1 else flag  # argparse accepts a unique beginning
         if flag not in flags:
             but = f", but {', '.join(longer[:4])}" if longer else ""
             yield name, f"the engine has no flag {name}{but}"
@@ -134,8 +134,8 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
 
 
 def _declared(source: str) -> Iterator[tuple[str, str]]:
-    """Flags, each with its field where that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`, which
-    may name its flag itself."""
+    """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`, which may
+    name its flag itself."""
     for flag in re.findall(r"""["'](--[\w-]+)["']""", source):
         yield flag.replace("_", "-"), ""
     fields = FIELD.split(source)
@@ -145,7 +145,7 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Files below the roots; `.so` includes `.so.1` and programs, which have no suffix."""
+    """Files below the roots. `.so` includes `.so.1` and programs, which have no suffix."""
     binaries, seen = ".so" in suffixes, set()
     for root in roots:
         if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):

@@ -1,4 +1,5 @@
-"""Plan of an A/B: how the server starts, how the client calls it, the arms, and the commands that follow."""
+"""The plan of an A/B: how the server starts, how the client calls it, the arms, and the commands that
+follow."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from harness.plan.budget import parse_seconds
 from harness.plan.settings import UNSET
 from harness.serving.schema import StrictRecord
 
-# Of a client's run: name, statistic, tokens.
+# Of a client's run: name, statistic, kind of tokens.
 METRICS = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean"), "ttft_median": ("ttft", "median"),
            "throughput": ("throughput", "", "output")}  # fmt: skip
 CONTAINERS = ("docker", "podman", "nerdctl")
-FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is no child of theirs
+FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is not a child of theirs
 SHELLS = ("sh", "bash")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -41,13 +42,13 @@ def _seconds(value: object, key: ValidationInfo) -> object:
 
 Value = Annotated[str, Field(coerce_numbers_to_str=True)]
 Environment = Annotated[dict[str, Value], AfterValidator(_variables)]
-"""Variables; the value `unset` takes one away."""
+"""Variables. The value `unset` removes one."""
 Flags = Annotated[str, AfterValidator(lambda text: shlex.join(shlex.split(text.replace("\\\n", " "))))]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 
 
 class Arm(StrictRecord):
-    """What an arm changes: variables of the server, flags of its command, what {image} stands for."""
+    """What an arm changes: variables of the server, flags of its command, and the image for {image}."""
 
     env: Environment = Field(default_factory=dict)
     flags: Flags = ""
@@ -57,13 +58,17 @@ class Arm(StrictRecord):
 class Plan(StrictRecord):
     """One experiment, as its TOML file has it (docs/serving-ab.md).
 
-    launch, client, stop: commands; no shell runs them. What stands in braces is filled in
-    warm_up:         what warms the server up; else the client's, with another seed and warm_up_prompts
-    arms:            the first is what the others are held against; env: variables of all
-    ready, flush:    paths: one that answers 200 once it serves, one to POST to before a measured run
-    port:            the first one tried; each launch takes another
-    margin:          per cent that are worth deciding
-    pairs:           so many, looked at once; None: at most 12, looked at after 4, 6, 8 and 12
+    launch, client, stop:        commands; no shell runs them. Placeholders in braces are filled in
+    warm_up:                     the command that warms the server up; by default the client's, with another
+                                 seed and warm_up_prompts
+    arms:                        the first is compared with the others
+    env:                         variables of all arms
+    ready, flush:                paths: one that answers 200 once the server serves, one to POST to before a
+                                 measured run
+    port:                        the first port that is tried; each launch takes another
+    margin:                      per cent that are worth deciding
+    pairs:                       so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and
+                                 12
     launch_minutes, run_minutes: expected, until the first launches have shown it
     """
 
@@ -104,11 +109,11 @@ class Plan(StrictRecord):
 
     @property
     def asked(self) -> int | None:
-        """Requests of a measured run: some clients do not write how many they were asked for."""
+        """The number of requests of a measured run, because some clients do not write it."""
         return self.prompts or self.of_client(r"--num-prompts?|--num-requests|--request-count")
 
     def of_client(self, option: str) -> int | None:
-        """A number in the client's command; None where it stands there twice, or not at all."""
+        """A number in the client's command; None if it is there twice, or not at all."""
         found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
         return int(found[0]) if len(found) == 1 else None
 
@@ -116,26 +121,26 @@ class Plan(StrictRecord):
         return {**self.env, **self.arms[arm].env}
 
     def changes(self, arm: str) -> tuple[dict[str, str], list[str], str]:
-        """The arm's variables, flags and image, by which its launch can differ from that of another arm."""
+        """The arm's variables, flags and image, by which its launch may differ from that of another arm."""
         return self.variables(arm), shlex.split(self.arms[arm].flags), self.arms[arm].image or self.image
 
     def differing(self) -> tuple[list[str], list[str]]:
         """The names of variables and of flags that differ between arms."""
-        # A flag with what stands behind it, up to the next.
+        # A flag with all words up to the next flag.
         flag = re.compile(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)")
         flags = [flag.findall(self.arms[arm].flags) for arm in self.arms]
         return _unlike([list(self.variables(arm).items()) for arm in self.arms]), _unlike(flags)
 
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
-    """Names of the pairs of a name and a value that not all arms have."""
+    """The names of pairs (name, value) that not all arms have."""
     pairs = [pair for arm in arms for pair in arm]
     return list(dict.fromkeys(pair[0] for pair in pairs if not all(pair in arm for arm in arms)))
 
 
 @dataclass(frozen=True)
 class Command:
-    """Words that start a process, and what they change in the environment; None: a variable taken away."""
+    """The words that start a process, and its changes of the environment; None removes a variable."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str | None] = field(default_factory=dict)
@@ -145,7 +150,7 @@ class Command:
         return {name: value for name, value in changed.items() if value is not None}
 
     def __str__(self) -> str:
-        """The command as it is typed into a shell."""
+        """The command as one types it into a shell."""
         sets = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if value is not None]
         unset = [f"-u {name}" for name, value in self.variables.items() if value is None]
         return " ".join([*(["env", *unset] if unset else []), *sets, shlex.join(self.words)])
@@ -195,7 +200,7 @@ def _examine(plan: Plan) -> None:
 
 
 def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
-    """What starts the server of an arm: its flags at {flags}, or at the end."""
+    """The command that starts the server of an arm. Its flags come at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
     own = {key: None if value == UNSET else _filled(value, values) for key, value in env.items()}
@@ -211,7 +216,8 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
 def client(
     plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
 ) -> Command:
-    """What calls the server; the call that warms it up may be another command, or send fewer prompts."""
+    """The command that calls the server. The call that warms it up may be another command, or send fewer
+    prompts."""
     prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
     values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
     text = (plan.warm_up if warm_up else "") or plan.client
@@ -223,7 +229,7 @@ def stop(plan: Plan, arm: str, name: str, port: int) -> Command:
 
 
 def require_programs(plan: Plan) -> None:
-    """Raises NothingRan where a command's program is missing here: before anything is started."""
+    """Raises NothingRan if a command's program is missing here, before anything is started."""
     first, calls = launch(plan, plan.base, "", 0, Path()), client(plan, plan.base, 0, 0, Path(), Path())
     for what, command in (("launch", first), ("client", calls)):
         if shutil.which(command.words[0]) is None:
@@ -235,8 +241,8 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with its placeholders filled in. A file gets its absolute path, because a command runs in a
-    folder of its own, where this repository's `kernels` and `tests` do not hide an engine's imports."""
+    """The text with its placeholders filled in. Paths are absolute, because a command runs in a folder of its
+    own: there this repository's `kernels` and `tests` do not hide modules of an engine."""
     word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
     option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
@@ -258,7 +264,7 @@ def _command(
         raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {there}")
     variables: dict[str, str | None] = {}
     if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
-        words = words[1:]  # an arm's own value would not stand against this one
+        words = words[1:]  # it would take precedence over an arm's own value
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
         variables[name] = _filled(value, values)

@@ -1,7 +1,7 @@
-"""Record of an A/B: a folder with `ab.json` (the plan, what was predicted) and `journal.jsonl` (its events).
+"""The record of an A/B: a folder with `ab.json` (the plan and the predictions) and `journal.jsonl` (events).
 
-An event is on the disk before the next begins: a kill at any moment loses no finished pair, and a launch that
-was not finished is known by its line.
+An event is on the disk before the next begins. So a kill at any moment loses no finished pair, and a launch
+that was not finished is known by its line.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ PLAN, JOURNAL = "ab.json", "journal.jsonl"
 
 
 class Record:
-    """about: what ab.json says; events: of the journal, in their order, each with `event` and `at`.
+    """The record in a folder.
 
-    lock: a descriptor with the folder's lock, which guards inherit: it is free when no server is left
+    about:  what ab.json says
+    events: of the journal, in their order, each with `event` and `at`
+    lock:   a descriptor with the folder's lock. Guards inherit it, so that it is free when no server is left
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,8 +44,8 @@ class Record:
 
     @classmethod
     def begin(cls, folder: Path, plan: Plan, more: Mapping[str, Any]) -> Record:
-        """more: names that nothing reads, and predictions: what is known before the first launch. Raises
-        UsageError where the folder holds a record already or cannot be written."""
+        """Begins a record. more: names that nothing reads, and predictions, as known before the first launch.
+        Raises UsageError if the folder holds a record already or cannot be written."""
         require_none(folder)
         require_writable_folder(folder, "; choose another --out")
         head = {"schema": 1, "created": _now(), "plan": plan.model_dump(), **more}
@@ -58,8 +60,8 @@ class Record:
                 raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
 
     def hold(self, say: Callable[[str], None]) -> None:
-        """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
-        UsageError where another process goes on with this record."""
+        """Takes the folder's lock. Waits while servers of a killed run are still being ended. Raises
+        UsageError if another process goes on with this record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         owner, _ = take_lock(self.lock)
         if owner:
@@ -69,7 +71,7 @@ class Record:
             take_lock(self.lock, wait=True)
 
     def append(self, event: str, **facts: Any) -> None:
-        """The event is on the disk when this returns. Raises JournalFull."""
+        """Writes an event, which is on the disk when this returns. Raises JournalFull."""
         line = {"event": event, "at": _now(), **facts}
         self._journal.append(json.dumps(line))
         self.events.append(line)
@@ -80,14 +82,14 @@ class Record:
         return [each for each in self.events if wanted <= {k: each.get(k) for k in ("event", *facts)}.items()]
 
     def pairs(self) -> dict[int, dict[str, JsonObject]]:
-        """Finished pairs: number -> arm -> its measured run. Number 0 is thrown away."""
+        """Finished pairs: from number to arm to its measured run. Pair 0 is not counted."""
         return {
             pair: {run["arm"]: run for run in self.of("measured", pair=pair, attempt=attempt)}
             for pair, attempt in sorted((done["pair"], done["attempt"]) for done in self.of("pair"))
         }
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
-        """The metric's values of these arms, in each finished pair in which all of them have it."""
+        """The metric's values of these arms, for each finished pair in which all of them have it."""
         pairs = [runs for pair, runs in self.pairs().items() if pair]
         rows = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in pairs]
         return [row for row in rows if None not in row]
@@ -99,7 +101,7 @@ class Record:
 
 
 def require_none(folder: Path) -> None:
-    """Raises UsageError where the folder holds a record."""
+    """Raises UsageError if the folder holds a record."""
     if (folder / PLAN).exists():
         raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
 

@@ -1,12 +1,12 @@
-"""Result of an A/B: when its pairs are looked at, effects with their intervals, and what is printed of them.
+"""The result of an A/B: when its pairs are looked at, the effects with their intervals, and the text.
 
-A launch is the unit: runs of one launch share its memory addresses, its tuned kernels and its clocks, and
-taken as independent they give 23 to 59 % false verdicts at a nominal 5 %. So each pair is one launch of each
-arm, and its value the logarithm of their ratio. To look after every pair and to stop at significance gives
-18 % false verdicts; four looks that share the error give less than 5 %.
+The unit is a launch. Runs of one launch share memory addresses, tuned kernels and clocks; taken as
+independent they give 23 to 59 % false verdicts at a nominal 5 %. So a pair is one launch of each arm, and its
+value the logarithm of their ratio. Looking after every pair and stopping at significance gives 18 % false
+verdicts. Four looks that share the error give less than 5 %.
 
-The record holds predictions before the first launch. They are read from a file, or follow from runs of the
-suite in which the arms' variables were measured as settings.
+The record holds predictions from before the first launch. They are read from a file, or follow from runs of
+the suite in which the arms' variables were measured as settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ PREDICTED_OF = "predicted of "
 
 
 def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
-    """Raises UsageError where a file holds no prediction, or no run measured the arms' variables."""
+    """The predictions of files and runs. Raises UsageError if a file holds none, or no run measured the
+    variables of the arms."""
     files = [name for name in names if Path(name).suffix == ".json" and Path(name).name != "run.json"]
     found = [each for name in files for each in _of_file(plan, Path(name))]
     if runs := [name for name in names if name not in files]:
@@ -56,8 +57,8 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
 
 
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:
-    """What `serving what-if --json` wrote for the plan's concurrency. Raises UsageError where the plan's
-    commands say another engine, number of GPUs or length; the machine and the model are only noted."""
+    """The predictions in a file of `serving what-if --json` for the plan's concurrency. Raises UsageError if
+    the plan's commands name another engine, number of GPUs or length. Machine and model are only noted."""
     fitting: list[list[Prediction]] = []
     said: JsonObject = {}
     try:
@@ -65,12 +66,12 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
         where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
         for workload in document["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
-                said = {"drafts": 0} | document | workload["load"]  # older ones have no drafts
+                said = {"drafts": 0} | document | workload["load"]  # older documents have no drafts
                 fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        pass  # another document
+        pass  # not a document of `what-if`
     if len(fitting) != 1 or not fitting[0]:
         load = f"{plan.concurrency} in flight" if plan.concurrency else "a client of unknown concurrency"
         raise UsageError(f"{path} does not hold one prediction for {load}: `what-if --json FILE` writes one")
@@ -83,7 +84,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
 
 
 def _of_commands(plan: Plan) -> JsonObject:
-    """What the plan's commands say of themselves; None: they do not."""
+    """What the plan's commands tell; None for what they do not."""
     tp, named = re.search(TP, plan.launch), f"{plan.image} {plan.launch}"
     engine = next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", named)), None)
     isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
@@ -94,8 +95,9 @@ def _of_commands(plan: Plan) -> JsonObject:
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
-    """The change of each op that a run timed under the variables of both arms, by the implementation that
-    is fastest under those of the base. The factor is the mean over cases, the interval their scatter."""
+    """The change of each op that a run timed under the variables of both arms. It is that of the
+    implementation which is fastest under the base's variables. The factor is the mean over cases; the
+    interval shows their scatter."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
         base, own = (_setting(run.settings, plan.variables(each)) for each in (plan.base, arm))
@@ -110,7 +112,8 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The run's setting whose variables are the arm's, as far as any setting of the run has them."""
+    """The name of the run's setting with the arm's values of all variables that any setting of the run
+    has."""
     own = {name: variables[name] for each in settings.values() for name in each if name in variables}
     return next((name for name, each in settings.items() if each == own), None)
 
@@ -131,12 +134,12 @@ def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ..
     return predict(model, load_, changes)
 
 
-LOOKS = (4, 6, 8, 12)  # pairs after which the default plan is looked at
-MOST_PAIRS = 200  # that are worth asking for
+LOOKS = (4, 6, 8, 12)  # the numbers of pairs after which the default plan is looked at
+MOST_PAIRS = 200  # more pairs than this are not proposed
 POWER = 0.8
-# Deviation between launches of one image, in per cent: ATOM's nightly dashboard, DeepSeek-R1 on 8 MI355X, the
-# same tag in two workflow runs (63 to 66 differences; data.js at 94114ac, 984cb47, e6d8fb9 of ROCm/ATOM), at
-# a concurrency of 32 and more, and below it.
+# The deviation between launches of one image, in per cent, below a concurrency of BUSY and from it on: ATOM's
+# nightly dashboard, DeepSeek-R1 on 8 MI355X, one tag in two workflow runs (63 to 66 differences; data.js at
+# 94114ac, 984cb47, e6d8fb9 of ROCm/ATOM).
 SPREAD = {"tpot": (0.53, 1.2), "throughput": (0.58, 1.1), "ttft": (2.5, 4.1), "ttft_median": (2.5, 4.1)}
 BUSY = 32
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
@@ -146,35 +149,40 @@ MOST_LOOKED_AT = range(2, MOST_PAIRS)
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
-    """The numbers of pairs after which there may be a verdict: a number that was fixed is the only one."""
+    """The numbers of pairs after which there may be a verdict. If the user fixed a number, it is the only
+    one."""
     return LOOKS if pairs is None else (pairs,)
 
 
 def order(arms: list[str], pair: int) -> list[str]:
-    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm alike."""
+    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm
+    equally."""
     return arms if pair % 2 or not pair else arms[::-1]
 
 
 def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Seconds that one launch of each arm takes, as measured so far, or else as the plan expects."""
+    """Seconds that one launch of each arm takes: as measured so far, or as the plan expects."""
     took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
-    if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
+    if took := took[len(plan.arms) :] or took:  # in its first launch an arm fills caches
         return len(plan.arms) * sum(took) / len(took)
     warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
     return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
 
 
 def confidence(pairs: int | None, comparisons: int) -> float:
-    """Of each interval, so that all looks and all arms together are wrong in at most 5 % (Bonferroni)."""
+    """The confidence of each interval, so that all looks and all arms together are wrong in at most 5 %
+    (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
 
 
 @dataclass(frozen=True)
 class Effect:
-    """ratio > 1: the arm is faster (time of the base over its own, or its throughput over the base's).
+    """The effect of an arm. A ratio above 1 means that it is faster: the base's time over its own, or its
+    throughput over the base's.
 
-    percent, interval: of the metric itself; no interval: one pair has none
-    launch_spread:     deviation between launches of one arm, per cent: that of the pairs over the root of two
+    percent, interval: change of the metric itself; one pair has no interval
+    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over the root of
+                       two
     """
 
     pairs: int
@@ -193,9 +201,10 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """The effect in one pair or more, by Student's t over the logarithms of the pairs' ratios.
+    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios.
 
-    higher: more is better; margin: per cent
+    higher: whether more is better
+    margin: in per cent
     """
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
@@ -210,7 +219,7 @@ def effect(
 
 
 def power(change: float, pairs: int, launch_spread: float, level: float) -> float:
-    """Chance that so many pairs tell a change of so many per cent from none."""
+    """The chance that so many pairs tell a change of so many per cent from none."""
     from scipy.special import nctdtr
 
     shift = math.log1p(change / 100) / (launch_spread / 100 * math.sqrt(2 / pairs))
@@ -218,13 +227,14 @@ def power(change: float, pairs: int, launch_spread: float, level: float) -> floa
 
 
 def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
-    """The fewest pairs that find such a change four times in five; None: more than there are to choose."""
+    """The fewest pairs that find such a change four times in five; None if that takes more than the given
+    ones."""
     return next((n for n in among if n > 1 and power(change, n, launch_spread, level) >= POWER), None)
 
 
 def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
-    """How many more pairs would decide if mean and scatter stay as they are, and the half width, per cent,
-    that the interval would have then; None: more than are worth it, or one pair says nothing of it."""
+    """How many more pairs would decide, if mean and scatter stay as they are, and the half width of the
+    interval then, in per cent. None if that takes too many, or if there is one pair."""
     if found.launch_spread is None:
         return None
     away = abs(math.log(found.ratio))
@@ -273,7 +283,7 @@ def summary(record: Record) -> JsonObject:
 
 
 def finished(record: Record) -> str:
-    """Why there are no more pairs; empty: there was no time, or it was killed."""
+    """Why there are no more pairs; empty if time was over, or it was killed."""
     done = record.pairs()
     pairs = sum(1 for pair in done if pair)
     if any(lost["pair"] not in done for lost in record.of("given up")):
@@ -284,7 +294,7 @@ def finished(record: Record) -> str:
 
 
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
-    """Each prediction of the arm beside what was found, in per cent of the metric before."""
+    """Each prediction for the arm beside the effect, in per cent of the metric before."""
     for prediction, metric, (change, low, high) in _in_percent(record.predictions):
         if metric in found and prediction.of in ("", arm):
             own = found[metric].interval or (-math.inf, math.inf)
@@ -294,18 +304,18 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
-    """Each prediction of a metric that an A/B has, with the metric and with the change and both ends of its
-    interval in per cent of the value before; None: that end is open."""
+    """Each prediction of a metric that an A/B has: the metric, the change, and both ends of its interval, in
+    per cent of the value before. None stands for an open end."""
     for each in predictions:
-        metric = each.quantity.removeprefix("output_")  # as clients call it
+        metric = each.quantity.removeprefix("output_")  # the clients' names
         if metric in METRICS and each.before and each.change is not None:
             ends = (each.change, each.low, each.high)
             yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Settings that the servers report and variables that differ: name -> [base, arm], where all launches of
-    each arm agree. Placeholders that are filled in for each launch or arm are left out."""
+    """Settings that the servers report, and variables, that differ: from name to [base, arm], if all launches
+    of each arm agree. What is filled in for each launch or arm is left out."""
     both = [servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
@@ -319,7 +329,7 @@ def differences(record: Record, arm: str) -> JsonObject:
 
 
 def servers(record: Record, arm: str) -> list[JsonObject]:
-    """What the servers of an arm's launches said of themselves."""
+    """What the servers of an arm's launches report of themselves."""
     said = []
     for ready in record.of("ready", arm=arm):
         with contextlib.suppress(OSError, ValueError):
@@ -366,7 +376,7 @@ def planned(
     predictions: Sequence[Prediction],
     budget_s: float | None = None,
 ) -> str:
-    """What would run, for how long, what it can tell, and what is expected of it."""
+    """What would run, how long it takes, what it can tell, and what is expected."""
     lines = []
     for number, arm in enumerate(plan.arms):
         port, cache = plan.port + 10 * number, folder / "cache" / arm
@@ -403,7 +413,7 @@ def planned(
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
-    """A table of how many pairs find an effect four times in five."""
+    """A table of the number of pairs that find an effect four times in five."""
     (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
     apart = busy if (plan.concurrency or 0) >= BUSY else quiet
     for change in CHANGES:
@@ -430,7 +440,7 @@ def _time(seconds: float) -> str:
 
 
 def shown(found: JsonObject) -> RenderableType:
-    """A table of the effects of each arm, and the notes below it."""
+    """A table of the effects of each arm, with notes below it."""
     base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
     head = f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}\n"
@@ -439,7 +449,7 @@ def shown(found: JsonObject) -> RenderableType:
 
 
 def row(line: JsonObject, base: str) -> dict[str, str]:
-    """Cells of a verdict by their columns. The word stands in brackets where another metric decides."""
+    """The cells of a verdict, by column. The verdict is in brackets if another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
     ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
     return {
@@ -452,7 +462,7 @@ def row(line: JsonObject, base: str) -> dict[str, str]:
 
 
 def closing(found: JsonObject) -> Iterator[str]:
-    """What stands below the table, a line each."""
+    """The lines below the table."""
     margin = found["plan"]["margin"]
     for line in filter(lambda each: each["decides"], found["verdicts"]):
         if line["verdict"] == "same":

@@ -1,4 +1,5 @@
-"""The server of one launch: it runs under a guard (guard.py), and the process on its port must be ours."""
+"""The server of one launch. It runs under a guard (guard.py), and the process on its port must belong to
+it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GUARD = Path(__file__).with_name("guard.py")
-ENDED_S = 100.0  # most that a guard needs beyond the time that it gives its command
+ENDED_S = 100.0  # the most seconds that a guard needs beyond the time that its command gets
 LAST_WORDS = 200  # characters of the log in a message
-TAIL = 65536  # bytes of it that are looked at
-# Straight to loopback: a proxy of the environment has no part in this.
+TAIL = 65536  # bytes of the log's end that are read
+# Requests go straight to loopback, past any proxy of the environment.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# A parent that hangs after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978 and
-# scheduler.py:6372 of 0.5.23.
+# A parent that goes on after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978
+# and scheduler.py:6372 of 0.5.23.
 FATAL = re.compile(
     r"WorkerProc initialization failed|EngineCore failed to start|Engine core initialization failed|"
     r"Failed core proc\(s\)|EngineDeadError|Received sigquit from a child process|"
@@ -42,8 +43,8 @@ FATAL = re.compile(
 )
 IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
-LISTENS = "0A"  # a socket's state in /proc/net/tcp
-# Keys of /server_info that any two launches may differ in.
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+# Keys of /server_info in which any two launches may differ.
 OF_ONE_LAUNCH = re.compile(
     r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|pid|api_key|"
     r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
@@ -51,19 +52,20 @@ OF_ONE_LAUNCH = re.compile(
 
 
 class RunFailed(HarnessError):
-    """A launch or a client's run that does not count: one line with the reason."""
+    """A launch or a client's run that does not count; its text is one line with the reason."""
 
 
 class PortTaken(RunFailed):
-    """Another process has the port; the same launch may work on another one."""
+    """Another process has the port; the launch may work on another one."""
 
 
 class Guarded:
     """A command whose whole tree of processes ends with this object, or with this process.
 
-    log:   in its folder the command runs; takes its stdout and stderr
-    keep:  a descriptor that stays open as long as anything of the command may be left
-    grace: seconds between SIGTERM and SIGKILL; stop: a command that ends it, run before SIGTERM
+    log:   takes its stdout and stderr; the command runs in its folder
+    keep:  a descriptor that stays open as long as any process of the command may be left
+    grace: seconds between SIGTERM and SIGKILL
+    stop:  a command that ends it, run before SIGTERM
     """
 
     def __init__(
@@ -87,9 +89,9 @@ class Guarded:
             os.close(code_to)
 
     def wait(self, seconds: float = 0.0) -> int | None:
-        """The command's exit code (negative: the signal), or None where it still runs after that time."""
+        """The command's exit code (negative: the signal), or None if it still runs after that time."""
         if self.code is None and select.select([self._code], [], [], seconds)[0]:
-            said = os.read(self._code, 64)  # nothing: the guard was killed, and what it guarded with it
+            said = os.read(self._code, 64)  # empty: the guard was killed, and with it what it guarded
             self.code = int(said) if said else self.guard.wait()
         return self.code
 
@@ -110,10 +112,10 @@ class Guarded:
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def last_words(self) -> str:
-        """The lines of its log that say what went wrong, as one line, and where the log is."""
+        """The lines of its log that tell what went wrong, as one line, and the log's path."""
         lines = self.lines()
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
-        # The line after an error's name often says more than it.
+        # The line after an error's name often says more.
         telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
         said = f"it said: {telling[:LAST_WORDS]!r}" if telling else "it said nothing"
         return f"{said} (log: {self.log})"
@@ -140,8 +142,8 @@ class Server(Guarded):
         self.port = port
 
     def wait_ready(self, path: str, timeout_s: float) -> float:
-        """Seconds until it answered. Raises RunFailed when it dies, is not there in time, or when another
-        process listens on its port."""
+        """Seconds until it answered. Raises RunFailed if it dies, is not there in time, or another process
+        listens on its port."""
         started, pause = time.monotonic(), 0.05
         while time.monotonic() - started < timeout_s:
             self.check("before it served")
@@ -154,7 +156,7 @@ class Server(Guarded):
         raise RunFailed(f"it did not serve within {timeout_s:g} s (ready_timeout); {self.last_words()}")
 
     def check(self, when: str) -> None:
-        """Raises RunFailed where it has ended, or has said that it cannot serve any more."""
+        """Raises RunFailed if it has ended, or has reported that it cannot serve any more."""
         if self.wait() is not None:
             words = self.last_words()
             kind = PortTaken if IN_USE.search(words) else RunFailed
@@ -163,7 +165,7 @@ class Server(Guarded):
             raise RunFailed(f"the server failed {when}: {line[:LAST_WORDS]!r} (log: {self.log})")
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
-        """The body of an answer with status 200; None for anything else."""
+        """The body of an answer with status 200; None for any other answer."""
         url = f"http://127.0.0.1:{self.port}{path}"
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             request = urllib.request.Request(url, data=b"" if post else None)
@@ -172,8 +174,8 @@ class Server(Guarded):
         return None
 
     def owned(self) -> bool | None:
-        """Whether a process of this launch listens on the port; None: it cannot be told (a container's
-        sockets are not those of the command that started it)."""
+        """Whether a process of this launch listens on the port. None: it cannot be told, because a
+        container's sockets do not belong to the command that started it."""
         if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
         return self._listener() is not None
@@ -184,7 +186,7 @@ class Server(Guarded):
         return next((pid for pid in descendants(self.guard.pid) if sockets & _sockets_of(pid)), None)
 
     def identity(self) -> dict[str, Any]:
-        """What it says of itself, and the variables that it was started with."""
+        """What it reports of itself, and the variables with which it was started."""
         info, models = self._json("/server_info"), self._json("/v1/models").get("data")
         model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
         return {
@@ -202,8 +204,8 @@ class Server(Guarded):
         return {}
 
     def _environment(self) -> dict[str, str]:
-        """The variables that steer kernels and those that the plan sets, without secrets, as the process that
-        listens has them, or else the command."""
+        """The variables that steer kernels and those that the plan sets, without secrets. They are read from
+        the process that listens, or else from the command."""
         found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self._listener() or command}/environ").read_text("utf-8", errors="replace")
@@ -214,10 +216,9 @@ class Server(Guarded):
 
 @contextlib.contextmanager
 def held_port(first: int) -> Iterator[int]:
-    """The first port from there on on which nothing listens, in steps of ten, because engines take the next
-    ones for themselves. An engine may begin to listen minutes after its launch. Until then a name that the
-    system keeps beside the ports holds it against other A/Bs; any other process that takes it meanwhile is
-    found out by its socket."""
+    """The first free port from a port on, in steps of ten, because engines take the next ones for themselves.
+    An engine may begin to listen minutes after its launch. Until then a name of an abstract socket holds the
+    port against other A/Bs. Any other process that takes it meanwhile is found by its socket."""
     for port in range(first, 65000, 10):
         with socket.socket() as probe, socket.socket(socket.AF_UNIX) as held:
             try:
@@ -233,7 +234,7 @@ def held_port(first: int) -> Iterator[int]:
 
 
 def listening(port: int) -> set[str]:
-    """Inodes of the sockets that listen on a port; empty where the system does not tell."""
+    """Inodes of the sockets that listen on a port; empty if the system does not tell."""
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):

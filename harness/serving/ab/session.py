@@ -1,4 +1,5 @@
-"""Launches of an A/B, in mirrored pairs, until there is a verdict, or all pairs, or no time left."""
+"""The launches of an A/B, in mirrored pairs, until there is a verdict, all pairs are made, or time is
+over."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, hel
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 
-REMAKES = 3  # of a pair; fixed before the first run, and never for its times
-PORTS = 5  # tried for a launch: one that another process took meanwhile says nothing of the arm
-LEAST_LIMIT_S = 300.0  # of a client's run, where three times the longest so far is less
-WARM_UP_SEEDS = 1_000_000  # away from those of measured runs
+REMAKES = 3  # how often a pair is made again; fixed before the first run, and never because of its times
+PORTS = 5  # ports that a launch tries: a port taken by another process says nothing of the arm
+LEAST_LIMIT_S = 300.0  # the least limit of a client's run; later it is three times the longest one
+WARM_UP_SEEDS = 1_000_000  # distance of their seeds from those of measured runs
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Session:
-    """budget_s: no pair is begun that would not end within it; say: takes a line of progress"""
+    """budget_s: a pair is not begun if it would end later; say: takes a line of progress"""
 
     def __init__(self, record: Record, budget_s: float | None, say: Callable[[str], None]) -> None:
         self.plan, self.record, self.say = record.plan, record, say
         self.until = time.monotonic() + budget_s if budget_s else None
 
     def run(self) -> None:
-        """Raises NothingRan where an arm does not come up in the launch that is thrown away."""
+        """Raises NothingRan if an arm does not come up in the first launch, which is not counted."""
         self.record.append("begun", boot=BOOT.read_text("utf-8").strip() if BOOT.exists() else "")
         most = looks(self.plan.pairs)[-1]
         for pair in range(most + 1):
@@ -51,7 +52,8 @@ class Session:
                 return
 
     def _decided(self, pairs: int) -> bool:
-        """Whether no further pair is needed; asked only after the numbers of pairs that were fixed."""
+        """Whether no further pair is needed. This is asked only after the numbers of pairs that were
+        fixed."""
         if pairs not in looks(self.plan.pairs)[:-1]:
             return False
         words = [effects(self.record, arm)[self.plan.metric].verdict for arm in self.plan.others]
@@ -60,7 +62,7 @@ class Session:
         return "unclear" not in words
 
     def _made(self, pair: int) -> bool:
-        """Makes a pair, and makes the whole pair again where one of its runs does not count."""
+        """Makes a pair. If one of its runs does not count, it makes the whole pair again."""
         first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
         for attempt in range(first, first + REMAKES + 1):
             try:
@@ -80,8 +82,8 @@ class Session:
         return False
 
     def _launched(self, about: dict[str, Any]) -> None:
-        """Launches an arm, and again where another process took the port meanwhile. Each launch has another
-        port: a server that was started on the port of one that was killed hung (sglang issue 22779)."""
+        """Launches an arm, and launches it again if another process took the port meanwhile. Each launch has
+        another port: a server hung that was started on the port of a killed one (sglang issue 22779)."""
         for left in reversed(range(PORTS)):
             number = len(self.record.of("launch"))
             first = self.plan.port + 10 * (number % 200)
@@ -157,7 +159,8 @@ class Session:
         self.say(f"  {arm}: {', '.join(filter(None, shown)) or 'measured'}")
 
     def _call(self, server: Server, command: Command, log: Path) -> None:
-        """One run of the client. Raises RunFailed; of a server that died rather than of its client."""
+        """Runs the client once. Raises RunFailed; if the server died, the reason names the server and not the
+        client."""
         longest = max((e["seconds"] for e in self.record.of("measured")), default=0.0)
         limit = self.plan.client_timeout
         limit = min(limit, max(LEAST_LIMIT_S, 3 * longest)) if longest else limit
@@ -175,7 +178,7 @@ class Session:
 
 
 def counted(result: Path, asked: int | None) -> ServingRun:
-    """The run in a client's file. Raises RunFailed where the integrity rules call it wrong, or it is not one
+    """The run in a client's file. Raises RunFailed if the integrity rules call it wrong, or it is not one
     whole run."""
     try:
         runs = load(result)

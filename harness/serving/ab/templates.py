@@ -1,4 +1,4 @@
-"""Templates of plans: an engine and its own client on a GPU of today; and set-ups that were published."""
+"""Templates of plans: an engine with its own client on a current GPU, and published set-ups."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def _file() -> dict[str, Any]:
 
 
 def gone() -> dict[str, str]:
-    """Flags and variables that today's engines have no more -> what takes their place, if anything."""
+    """From flags and variables that current engines no longer have to what replaces them; empty if nothing
+    does."""
     found: dict[str, str] = _file()["gone"]
     return found
 
 
 def _plans() -> dict[str, tuple[str, str]]:
-    """Name -> engine and GPU, as templates.toml has them."""
+    """From name to engine and GPU, as templates.toml has them."""
     engines = {name: of["gpus"] for name, of in _file().items() if "gpus" in of}
     return {f"{name}-{gpu.lower()}": (name, gpu) for name, gpus in engines.items() for gpu in gpus}
 
@@ -42,8 +43,8 @@ def listed() -> list[dict[str, str]]:
 
 
 def template_text(name: str) -> str:
-    """A plan as TOML, or a published set-up as a shell script, by its name or that of an environment of it.
-    Raises UsageError for an unknown name."""
+    """A plan as TOML, or a published set-up as a shell script, by its name or by that of one of its
+    environments. Raises UsageError for an unknown name."""
     if name in _plans():
         return _toml(*_plans()[name])
     for one in configurations().values():

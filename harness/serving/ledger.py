@@ -1,9 +1,8 @@
 """A ledger: changes of kernels, what was predicted of each, and what serving runs showed.
 
-A ledger is a file of JSON lines. Lines are only added, under a lock on the file, so that two commands can
-write to one ledger at once.
-
-Its rows are shown as text and as JSON: each prediction beside the observation of its quantity.
+It is a file of JSON lines. Lines are only added, under a lock on the file, so that two commands can write to
+one ledger at once. Its rows are shown as text and JSON, with each prediction beside the observation of its
+quantity.
 """
 
 from __future__ import annotations
@@ -42,14 +41,15 @@ from harness.serving.schema import ServingRun, StrictRecord
 from harness.statistics.intervals import mean_half_width
 
 NAME = "ledger.jsonl"
-OPENING = b'{"row":'  # of every line
+OPENING = b'{"row":'  # the beginning of every line
 Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
 Quantities = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"]
 Unit = Literal["ms", "s", "tok/s", "1"]
-"""`s` of a client's whole run (`duration`); `1` of a quantity whose value before is taken as 1."""
+"""`s` is the unit of a client's whole run (`duration`); `1` that of a quantity whose value before is taken as
+1."""
 CONFIDENCE = 0.9
 RELEASE = re.compile(r"\d+(?:\.\d+)+")
-"""The release at the beginning of a version; the rest tells builds of it apart."""
+"""The release at the beginning of a version. What follows distinguishes builds of it."""
 METRICS: dict[str, tuple[str, ...]] = {name: (name, "mean") for name in ("tpot", "itl", "ttft", "e2e")}
 METRICS |= {"output_throughput": ("throughput", "total", "output")}
 """Quantities of a prediction: the metric's name, statistic and kind of tokens."""
@@ -62,18 +62,19 @@ class LedgerRecord(StrictRecord):
 
 
 def unit_text(unit: str) -> str:
-    """What a reader calls a unit."""
+    """The unit in words for a reader."""
     return "x before" if unit == "1" else unit
 
 
 class KernelChange(LedgerRecord):
-    """One op made faster or slower.
+    """A change of the speed of one op.
 
     op:        a name of harness/catalogue/op_classes.json
-    part:      `qkv_a`, `n=2112 k=7168`; empty: all calls of the op
-    factor:    time before / time after, above 1 is faster; or saved_us: time saved of each call
-    low, high: 90 % interval of the factor or the saving; equal to it where none is given
-    calls:     calls a step; None: as the model has them
+    part:      for example `qkv_a` or `n=2112 k=7168`; empty: all calls of the op
+    factor:    time before / time after, above 1 is faster; None if `saved_us` is given
+    saved_us:  time saved in each call
+    low, high: 90 % interval of the factor or of the saving
+    calls:     calls in a step; None: as in the model
     phase:     of which steps
     source:    where the factor comes from: a run, a pull request
     """
@@ -92,9 +93,9 @@ class KernelChange(LedgerRecord):
 class Prediction(LedgerRecord):
     """A predicted change of a quantity.
 
-    of:            one change, where the prediction is not of all that its row changed
-    low, high:     90 % interval of `change`; a bound has one of them None
-    before, after: None where only the difference or a bound is known
+    of:            the one change that it is for, if it is not for all changes of its row
+    low, high:     90 % interval of `change`; for a bound one of them is None
+    before, after: None if only the difference or a bound is known
     """
 
     quantity: Quantities
@@ -110,12 +111,13 @@ class Prediction(LedgerRecord):
 
 
 class Observation(LedgerRecord):
-    """What serving runs showed, before and after a change.
+    """What serving runs showed before and after a change.
 
     change:    after - before, in `unit`
-    low, high: 90 % interval of the change; None where the source gives none
-    runs:      files or folders of the runs; digests: of their numbers
-    assumed:   names of identity fields that the runs do not say and that the user took to be alike
+    low, high: 90 % interval of the change; None if the source gives none
+    runs:      files or folders of the runs
+    digests:   of the runs' numbers
+    assumed:   names of identity fields that the runs do not tell and the user assumed to be alike
     """
 
     quantity: Quantities
@@ -155,7 +157,7 @@ class ChangeEntry(Line):
 
 
 class PredictionEntry(Line):
-    """command: prints this prediction; empty where it is not known"""
+    """A prediction. command: the one that prints it; empty if it is not known"""
 
     kind: Literal["prediction"] = "prediction"
     prediction: Prediction
@@ -192,8 +194,9 @@ class LedgerRow(StrictRecord):
 
 
 def append(path: Path, *entries: Entry) -> list[Entry]:
-    """Adds lines, all or none, with the present time where they have none, and returns them as they are on
-    disk. Raises UsageError where the file cannot be written, is no ledger, or has a new row already."""
+    """Adds lines, all or none, with the present time if they have none. Returns them as they are on disk.
+    Raises UsageError if the file cannot be written, is no ledger, or has a row already that would be
+    opened."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     dated = [entry if entry.at else entry.model_copy(update={"at": now}) for entry in entries]
     try:
@@ -211,8 +214,8 @@ def append(path: Path, *entries: Entry) -> list[Entry]:
 
 
 def read(path: Path) -> list[Entry]:
-    """The lines of a ledger; a last line that a kill cut off is left out. Raises UsageError for a file that
-    is no ledger, for a line that cannot be read, and for a whole last line without its newline."""
+    """The lines of a ledger, without a last line that a kill cut off. Raises UsageError for a file that is no
+    ledger, for a line that cannot be read, and for a whole last line without a newline."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -242,7 +245,7 @@ def rows(entries: Sequence[Entry], ledger: str = "") -> list[LedgerRow]:
 
 
 def known_rows(files: Sequence[str]) -> Iterator[LedgerRow]:
-    """The rows of the files or folders named, or of all ledgers under results/. Raises UsageError where one
+    """The rows of the files or folders named, or of all ledgers under results/. Raises UsageError if one
     cannot be read."""
     paths = [Path(name) for name in files] or sorted(RESULTS.glob(f"**/{NAME}"))
     for path in paths:
@@ -264,12 +267,15 @@ def observe(
     engine: str = "",
     explanation: str = "",
 ) -> None:
-    """Appends an observation for each quantity that was predicted of the row and that the runs have.
+    """Appends an observation for each quantity that was predicted for the row and that the runs have.
 
-    before, after: any client's files, paired in order; assumed: see `identity.differences`; engine: of all
-    runs, where their files do not say it. What else differs between the sides, and what `serving load` finds,
-    is added as explanations. Raises UsageError where the runs cannot be paired, are not of the row's setting,
-    or have numbers that `serving load` calls wrong.
+    before, after: any client's files, paired in order
+    assumed:       see `identity.differences`
+    engine:        of all runs, if their files do not tell it
+
+    Other differences between the sides, and what `serving load` finds, are added as explanations. Raises
+    UsageError if the runs cannot be paired, are not of the row's setting, or have numbers that `serving load`
+    calls wrong.
     """
     identity.require_names("--assume", assumed, ("all", *identity.FIELDS))
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
@@ -297,7 +303,7 @@ def observe(
     predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
     observed = [entry.observation for entry in known[row_id].observations]
-    earlier = {each for one in observed for each in one.digests or one.runs}  # older ones have no digests
+    earlier = {each for one in observed for each in one.digests or one.runs}  # of older ones the runs
     if again := [run.id for run in every if {_digest(run), run.source} & earlier]:
         raise UsageError(f"row {row_id} of {ledger} has {', '.join(again)} already; a run counts once")
     taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
@@ -308,13 +314,13 @@ def observe(
 
 
 def _digest(run: ServingRun) -> str:
-    """Of what it measured: a file may have moved."""
+    """A digest of what the run measured, because a file may have moved."""
     return hashlib.sha256(repr((run.totals, run.metrics)).encode()).hexdigest()[:16]
 
 
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
-    UsageError where they differ in a known field of the identity, builds of one release excepted."""
+    UsageError if they differ in a known field of the identity, except builds of one release."""
     for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
         releases = {release[0] for value in (each.row, each.run) if (release := RELEASE.match(value))}
         if each.is_known and (each.name != "version" or len(releases) > 1):
@@ -330,8 +336,8 @@ def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
 
 
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
-    """The mean difference of the pairs, over the whole instance, with its t-interval; None where a run lacks
-    the metric. Raises UsageError where a pair's numbers are of two kinds or of unknown GPUs."""
+    """The mean difference of the pairs, over the whole instance, with its t-interval; None if a run lacks the
+    metric. Raises UsageError if a pair's numbers are of two kinds or of an unknown number of GPUs."""
     values = []
     for pair in pairs:
         sides = [Quantity(run, metric) for run in pair if (metric := run.metric(*METRICS[quantity]))]
@@ -349,7 +355,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     means = [statistics.fmean(side) for side in zip(*values, strict=True)]
     change = means[1] - means[0]
     half = mean_half_width([after - before for before, after in values], CONFIDENCE)
-    low, high = (change - half, change + half) if math.isfinite(half) else (None, None)  # of one pair
+    low, high = (change - half, change + half) if math.isfinite(half) else (None, None)  # one pair
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit="tok/s" if quantity == "output_throughput" else "ms",
@@ -359,8 +365,8 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     )  # fmt: skip
 
 
-TOLERANCE = 0.15  # of the observed change, where neither side has an interval
-MOST_OFF = 3.0  # times the observed change: beyond it that is near 0, and a percentage of it says nothing
+TOLERANCE = 0.15  # relative to the observed change, if neither side has an interval
+MOST_OFF = 3.0  # relative to it, too: beyond it the observed change is near 0
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 WORDS: Notes = [
     ("explained", "the 90 % intervals of prediction and observation meet; where neither has one, they differ "
@@ -398,13 +404,13 @@ class LedgerLine:
 
     @property
     def difference(self) -> float | None:
-        """Predicted less observed change."""
+        """The predicted less the observed change."""
         change = self.prediction.change if self.prediction else None
         return None if change is None or self.observation is None else change - self.observation.change
 
     @property
     def off(self) -> float | None:
-        """The difference as a part of the observed change; None where that change is near 0."""
+        """The difference relative to the observed change; None if that change is near 0."""
         observed = self.observation.change if self.observation else 0.0
         if self.difference is None or not observed or abs(self.difference) > MOST_OFF * abs(observed):
             return None
@@ -412,15 +418,15 @@ class LedgerLine:
 
     @property
     def off_text(self) -> str:
-        """In per cent, or the difference where the observed change is near 0."""
+        """`off` in per cent, or the difference if the observed change is near 0."""
         if self.off is not None:
             return f"{100 * self.off:+.0f} %"
         return ranged(self.difference, None, None, "+.3g", f" {unit_text(self.kind[1])}")
 
     @property
     def verdict(self) -> str:
-        """Whether the prediction explains the observation: see EXPLAINED; NOT_OBSERVED or NOT_PREDICTED where
-        one of them is missing."""
+        """Whether the prediction explains the observation, in one of WORDS; NOT_OBSERVED or NOT_PREDICTED if
+        one is missing."""
         predicted, seen = self.prediction, self.observation
         if predicted is None or seen is None:
             return NOT_OBSERVED if seen is None else NOT_PREDICTED
@@ -438,7 +444,8 @@ class LedgerLine:
 
 
 def _interval(of: Prediction | Observation) -> tuple[float, float]:
-    """The ends of its 90 % interval: the change itself where it has none, infinite where a bound has none."""
+    """The ends of the 90 % interval. Without an interval both are the change itself; an open end is
+    infinite."""
     ends = (-math.inf, math.inf) if of.change is None else (of.change, of.change)
     return (ends[0] if of.low is None else of.low), (ends[1] if of.high is None else of.high)
 
@@ -467,7 +474,7 @@ def as_json(rows: Sequence[LedgerRow]) -> str:
 
 
 def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
-    """How many predictions of each method held; then each ledger's rows, or only how many it has.
+    """How many predictions of each method held; then each ledger's rows, or only their number.
 
     each: whether rows are shown
     """
@@ -489,7 +496,7 @@ def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
-    """Each text once, with the rows that it is about."""
+    """Each text once, with the names of its rows."""
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         for one in row.explanations:
@@ -501,7 +508,7 @@ def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
 
 
 def _summary(lines: Sequence[LedgerLine]) -> RenderableType:
-    """For each method: how many of each verdict, and how far off it was where the change is resolved."""
+    """For each method: how many of each verdict, and how far off it was if the change is resolved."""
     judged = [line for line in lines if line.prediction and line.observation]
     if not judged:
         return "no prediction has an observation yet"

@@ -1,4 +1,4 @@
-"""Names: of op classes, and one spelling for machines, engines and models, which have several."""
+"""Names of op classes, and one spelling for the several names of machines, engines and models."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from shapes.names import unknown
 
 OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_bytes())["classes"]
 """Op classes, into which a step's time is split: what each is, and its colour in charts. Traces, the model,
-replay and the ledger use these names, so that a share of one can be set beside another's."""
+replay and the ledger use these names, so that their shares can be compared."""
 
 COMMUNICATION = ("all_reduce", "all_to_all")
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
-"""Other spellings of engines, without their dashes and blanks."""
+"""Other spellings of engines, without dashes and blanks."""
 
 KNOWN_ENGINES = ("sglang", "vllm", "trtllm", "lmdeploy", "tgi", "atom")
 
 FRONTS = ("dynamo", "moreh", "mori")
-"""What serves with an engine of others, as InferenceX and the documents name it: `dynamo-sglang`."""
+"""Programs that serve with an engine of others. InferenceX and the documents write `dynamo-sglang`."""
 
 MODELS = {"dsr1": "deepseek-r1"}
-"""InferenceX's own short names."""
+"""InferenceX's short names."""
 
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
 def hardware_name(text: str) -> str:
-    """In small letters as its data sheet calls it, or without its maker where there is none."""
+    """A machine's name as its data sheet has it, in small letters; without its maker if there is no data
+    sheet."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 
 def data_sheet(hardware: str) -> JsonObject:
-    """Of a machine as `hardware_name` calls it; empty where there is none."""
+    """The data sheet of a machine, named as `hardware_name` does; empty if there is none."""
     return next((entry for entry in known_devices() if hardware_name(entry["name"]) == hardware), {})
 
 
 def engine_name(text: str) -> str:
-    """In one spelling: `trtllm`, or `dynamo-trtllm` where a front stands before the engine."""
+    """An engine in one spelling: `trtllm`, or `dynamo-trtllm` if it has a front."""
     plain = re.sub(r"[-_ ]", "", text.lower())
     front = next((name for name in FRONTS if plain.startswith(name) and plain != name), "")
     engine = plain.removeprefix(front)
@@ -50,7 +51,7 @@ def engine_name(text: str) -> str:
 
 
 def known_engine(text: str) -> str:
-    """In one spelling, an engine that a user names. Raises UsageError for an unknown one."""
+    """An engine that a user names, in one spelling. Raises UsageError for an unknown one."""
     name = engine_name(text)
     if name.rpartition("-")[2] not in KNOWN_ENGINES:
         raise UsageError(unknown("engine", text, KNOWN_ENGINES))
@@ -58,6 +59,6 @@ def known_engine(text: str) -> str:
 
 
 def model_name(text: str) -> str:
-    """Without the folder or the organisation before it."""
+    """A model's name without the folder or the organisation before it."""
     name = text.rstrip("/").rsplit("/")[-1].lower()
     return MODELS.get(name, name)

@@ -1,7 +1,8 @@
 """One schema for what serving clients report.
 
-A throughput in tokens per second says nothing by itself: of which tokens, over how many GPUs, with a whole
-engine or its decode half. So every metric carries its scope, kind of tokens, unit and statistic.
+A throughput in tokens per second says nothing by itself: it may be of any kind of tokens, over any number of
+GPUs, of a whole engine or of its decode half. So each metric has its scope, kind of tokens, unit and
+statistic.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Scope = Literal[
 SCOPES = {
     scope: scope.replace("gpu", "GPU").replace("_", " ") for scope in get_args(Scope) if scope != "unknown"
 }
-"""What a reader calls each scope but `unknown`."""
+"""Each scope except `unknown`, in words for a reader."""
 
 Tokens = Literal["output", "input", "total", "none", "unknown"]
 Mode = Literal["online", "offline", "unknown"]
@@ -26,7 +27,7 @@ Severity = Literal["wrong", "suspect", "note"]
 
 
 class StrictRecord(BaseModel):
-    """A record of files that come from outside."""
+    """A record of a file that comes from outside."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -35,7 +36,7 @@ class Finding(StrictRecord):
     """What a rule found in one row, or between several.
 
     rule:     its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
-    severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
+    severity: `wrong`: it does not hold; `suspect`: it needs an explanation; `note`: a reader has to know it
     """
 
     rule: str
@@ -44,17 +45,17 @@ class Finding(StrictRecord):
 
 
 class Metric(StrictRecord):
-    """One number that a client reported, or that follows from others of its run.
+    """One number that a client reported, or that follows from other numbers of its run.
 
     name:      `throughput`, `request_throughput`, `goodput`; `ttft`, `tpot`, `itl`, `e2e`; `prefill`,
                `decode_step` (latency of one step); `concurrency`; or the client's own name for anything else
     unit:      `ms` for all latencies, `s` for durations, `tok/s`, `req/s`, `1`, `GiB`, `tokens`
-    scope:     what the number is of; `instance` is one engine, however many GPUs it has; `decode_gpu` is
-               one of the GPUs that only decode, `prefill_gpu` one of the others
-    tokens:    of which tokens; `total` is input and output
+    scope:     `instance` is one engine, however many GPUs it has; `decode_gpu` is one of the GPUs that only
+               decode, `prefill_gpu` one of the others
+    tokens:    the kind of tokens; `total` is input and output
     statistic: `total`, `mean`, `median`, `std`, `min`, `max`, `p99` ...
-    derived:   how it follows from other numbers of the run; empty: as the client reported it
-    label:     how a document labels it, where that leaves its scope or tokens open
+    derived:   how it follows from other numbers of the run; empty: the client reported it
+    label:     what a document calls it, if that leaves its scope or tokens open
     """
 
     name: str
@@ -68,7 +69,7 @@ class Metric(StrictRecord):
 
 
 class Parallelism(StrictRecord):
-    """GPUs of each kind of parallelism; None: not said."""
+    """The number of GPUs of each kind of parallelism; None: not said."""
 
     tp: int | None = None
     pp: int | None = None
@@ -84,16 +85,19 @@ class Parallelism(StrictRecord):
 
 
 class OfferedLoad(StrictRecord):
-    """What was asked of the engine.
+    """The load that the client was asked for.
 
-    input_len, output_len: tokens of a request, as asked for (of a range: its mean)
-    longest_input_len, longest_output_len: of a range, where the client says no more of it
-    range_ratio:           the shortest of a range over its longest
-    concurrency:           most requests in flight that the client allows
-    request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
-    burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
-    ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
-    warmup_s, cooldown_s:  time at either end that is not in the numbers
+    input_len, output_len:                 tokens of a request, as asked for; the mean of a range
+    longest_input_len, longest_output_len: the longest of a range, if the client says nothing else of it
+    range_ratio:                           the shortest of a range over its longest
+    concurrency:                           most requests in flight that the client allows
+    request_rate:                          requests per second; None: not said; 0: all at once (the clients'
+                                           `inf`)
+    burstiness:                            shape of the gamma distribution of the times between requests; 1:
+                                           Poisson
+    ramp_up:                               how the rate grows at the start; empty: it does not, or that is not
+                                           said
+    warmup_s, cooldown_s:                  time at either end that is not in the numbers
     """
 
     dataset: str = ""
@@ -113,7 +117,7 @@ class OfferedLoad(StrictRecord):
 
 
 class Totals(StrictRecord):
-    """What was counted over the whole run, or over the window that the client keeps."""
+    """Counts over the whole run, or over the window that the client keeps."""
 
     duration_s: float | None = None
     completed: int | None = None
@@ -123,8 +127,8 @@ class Totals(StrictRecord):
 
 
 class RequestSamples(StrictRecord):
-    """What a client kept of each request, in its order; a list is empty where it kept none. starts_s: by the
-    client's clock."""
+    """What a client kept of each request, in its order; an empty list: nothing. starts_s: by the client's
+    clock"""
 
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
@@ -137,13 +141,13 @@ class RequestSamples(StrictRecord):
 class ServingRun(StrictRecord):
     """One run of one client against one engine: one row.
 
-    client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
-    hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
-    engine:      what answered, by what the server or the format itself says; empty: not said
-    protocol:    what the client spoke (its `backend`): `vllm` and `openai` are OpenAI's, of all engines
+    client:        the format of the file: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
+    hardware:      the name of the GPU or CPU as given; empty: not said
+    engine:        the engine by its own report or by the format; empty: not said
+    protocol:      the client's `backend`: `vllm` and `openai` are OpenAI's protocol, which all engines speak
     configuration: name of the documented configuration that it ran (harness/serving/published_documents.py)
-    extra:       what the client wrote that has no place here, by its own key: nothing is lost
-    notes:       what was repaired or taken for granted in reading this row
+    extra:         all that the client wrote and that has no place here, by its own key
+    notes:         what was repaired or assumed in reading this row
     """
 
     id: str
@@ -174,17 +178,19 @@ class ServingRun(StrictRecord):
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
-        """The first metric of that name, and of that statistic, kind of tokens and scope where given."""
+        """The first metric of that name, and of that statistic, kind of tokens and scope if they are
+        given."""
         return first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
-        """Its value, or None where the run has no such metric."""
+        """Its value; None if the run has no such metric."""
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
 
     def option(self, *names: str) -> str:
-        """The value, in small letters, of the first of these options of the server that is on: among its
-        flags, or under its name in what the client was told to note (vLLM's --metadata). Empty: none."""
+        """The value, in small letters, of the first of these options of the server that is on. It is looked
+        for among the server's flags, and under its name in what the user had the client note (vLLM's
+        --metadata). Empty: none."""
         for name in names:
             value = option(self.flags, f"--{name}") or str(self.extra.get(name.replace("-", "_")) or "")
             if value.lower() not in OFF:
@@ -206,10 +212,10 @@ class ServingRun(StrictRecord):
 
     @property
     def drafts(self) -> int | None:
-        """Draft tokens that a step verifies of each request; None: not said, or a tree of them."""
+        """Draft tokens that a step verifies for each request; None: not said, or they form a tree."""
         if self.option("speculative-eagle-topk") not in ("", "1"):
             return None
-        tokens = self.option("speculative-num-draft-tokens")  # SGLang's, the verified one included
+        tokens = self.option("speculative-num-draft-tokens")  # SGLang's, with the verified one
         config = NUM_DRAFTS.search(self.option("speculative-config"))
         said = [str(int(tokens) - 1) if tokens.isdigit() else "", config[1] if config else ""]
         said += map(self.option, ("num-speculative-tokens", "speculative-num-steps"))
@@ -222,9 +228,9 @@ class ServingRun(StrictRecord):
 
     @property
     def accept_length(self) -> float | None:
-        """Tokens that a request gets of a step: accepted drafts + 1. By its name, by TensorRT-LLM's
-        `global_acceptance_rate`, which is that, by vLLM's counts, or by its rate, per cent of the drafts;
-        None: not said."""
+        """Tokens that a request gets of a step: accepted drafts + 1; None: not said. The source is the value
+        of that name, TensorRT-LLM's `global_acceptance_rate` (the same), vLLM's counts, or the rate of
+        accepted drafts in per cent."""
         length = self.value("accept_length", "mean")
         keys = ("spec_decode_accepted_tokens", "spec_decode_num_drafts", "spec_decode_acceptance_rate")
         taken, steps, rate = map(self._count, keys)
@@ -234,7 +240,7 @@ class ServingRun(StrictRecord):
 
 
 def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
-    """The first that has these values; an empty one stands for any."""
+    """The first metric with these values; an empty value matches any."""
     given = {key: value for key, value in wanted.items() if value}
     return next((m for m in metrics if all(getattr(m, key) == given[key] for key in given)), None)
 
@@ -249,8 +255,8 @@ SPECULATION = ("spec_decoding", "spec_method", "mtp")
 
 
 def option(flags: Iterable[str], name: str) -> str:
-    """The value of `--name value` or `--name=value` among a server's flags; empty where it is not there.
-    A flag of one role may stand behind `role: `."""
+    """The value of `--name value` or `--name=value` among a server's flags; empty if it is not there. A flag
+    of one role may come after `role: `."""
     for flag in flags:
         words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
         if words[0] == name:

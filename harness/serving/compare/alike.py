@@ -1,6 +1,6 @@
-"""Comparison of two quantities: refused with every reason, or their ratio with all that differs beside it.
+"""Comparison of two quantities: their ratio with all other differences, or a refusal with every reason.
 
-A quantity is a number of a run, chosen by name, and brought to one unit, kind of tokens and GPU.
+A quantity is a number of a run, chosen by name, and converted to one unit, kind of tokens and number of GPUs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
 NOT_COMPARED = "not alike, not compared"
 BEST = ("output", "total", "unknown", "mean", "median")
-"""Kinds of tokens and statistics, in the order in which they are chosen."""
+"""Kinds of tokens and statistics, in the order of choice."""
 UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
-"""Unit -> factor to the unit that quantities of its kind are compared in."""
+"""From a unit to the factor and the unit in which quantities of its kind are compared."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def against(a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """A quantity's number, as far as it could be normalised. steps: how, one line each"""
+    """A quantity's number, normalised as far as possible. steps: how, one line each"""
 
     value: float
     unit: str
@@ -75,7 +75,7 @@ class Side:
 
 
 def default_metric(a: ServingRun, b: ServingRun) -> str:
-    """The throughput, or else the first metric that both have."""
+    """The throughput, or else the first metric that both runs have."""
     left, right = (list(dict.fromkeys(metric.name for metric in run.metrics)) for run in (a, b))
     shared = [name for name in (*PREFERRED, *left) if name in left and name in right]
     return (shared or left or [""])[0]
@@ -83,7 +83,7 @@ def default_metric(a: ServingRun, b: ServingRun) -> str:
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
     """The run's metric `NAME`, or `NAME:WHICH`; WHICH is a statistic or a kind of tokens. Raises UsageError
-    where the run, which the user calls `name`, has no such metric."""
+    if the run, which the user calls `name`, has no such metric."""
     metric, _, which = wanted.partition(":")
     alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
     if not alike:
@@ -96,15 +96,15 @@ def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
 
 
 def _kinds(metric: Metric) -> tuple[str, ...]:
-    """What tells metrics of one name apart. The statistic `total` is that of every number of tokens."""
+    """What distinguishes metrics of one name. The statistic `total` belongs to every number of tokens."""
     if metric.tokens == "none":
         return (metric.statistic,)
     return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)
 
 
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
-    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and why they cannot be set beside
-    each other."""
+    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and reasons against comparing
+    them."""
     one, other = a.metric, b.metric
     sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
     aspects = [
@@ -135,7 +135,7 @@ def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
 
 
 def of_instance(quantity: Quantity) -> float | None:
-    """The number over all GPUs that serve; None where the number of GPUs is not known."""
+    """The number over all GPUs that serve; None if their number is not known."""
     metric, gpus = quantity.metric, all_gpus(quantity.run)
     if _is_of_a_request(metric) or metric.scope in ("instance", "cluster"):
         return metric.value
@@ -144,7 +144,7 @@ def of_instance(quantity: Quantity) -> float | None:
 
 
 def _is_of_a_request(metric: Metric) -> bool:
-    """Whether a metric is of single requests or steps, so that it is not divided by GPUs."""
+    """Whether a metric is of single requests or steps, so that it is not divided by the number of GPUs."""
     return metric.unit in ("ms", "s", "us") or metric.name == "concurrency"
 
 
@@ -157,7 +157,7 @@ def _in_one_unit(metric: Metric, other: Metric) -> Side:
 
 
 def _output_only(quantity: Quantity, side: Side) -> Side:
-    """The number of output tokens: as the run itself has it, or by their share of all tokens."""
+    """The number for output tokens: the run's own, or by their share of all tokens."""
     run, metric = quantity.run, quantity.metric
     if side.tokens != "total":
         return side
@@ -173,7 +173,7 @@ def _output_only(quantity: Quantity, side: Side) -> Side:
 
 
 def _per_gpu(run: ServingRun, side: Side) -> Side:
-    """The number over one GPU of all that serve, where it is known how many they are."""
+    """The number for one GPU of all that serve, if their number is known."""
     gpus, split = all_gpus(run), run.parallelism
     if not gpus:
         return side
@@ -193,12 +193,12 @@ def _per_gpu(run: ServingRun, side: Side) -> Side:
 class Comparison:
     """Two quantities, compared or refused.
 
-    reasons:   each reason why it is refused; empty where it is not
-    a, b:      the numbers as far as they could be normalised, also where it is refused
-    differing: what differs and is compared all the same: the hardware, the server's flags ...
+    reasons:   why it is refused; empty if it is not
+    a, b:      the numbers, as far as they could be normalised, also if it is refused
+    differing: differences that do not refuse it: the hardware, the server's flags ...
     uncertain: what one side or both do not say
     found:     what `serving load` finds in either, except what refuses
-    ratio:     a over b; None where it is refused
+    ratio:     a over b; None if it is refused
     """
 
     verdict: Literal["alike", "normalised", "refused"]
@@ -216,8 +216,8 @@ def compare(
 ) -> Comparison:
     """Compares a quantity with another.
 
-    assumed: names of identity fields that are taken to be alike where they are not known; `all`: each.
-    despite: names of identity.SERVER that may differ.
+    assumed: names of identity fields that are assumed to be alike if they are not known; `all`: each
+    despite: names of identity.SERVER that may differ
     """
     assumed = FIELDS if "all" in assumed else assumed
     (side_a, side_b), reasons = normalised(a, b)
@@ -245,7 +245,7 @@ def compare(
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
-    """Why a difference refuses the comparison; empty where it does not."""
+    """Why a difference refuses the comparison; empty if it does not."""
     field = FIELDS[each.name]
     if each.name in despite:
         return ""
@@ -260,7 +260,7 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
-    """What may differ although nothing known says so, a line each."""
+    """What may differ, though no known value shows it, a line each."""
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
         one, other = of_a[name], of_b[name]
@@ -296,7 +296,7 @@ def _answer(metric: Metric, ratio: float) -> str:
 
 
 def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> RenderableType:
-    """The ratio, or that there is none; both numbers; and why they are not compared, or what differs."""
+    """The ratio, or that there is none; both numbers; and the reasons of a refusal, or the differences."""
     lines, names = [], []
     for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):
         m, run = quantity.metric, quantity.run
@@ -318,13 +318,13 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
     return Group(first, *lines, "", noted([(label, text) for label, texts in told for text in texts]))
 
 
-# Which two runs: of files or published
+# Finding two runs: in files, or published
 
 
 @functools.cache
 def published_runs() -> dict[str, ServingRun]:
-    """By id: the runs of the documents, and of raw files behind them as `dstack.online:31`, which have the
-    documented configuration of their machine, engine and version if there is one."""
+    """The runs of the documents by id, and those of the raw files behind them, as `dstack.online:31`. The
+    latter have the documented configuration of their machine, engine and version, if there is one."""
     every = [*documents(FOLDER), *documents(FOLDER / "others")]
     known = {run.id: examined(run) for document in every for run in document.runs}
     setups = [setup for document in every for setup in document.configurations if setup.version]
@@ -340,8 +340,8 @@ def published_runs() -> dict[str, ServingRun]:
 
 
 def find(name: str) -> ServingRun:
-    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` where it has several, or the id that
-    `serving load` gives it. Where ids have no line, ROW counts from 1. Raises UsageError."""
+    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` if it has several, or the id that
+    `serving load` gives it. If ids have no line, ROW counts from 1. Raises UsageError."""
     paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
     path = next((path for path in paths if path and archive.is_file(Path(path))), "")
     if not path:

@@ -1,7 +1,7 @@
-"""Identity of serving runs: the fields that decide whether two results are alike, and what differs in them.
+"""The identity of serving runs: the fields that decide whether two results are alike.
 
-`serving compare`, `serving observe` and `--calibrate` use it. A value that a run does not say is UNKNOWN, and
-UNKNOWN is not alike to anything.
+Used by `serving compare`, `serving observe` and `--calibrate`. A value that a run does not say is UNKNOWN,
+and UNKNOWN is alike to nothing.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from harness.serving.schema import DRAFTED, OFF, OfferedLoad, Parallelism, Servi
 from shapes.names import unknown
 
 UNKNOWN = ""
-LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
+LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates differ by as much
 FIRST_WAVE = 10  # prompts for each place; from here on the burst at the start is a small part of a run
 NODE = 8  # GPUs of a node of the machines here
 UP_TO = "up to "  # before a length of which only the longest is known
-NO_HITS = "no hits"  # of a prefix cache that may be on
-SNAPSHOT = re.compile(r"-\d{4}$")  # end of a model's name: later weights of the same layers
-TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # a version at the beginning of an image's tag
+NO_HITS = "no hits"  # a prefix cache that may be on
+SNAPSHOT = re.compile(r"-\d{4}$")  # the end of a model's name: later weights of the same layers
+TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # the version at the beginning of an image's tag
 CONVERTS = ("trtllm",)  # engines that convert a checkpoint before they serve it
 DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
-"""Models whose checkpoint is FP8 with a scale for each block of 128 x 128 (DeepSeek-V3 report,
-arXiv 2412.19437)."""
+"""Models with FP8 checkpoints that have a scale for each block of 128 x 128 (DeepSeek-V3 report, arXiv
+2412.19437)."""
 
 
 def _lengths(a: str, b: str) -> bool:
     """Whether two lengths are alike: means within LENGTH_TOLERANCE; a mean from half of the longest length to
-    all of it, where one side gives only the longest; the same longest, where both give only that."""
+    all of it, if one side gives only the longest; the same longest, if both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
         return a == b
     for mean, longest in ((a, b), (b, a)):
@@ -48,7 +48,7 @@ def _number(value: float | None) -> str:
 
 
 def all_gpus(run: ServingRun) -> int | None:
-    """GPUs of every role, those that prefill included."""
+    """GPUs of all roles, also those that prefill."""
     split = (run.parallelism.prefill_gpus or 0) + (run.parallelism.decode_gpus or 0)
     return run.gpus or split or None
 
@@ -59,7 +59,7 @@ def is_trimmed(run: ServingRun) -> bool:
 
 
 def length(run: ServingRun, side: str) -> float | None:
-    """Mean tokens of a request: as served where the totals are of whole requests, else as asked for. side:
+    """Mean tokens of a request: as served if the totals are of whole requests, otherwise as asked for. side:
     `input` or `output`"""
     requested = getattr(run.workload, f"{side}_len")
     tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
@@ -80,7 +80,7 @@ def _model(run: ServingRun) -> str:
 
 
 def _precision(run: ServingRun) -> str:
-    """How weights are multiplied. The server's flags, where they are known, say more than a mere `fp8`."""
+    """How weights are multiplied. The server's flags, if known, tell more than `fp8` alone."""
     said = run.precision.partition(", ")[0].lower()
     if said not in ("", "fp8") or not (run.flags or run.environment):
         return said or run.option("quantization")
@@ -119,13 +119,14 @@ def is_sglang(run: ServingRun) -> bool:
 
 
 def _looks(run: ServingRun) -> str:
-    """Decode steps between two looks for new requests, which only SGLang has an option for."""
+    """Decode steps between two looks for new requests. Only SGLang has an option for it."""
     is_told = run.flags or (run.engine and not is_sglang(run))
     return run.option("scheduler-recv-interval") or ("1" if is_told else UNKNOWN)
 
 
 def _places(run: ServingRun) -> float | None:
-    """Requests that can be in flight: the client's limit, the server's, or all prompts, if that is less."""
+    """Requests that can be in flight: the least of the client's limit, the server's, and the number of
+    prompts."""
     load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
@@ -154,8 +155,8 @@ def _load(run: ServingRun) -> str:
 
 
 def _hardware(run: ServingRun) -> str:
-    """The machine as the file names it, or else as the user had the client note it, unless that is the number
-    of machines."""
+    """The machine as the file names it, or as the user had the client note it, unless that is a number of
+    machines."""
     said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
     return hardware_name(run.hardware or next((text for text in said if text and not text.isdecimal()), ""))
 
@@ -191,7 +192,8 @@ def _prefix_caching(run: ServingRun) -> str:
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
-    """`on` or `none`. A run that has its server's flags, or one of the options among its notes, tells it."""
+    """`on` or `none`. It is known if the run has its server's flags, or one of the options among its
+    notes."""
     if is_on or run.option(*options):
         return "on"
     is_told = is_on is False or run.flags or any(name.replace("-", "_") in run.extra for name in options)
@@ -260,7 +262,7 @@ FIELDS: dict[str, Field] = {
                                                 "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
-    # A cache that is on, without known hits, is like one without hits.
+    # A cache that is on, without known hits, is treated as one without hits.
     "prefix caching": Field(_prefix_caching, "cached prompts are not computed",
                             agree=lambda a, b: a == b or (NO_HITS in (a, b) and "hits" not in (a, b))),
     "launch of decode steps": Field(_launch),
@@ -284,7 +286,7 @@ FIELDS: dict[str, Field] = {
 }  # fmt: skip
 """In the order of the messages."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
-"""Settings of the server that the user can let differ: `--despite`."""
+"""Settings of the server that the user may let differ with `--despite`."""
 OPTIONAL = ("dataset", "prefix caching", "nodes")
 """Fields that a run of a ledger's row does not have to say."""
 
@@ -295,12 +297,14 @@ def of_run(run: ServingRun) -> dict[str, str]:
 
 
 class Setting(StrictRecord):
-    """Where a change was made, or what a prediction is of: the machine, the engine, the load.
+    """Where a change was made, or what a prediction is for: the machine, the engine, the load.
 
-    precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
-    plain:     no speculative decoding, unless there are drafts, no DP attention, no disaggregation
-    drafts:    tokens that a step verifies of each request
-    launch:    of decode steps, graph or eager; recv_interval: SGLang's scheduler-recv-interval
+    precision:      of the weights' products, for example `fp8 block-scale`
+    kv_cache:       the dtype of the cache
+    plain:          no speculative decoding unless there are drafts, no DP attention, no disaggregation
+    drafts:         tokens that a step verifies for each request
+    launch:         of decode steps: graph or eager
+    recv_interval:  SGLang's scheduler-recv-interval
     prefill_tokens: the most of one step
     """
 
@@ -323,7 +327,7 @@ class Setting(StrictRecord):
 
 
 def of_setting(setting: Setting) -> dict[str, str]:
-    """A setting's identity. Where the setting is plain no prefix hits are known."""
+    """A setting's identity. If the setting is plain, no prefix hits are known."""
     about = setting.model_dump(include={*ServingRun.model_fields})
     said = of_run(ServingRun(id="", source="", mode="online", **about))
     features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
@@ -341,7 +345,7 @@ def of_setting(setting: Setting) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that is not known to be alike, with its value on the first and the second side."""
+    """A field that is not known to be alike, with its value on both sides."""
 
     name: str
     row: str
@@ -367,9 +371,10 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
-    """What keeps a run from being of the setting: each known difference, and what either side does not say.
+    """What may keep a run from being of the setting: each known difference, and what either side does not
+    say.
 
-    assumed: names of FIELDS that are taken to be alike where they are not known; `all`: each
+    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each
     """
     free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
     theirs = of_run(run)
@@ -383,7 +388,7 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
 
 
 def text(found: Collection[Difference]) -> str:
-    """What differs, then what the row or the run does not say, with the other side's value."""
+    """The differences, then what the row or the run does not say, with the other side's value."""
     known = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
     return "; ".join([*known, *unsaid(found, "the row", "the run")])
 
@@ -400,8 +405,8 @@ def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:
-    """The run with the engine that the user names, if any; a note says so where the file names another one.
-    Raises UsageError for an unknown engine."""
+    """The run with the engine that the user names, if any; a note tells if the file names another one. Raises
+    UsageError for an unknown engine."""
     if not name:
         return run
     engine, notes = known_engine(name), run.notes

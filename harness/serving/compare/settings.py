@@ -1,4 +1,4 @@
-"""Settings of a server and of its client, by name, and those in which two runs differ."""
+"""Settings of a server and of its client by name, and those in which two runs differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STATE = re.compile(
     r"|latencies_ms|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total[_ ].*token.*|sharegpt_.*"
     r"|num_(?!speculative).*_tokens|issue_rate|.*_intvty|measured_.*|completed_strategies|(.*_)?target|.*run_index)"
 )
-"""Names that are not settings: places, names, and what was measured."""
+"""Names that are not settings: places, names, and measured values."""
 MODEL_PATHS = ("model_path", "tokenizer_path", "tokenizer_id", "speculative_draft_model_path")
 OF_SERVER = ("server_info", "engine", "world_info")
 """Objects of `extra` that hold a server's settings: SGLang's, TensorRT-LLM's."""
 OF_CLIENT = ("input_config", "config", "args", "request_loader")
-"""Those that hold a client's: AIPerf's, GuideLLM's."""
+"""Objects that hold a client's settings: AIPerf's, GuideLLM's."""
 
 UNLISTED = ("internal_states", "api_routes")
 """Objects in them that hold no setting."""
@@ -29,12 +29,12 @@ NOTED = ("vllm.serve", "tensorrt_llm.serve", "inferencex")
 """Clients whose users note a server's settings beside the client's OWN keys."""
 OWN = ("tokenizer_id", "backend", "endpoint_type")
 CSV_SETTINGS = "Run Info / "
-"""Begins the names of GuideLLM's columns that hold its settings."""
+"""GuideLLM's columns of settings begin with this."""
 
 
 def server_settings(run: ServingRun) -> dict[str, str]:
-    """The server's settings by name: from its flags, from what it said of itself, and from what its user had
-    the client note. Those that are off are left out, except the user's."""
+    """The server's settings by name: from its flags, from its own report, and from what its user had the
+    client note. Those that are off are left out, except the user's."""
     found: dict[str, Any] = {}
     for flag in run.flags:
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
@@ -74,7 +74,7 @@ def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str
 
 
 def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]:
-    """Scalars in nested objects by joined names. lists: whether lists are taken apart, too."""
+    """Scalars in nested objects, by joined names. lists: whether lists are taken apart, too"""
     if not (isinstance(value, Mapping) or (lists and isinstance(value, list))):
         return {name: value} if name else {}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -83,7 +83,7 @@ def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]
 
 
 def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
-    """What differs between two runs outside of the identity, a line for each kind."""
+    """The differences between two runs outside of the identity, a line for each kind."""
     for what in ("image", "client", "protocol", "model"):
         of_a, of_b = getattr(a, what), getattr(b, what)
         if of_a and of_b and of_a.lower() != of_b.lower():
@@ -95,7 +95,7 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
         kinds.append(("client's settings", [client_settings(a), client_settings(b)]))
     for kind, (one, other) in kinds:
         if kind != "client's settings" and not ((one and other) or a.client == b.client in NOTED):
-            continue  # one side does not say them
+            continue  # one side does not tell them
         names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
         if names:
             pairs = [f"{name} {one.get(name, 'unset')} | {other.get(name, 'unset')}" for name in names]

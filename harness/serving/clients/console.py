@@ -1,13 +1,12 @@
-"""Blocks of results as serving clients print them, as runs: formats/console.toml says what each label is. The
-load is also read from the command line before a block.
+"""Result blocks that serving clients print, as runs. formats/console.toml tells the meaning of each label.
 
-That is done only where it is clear which block a command is of: vLLM's and SGLang's clients print their
-arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block and
-the next block has one of its own. What it says must not contradict the block.
+The load is also read from the command line before a block, if it is clear which block a command belongs to.
+vLLM's and SGLang's clients print their arguments (`Namespace(...)`) in the same run. A command counts if it
+is the only one before its block and the next block has one of its own. It must not contradict the block.
 
-Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so their mean is L; SGLang's
-from [L r, L]; both with r = 0 unless given. benchmark_serving.py had both meanings in its time, so but for
-r = 1, which only the second has, its length is not told.
+Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so that their mean is L;
+         SGLang's client draws from [L r, L]. In both r is 0 unless given. benchmark_serving.py had both
+         meanings in its time. So its lengths are known only for r = 1, which only the second meaning allows.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PROGRAMS = {
     "sglang": re.compile(r"\bsglang\.bench_serving\b"),
     "script": re.compile(r"\bbenchmark_serving(?:\.py)?\b|\bbench_serving\.py\b"),
 }
-DATASETS = {"vllm": "random", "sglang": "sharegpt", "script": "sharegpt"}  # where none is given
+DATASETS = {"vllm": "random", "sglang": "sharegpt", "script": "sharegpt"}  # the data set if none is given
 OPTION = re.compile(r"""--([\w-]+)(?:[= ]\s*(?!--)("[^"]*"|'[^']*'|[^\s`]+))?""")
 NAMESPACE = re.compile(r"\bNamespace\((\w+=.*)\)\s*$")
 ARGUMENT = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[\w.+-]+)(?=,|$)""")
@@ -48,14 +47,15 @@ TOLERANCE = 1e-2  # blocks print rates with two decimals
 
 
 class Console(Format):
-    """The format of a text with blocks of results, with reports of trtllm-bench, or with both."""
+    """The format of a text with result blocks, with reports of trtllm-bench, or with both."""
 
     def recognises(self, document: Document) -> bool:
         found = (mark.search(document.text) for mark in (HEADER, trtllm.MARK))
         return document.kind == "text" and any(found)
 
     def runs(self, document: Document) -> list[ServingRun]:
-        """Of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
+        """The runs of the blocks that have any numbers, and of trtllm-bench's reports, in the text's
+        order."""
         printed = list(blocks(document.text))
         after = [*(block.before for block in printed[1:]), None]
         commands = map(command_of, (block.before for block in printed), after)
@@ -65,7 +65,7 @@ class Console(Format):
 
 
 def _run(document: Document, block: Block, command: Command | None) -> ServingRun | None:
-    """None where the block says nothing."""
+    """The run of a block; None if the block has no numbers."""
     where = f"{document.path}:{block.line}"
     unsure = {*block.conflicts, block.cut}
     row = Fields(where, {k: v for k, v in block.values.items() if k not in unsure}, as_text=True)
@@ -99,7 +99,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
 
 
 def _values(row: Fields, table: Format) -> dict[str, Any]:
-    """The block's numbers by its labels without units, latencies by `mean_ttft_ms` and the like."""
+    """The block's numbers by labels without units; latencies are named as `mean_ttft_ms`."""
     unit_of: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
     unit_of["benchmark duration"] = "s"
     latencies = {name for rule in table.metrics.values() for name in rule.latencies}
@@ -133,7 +133,7 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
 
 def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
     """The workload with what the command before the block asked for, unless the two disagree; the model;
-    notes; the command's other options."""
+    notes; and the command's other options."""
     requested, model, note, others = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
         row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
@@ -146,15 +146,20 @@ def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, li
 
 @dataclass(frozen=True)
 class Command:
-    """program: a key of PROGRAMS; options: by name, as text, `_` between words; printed: by the client
-    itself."""
+    """A client's command line.
+
+    program: a key of PROGRAMS
+    options: by name, as text, with `_` between words
+    printed: whether the client printed it itself
+    """
 
     program: str
     options: Mapping[str, str]
     printed: bool = False
 
     def workload(self) -> tuple[OfferedLoad, str, str, dict[str, Any]]:
-        """What was asked for, the model, a note where its lengths are not told, and all other options."""
+        """The load that was asked for, the model, a note if its lengths are not known, and all other
+        options."""
         said = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
@@ -184,7 +189,8 @@ class Command:
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
-    """The one command that the block after `before` is of; next_before: the lines between it and the next."""
+    """The one command that the block after `before` belongs to. next_before: the lines between it and the
+    next block"""
     candidates = list(commands(before))
     printed = [command for command in candidates if command.printed]
     if printed:
@@ -195,7 +201,7 @@ def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Comm
 
 
 def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | None) -> str:
-    """What the block says otherwise than the command; empty: nothing."""
+    """What the block tells otherwise than the command; empty: nothing."""
     for name in ("concurrency", "request_rate", "warmup_s", "cooldown_s"):
         in_command, in_block = getattr(requested, name), getattr(block, name)
         if in_command is not None and in_block is not None and abs(in_command - in_block) > TOLERANCE:
@@ -206,7 +212,7 @@ def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | Non
 
 
 def commands(lines: Sequence[str]) -> Iterator[Command]:
-    """Those in some lines of a text, in their order; a backslash continues a line."""
+    """The commands in some lines of a text, in their order; a backslash continues a line."""
     whole = re.sub(r"\\\n", " ", "\n".join(map(unprefixed, lines)))
     for text in whole.split("\n"):
         if match := NAMESPACE.search(text):

@@ -1,7 +1,7 @@
-"""Console output as people paste it, to the blocks of results in it.
+"""Finds result blocks in console output as people paste it.
 
-Lines come with log prefixes, quotes, colours and progress bars; blocks come several in a text, broken off, or
-glued together. What is in a block is read only as far as it is sure to be of it.
+Lines come with log prefixes, quotes, colours and progress bars. A text may have several blocks; they may be
+broken off, or glued together. Only what surely belongs to a block is read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PREFIX = re.compile(
     re.VERBOSE,
 )
 HEADER = re.compile(r"(?<!=)(={3,})\s*(Serving|Offline Throughput) Benchmark Result\s*={3,}", re.IGNORECASE)
-GLUED = 40  # signs before a header's words: a closing line of 50 and the header's own 12
+GLUED = 40  # characters before a header's words: a closing line of 50 and the header's own 12
 CLOSING = re.compile(r"={10,}")
 SEPARATOR = re.compile(r"-{3,}[^:]*-{3,}|-{10,}")
 LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*(?P<value>\S.*)?")
-REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write behind a number
+REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write after a number
 LONGEST = 300  # no line of a block is longer
 AROUND = " \t|*`'\"\\,"
 UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
@@ -39,14 +39,14 @@ UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
 
 @dataclass
 class Block:
-    """One block of results.
+    """One result block.
 
     line:      of its header, from 1
-    offline:   of an engine without a server
+    offline:   whether it is of an engine without a server
     values:    text by label, in lower case, with its unit in parentheses
-    conflicts: labels that stand there twice with different values: two blocks in one, or a broken one
+    conflicts: labels that are there twice with different values: two blocks in one, or a broken one
     closed:    whether its last line is there
-    cut:       the label whose line is the text's last and has no end, so that its value may be cut through
+    cut:       the label whose line ends the text without a newline, so that its value may be cut
     before:    the lines between the block before it (or the start) and its header
     """
 
@@ -60,13 +60,13 @@ class Block:
 
 
 def plain(text: str) -> list[str]:
-    """Its lines without colours; a progress bar's are lines too."""
+    """The lines without colours. Those of a progress bar are lines, too."""
     text = ANSI.sub("", text).replace("\u00a0", " ").replace("\ufeff", "")
     return re.split(r"\r\n|\n|\r", text)
 
 
 def unprefixed(line: str) -> str:
-    """The line without what loggers and quoting put before it."""
+    """The line without the prefixes of loggers and quotes."""
     match = PREFIX.match(line)
     return line[match.end() :].rstrip() if match else line.rstrip()
 
@@ -75,7 +75,7 @@ def blocks(text: str) -> Iterator[Block]:
     """The blocks of a text, in its order."""
     lines = plain(text)
     headers = [(i, match) for i, line in enumerate(lines) if (match := HEADER.search(line))]
-    free = 0  # the first line that is of no block yet
+    free = 0  # the first line that is not in a block yet
     for index, (at, match) in enumerate(headers):
         following = headers[index + 1] if index + 1 < len(headers) else None
         body = lines[at + 1 : following[0] if following else len(lines)]
@@ -90,8 +90,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
-    """Reads the block's lines; returns how many are of it. Up to its closing line others may stand between
-    (a server's log); without one it ends at the first line that is none of a block."""
+    """Reads the block's lines and returns how many belong to it. Other lines may come before its closing line
+    (a server's log). Without a closing line it ends at the first line that is not of a block."""
     end = next((i for i, line in enumerate(body) if CLOSING.fullmatch(unprefixed(line).strip(AROUND))), None)
     block.closed = end is not None or closed_by_next
     for number, line in enumerate(body[:end]):
@@ -102,7 +102,7 @@ def _fill(block: Block, body: list[str], closed_by_next: bool) -> int:
 
 
 def _take(block: Block, line: str) -> bool:
-    """Whether the line is one of a block's; its value is kept."""
+    """Whether the line belongs to a block; if it does, its value is kept."""
     line = line.strip(AROUND)
     if len(line) > LONGEST:
         return False
@@ -125,7 +125,8 @@ def _take(block: Block, line: str) -> bool:
 
 @functools.cache
 def _labels() -> set[str]:
-    """Labels whose line belongs to a block whatever its value, so that a value that is no number is found."""
+    """Labels whose line belongs to a block whatever its value is, so that a value that is no number is
+    found."""
     table = formats()["console"]
     numbers = {*table.load.values(), *table.totals.values(), *table.metrics}
     return {"backend", *table.more["limit"], *table.more["sent"], *numbers}

@@ -6,7 +6,7 @@ from harness.serving.clients.format import Draft, mean_of_range, table_file
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
 
-GPUS = 8  # of one node, in every configuration of its README
+GPUS = 8  # of one node, in each configuration of its README
 SHARED_PREFIX = "generated-shared-prefix"
 
 
@@ -34,7 +34,7 @@ def online(draft: Draft) -> None:
 
 
 def offline(draft: Draft) -> None:
-    """The table has the throughput of requests and of total tokens only; that of output tokens is derived."""
+    """The table has the throughput of requests and of total tokens only. That of output tokens is derived."""
     duration, into, out = (draft.totals[name] for name in ("duration_s", "input_tokens", "output_tokens"))
     if out is not None and duration:
         how = "total_output_tokens / elapsed_time"
@@ -61,12 +61,12 @@ def _machine(draft: Draft) -> None:
 
 
 def _unshift(draft: Draft) -> None:
-    """Moves ITL's p95 and p99 to where they belong if the row is shifted.
+    """Moves ITL's p95 and p99 to their places if the row is shifted.
 
     The client that wrote the TensorRT-LLM rows has `p95_itl_ms` before `p99_itl_ms`; the table's header does
-    not. So p95 stands under `p99_itl_ms`, p99 under `concurrency`, and concurrency is lost. A row is shifted
-    if its concurrency is neither within the client's limit nor what Little's law gives, while the latter is
-    within the limit, and if it could be a p99 of ITL above the p95 beside it.
+    not. So p95 is under `p99_itl_ms`, p99 under `concurrency`, and the concurrency is lost. A row counts as
+    shifted if its concurrency fits neither the client's limit nor Little's law, if the latter fits the limit,
+    and if the value could be a p99 of ITL above the p95 beside it.
     """
     limit, stated = draft.load["concurrency"], draft.value("concurrency")
     rate, e2e = draft.value("request_throughput", "total"), draft.value("e2e")

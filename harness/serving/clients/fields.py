@@ -1,6 +1,6 @@
-"""The fields of one row of a file that comes from outside, one by one.
+"""The fields of a row of a file that comes from outside.
 
-A number that cannot be read (text, NaN, beyond all sense) does not stop its row and is never guessed: it is
+A number that cannot be read (text, NaN, an absurd size) does not stop its row and is never guessed. It is
 left out, and a finding says so.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.serving.schema import Finding, Severity
 
-LARGEST = 1e15  # beyond any token count or time here
-SMALLEST = 1e-12  # below it is rounding error, as in the deviation of equal times
+LARGEST = 1e15  # larger than any token count or time here
+SMALLEST = 1e-12  # smaller values are rounding errors, as in the deviation of equal times
 NUMBER = re.compile(
     r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
 )
@@ -24,11 +24,11 @@ NUMBER = re.compile(
 
 @dataclass
 class Fields:
-    """The fields of one row, taken one by one; what is never taken is its `rest`.
+    """The fields of one row. They are taken one by one; the others are its `rest`.
 
     where:   file and line, for messages
-    as_text: numbers are texts (CSV, console output), with or without commas between thousands; in JSON a text
-             is no number
+    as_text: whether numbers are texts (CSV, console output), perhaps with commas between thousands; in JSON a
+             text is no number
     """
 
     where: str
@@ -39,8 +39,8 @@ class Fields:
     within: dict[str, Fields] = field(default_factory=dict)
 
     def inside(self, key: str) -> Fields:
-        """The fields of the object under `key`, their findings among these; none where it is absent or null,
-        or no object (then with a finding)."""
+        """The fields of the object under `key`, with their findings among these. It is empty if the key is
+        absent or null, or no object (then with a finding)."""
         if key not in self.within:
             raw = self._json(key)
             if raw is not None and not isinstance(raw, Mapping):
@@ -50,7 +50,7 @@ class Fields:
         return self.within[key]
 
     def entries(self, key: str) -> list[Fields]:
-        """The fields of each object in the list under `key`; empty where it is no list."""
+        """The fields of each object in the list under `key`; empty if it is no list."""
         listed = self.values.get(key)
         objects = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
         return [Fields(f"{self.where}: {key}", one, self.as_text, self.findings) for one in objects]
@@ -66,13 +66,16 @@ class Fields:
     def number(
         self, key: str, *, scale: float = 1.0, least: float = 0.0, infinite: float | None = None
     ) -> float | None:
-        """The number under `key`, times scale; None if it is absent, null, empty, or no number of at least
-        `least` (then with a finding). infinite: what an infinite number stands for."""
+        """The number under `key`, times scale. None if it is absent, null or empty, or no number of at least
+        `least` (then with a finding).
+
+        infinite: what an infinite number stands for
+        """
         raw = self.take(key)
         if raw is None or raw == "":
             return None
         if infinite is not None and str(raw).strip().lower() in ("inf", "infinity"):
-            return infinite  # JSON has no infinity: some clients write it as text
+            return infinite  # JSON has no infinity, so some clients write it as text
         value = self._number(raw)
         if value is None or not abs(value) <= LARGEST:
             self._unreadable(key, "a number")
@@ -83,7 +86,7 @@ class Fields:
         return None
 
     def count(self, key: str) -> int | None:
-        """A whole number of at least 0, as `number` gives it."""
+        """A whole number of at least 0, as `number` returns it."""
         value = self.number(key)
         if value is not None and value != int(value):
             self._unreadable(key, "a whole number")
@@ -91,7 +94,7 @@ class Fields:
         return None if value is None else int(value)
 
     def text(self, key: str) -> str:
-        """The text under `key`; empty where it is absent or null."""
+        """The text under `key`; empty if it is absent or null."""
         raw = self.take(key)
         if isinstance(raw, (dict, list)):
             self._unreadable(key, "a text")
@@ -101,7 +104,7 @@ class Fields:
         return "" if raw is None else str(raw)
 
     def flag(self, key: str) -> bool | None:
-        """True or false, which some files have as text; None where it is absent or null."""
+        """A flag, which some files have as text; None if it is absent or null."""
         raw = self.take(key)
         if raw is None or raw == "":
             return None
@@ -111,16 +114,16 @@ class Fields:
         return None
 
     def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
-        """A list of numbers of at least 0; empty if it is absent, or if one of them is no such number (then
-        with a finding)."""
+        """A list of numbers of at least 0. It is empty if it is absent, or if an entry is no such number
+        (then with a finding)."""
         return self._list(key, "a list of numbers", lambda raw: self._at_least_0(raw, scale))
 
     def counts(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers of at least 0, as `numbers` gives it."""
+        """A list of whole numbers of at least 0, as `numbers` returns it."""
         return self._list(key, "a list of whole numbers", self._whole)
 
     def lists(self, key: str, *, scale: float = 1.0) -> tuple[tuple[float, ...], ...]:
-        """A list of lists of numbers, as `numbers` gives one."""
+        """A list of lists of numbers, each as `numbers` returns it."""
         wanted = "a list of lists of numbers"
         return self._list(key, wanted, lambda raw: _each(raw, lambda one: self._at_least_0(one, scale)))
 
@@ -129,18 +132,18 @@ class Fields:
         return self.values.get(key)
 
     def rest(self) -> dict[str, Any]:
-        """What nothing has taken, of the objects inside too, without what JSON cannot say."""
+        """All fields that were not taken, also in inner objects, without what JSON cannot express."""
         left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def find(self, rule: str, severity: Severity, what: str) -> None:
-        """A finding about the row; its message begins with `where`."""
+        """Adds a finding about the row. Its message begins with `where`."""
         finding = Finding(rule=rule, severity=severity, message=f"{self.where}: {what}")
         if finding not in self.findings:  # a value may be read twice
             self.findings.append(finding)
 
     def leave_out(self, key: str, why: str) -> None:
-        """A finding that the value of `key` is not used."""
+        """Adds a finding that the value of `key` is not used."""
         self.find("unreadable", "wrong", f"{key!r} {why}; left out")
 
     def _list(self, key: str, wanted: str, read: Callable[[Any], tuple[Any, ...] | None]) -> Any:
@@ -151,7 +154,7 @@ class Fields:
         return values or ()
 
     def _json(self, key: str) -> Any:
-        """The value under `key`, which in a CSV's cell is JSON."""
+        """The value under `key`, which is JSON in a CSV's cell."""
         raw = self.take(key)
         if not self.as_text or not isinstance(raw, str):
             return raw
@@ -188,19 +191,19 @@ class Fields:
 
 
 def _each(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
-    """What is read of each entry of a list; None if it is no list, or one of them cannot be read."""
+    """The result of reading each entry of a list; None if it is no list, or one entry cannot be read."""
     values = tuple(map(read, raw)) if isinstance(raw, list) else (None,)
     return None if None in values else values
 
 
 def real(value: Any) -> float | None:
-    """The value where it is a number that can be calculated with, whatever its key; None for all else."""
+    """The value if it is a finite number; otherwise None."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
     return float(value) if number else None
 
 
 def plain(value: Any) -> Any:
-    """The value without what JSON cannot say: numbers that are none become their names."""
+    """The value without what JSON cannot express: infinities and NaN become their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Files that come from outside, as documents. A file that is not what it looks like ends with one line."""
+"""Reads files that come from outside. If a file is not what it seems to be, the error is one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.serving.clients.fields import NUMBER, Fields
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
-DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the second
+DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the semicolon
 DEEPEST_HEADER = 3  # lines of a CSV's column names
 MAGIC = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet", b"\x28\xb5\x2f\xfd": "packed with zstd",
@@ -30,16 +30,16 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class UnreadableError(UsageError):
-    """A file that cannot be read: named, with the line where it stops making sense."""
+    """A file that cannot be read. The message names it, and the line at which it becomes unreadable."""
 
 
 @dataclass(frozen=True)
 class Document:
     """A file as read.
 
-    content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
-             (line number, row by column name) with `header` as its first lines have it, of `text` nothing
-    broken:  why it is not what its name or its first characters say; then its kind is `text`
+    content: of `json` one value; of `jsonl` a list of (line number, object); of `csv` a list of (line number,
+             row by column name), with the names in `header`; of `text` nothing
+    broken:  why it is not what its name or its first characters say; its kind is `text` then
     """
 
     path: Path
@@ -50,14 +50,14 @@ class Document:
     broken: str = ""
 
     def rows(self) -> list[Any]:
-        """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
+        """The values of a JSON or JSONL file that may be rows; none of other files."""
         if self.kind == "json":
             return self.content if isinstance(self.content, list) else [self.content]
         return [row for _, row in self.content] if self.kind == "jsonl" else []
 
     def candidates(self) -> list[Mapping[str, Any]]:
-        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where
-        one of its rows is no object."""
+        """The objects, or one object with a CSV's columns, by whose keys a client's file is recognised; none
+        if one of its rows is no object."""
         if self.kind == "csv":
             return [dict.fromkeys(self.header)]
         rows = self.rows()
@@ -65,13 +65,13 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Raises UnreadableError where the file is missing, too large, or no text."""
+    """Reads a file. Raises UnreadableError if it is missing, too large, or no text."""
     text = _text(path)
     if not text.strip():
         raise UnreadableError(f"cannot read {path}: it is empty")
     start, name = text.lstrip()[0], path.name.lower().removesuffix(".gz")
     try:
-        if start in "{[":  # so may a log's lines start
+        if start in "{[":  # lines of a log may begin like this, too
             return _json(path, text)
         if name.endswith((".csv", ".tsv")):
             return _csv(path, text)
@@ -105,7 +105,7 @@ def _text(path: Path) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """All of it, unpacked, if it is no larger than a client writes."""
+    """The whole file, unpacked, if it is no larger than a client writes."""
     with archive.open_binary(path) as file:
         raw = file.read(LARGEST_FILE + 1)
     if raw[:2] == b"\x1f\x8b" and len(raw) <= LARGEST_FILE:
@@ -143,7 +143,7 @@ def _parsed(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=once)
-        if HALF_CHARACTER.search(text):  # of which no encoding knows how to write it
+        if HALF_CHARACTER.search(text):  # no encoding can express it
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         if _depth(value) <= DEEPEST:
             return value
@@ -178,8 +178,8 @@ def _csv(path: Path, text: str) -> Document:
 
 
 def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
-    """The columns' names, each there once, and over how many lines they stand; no names where they do not get
-    their own. guidellm writes group, name and statistic in three, here joined by ` / `."""
+    """The names of the columns, each once, and the number of lines that they take; no names if they are not
+    unique. guidellm writes group, name and statistic in three lines; here they are joined by ` / `."""
     for lines in range(1, len(rows) + 1):
         top = rows[:lines]
         if len({len(row) for row in top}) > 1 or (
@@ -194,8 +194,8 @@ def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
 
 
 def objects(document: Document) -> list[Fields]:
-    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects.
-    Raises UnreadableError where one is no object."""
+    """Each object of a JSON or JSONL file, each row of a CSV; of a list in a JSON file its objects. Raises
+    UnreadableError if one is no object."""
     rows = document.content if document.kind != "json" else list(enumerate(document.rows()))
     fields = []
     for at, row in rows:

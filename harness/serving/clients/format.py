@@ -1,9 +1,10 @@
-"""One reader for the files of all serving clients. What a client writes is a table in formats/*.toml.
+"""One reader for the files of all serving clients.
 
-A table says by which keys a file is recognised, and where each metric, count and setting stands (`a.b` is key
-b of the object under a). What no table can say is done by the format's one `odd` function, which completes a
-`Draft`. The tables are checked when they are loaded. A new client is one table and one example in
-tests/data/serving."""
+formats/*.toml has a table for each client. It tells by which keys a file is recognised, and where each
+metric, count and setting is (`a.b` is key b of the object under a). What a table cannot express is done by
+the format's one `odd` function, which completes a `Draft`. The tables are checked when they are loaded. A new
+client needs a table and an example in tests/data/serving.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +39,18 @@ FILES = ("aiperf", "guidellm", "inference_perf", "inferencex", "trtllm", "sglang
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
 BULK = ("generated_texts", "text_chunks", "cached_tokens", "cached_tokens_details")
-LONGEST = 64  # entries of a list that stays in `extra`
+LONGEST = 64  # entries of the longest list that stays in `extra`
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
 class Rule(StrictRecord):
-    """How one metric is read: from the number under a key, or from the object there.
+    """How a metric is read, from the number under a key or from the object there.
 
-    scale:     of the client's unit in `unit`
-    statistic: of a number (default: `total`); of an object that has a single statistic
-    object:    the key holds an object of statistics
-    latencies: the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The same
-               keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
+    scale:     of the client's unit, in `unit`
+    statistic: of a number (default: `total`), or of an object with a single statistic
+    object:    whether the key holds an object of statistics
+    latencies: from the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The
+               same keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
     """
 
     name: str = ""
@@ -70,8 +71,11 @@ class Rule(StrictRecord):
     def read(
         self, row: Fields, path: str, statistics: Mapping[str, str] | None = None, unit_inside: bool = False
     ) -> list[Metric]:
-        """statistics: the client's key of each to ours (default: keys named as ours); unit_inside: the
-        object has the client's unit under `unit`"""
+        """The metrics under a key.
+
+        statistics:  from the client's key of each statistic to ours (default: keys named as ours)
+        unit_inside: whether the object has the client's unit under `unit`
+        """
         if self.latencies:
             return self.read_latencies(row, path) or self.read_latencies(row, path.removesuffix("_ms"), 1e3)
         fields, key = row.at(path)
@@ -107,7 +111,8 @@ class Rule(StrictRecord):
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """From the unit that stands in the object to ours; None, with a finding, if it is another."""
+    """The scale from the unit in the object to ours; None, with a finding, if it is a unit of another
+    kind."""
     if not fields.values:
         return None
     given, known = fields.text("unit"), units(unit)
@@ -118,10 +123,8 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its table gave it, which the format's `odd` function completes.
-
-    about: further fields of the run
-    """
+    """A run as its table gives it. The format's `odd` function completes it. about: further fields of the
+    run"""
 
     row: Fields
     about: dict[str, Any]
@@ -141,7 +144,7 @@ class Draft:
         return metric.value if metric else None
 
     def add(self, name: str, value: float | None, unit: str, **more: Any) -> None:
-        """A metric of the instance, if there is a value."""
+        """Adds a metric of the instance, if it has a value."""
         if value is not None:
             self.metrics.append(Metric(name=name, value=value, unit=unit, **{"scope": "instance", **more}))
 
@@ -149,20 +152,23 @@ class Draft:
 class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`.
 
-    own:       keys of this client, `at_least` of which a row has; it also has all of `needs`, one of `one_of`
-               (if any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
-    complete:  a CSV that lacks one of `own` is refused
-    about:     texts: field of ServingRun to path; fixed: fields that are the same in all its files
-    load, totals, parallelism: fields of OfferedLoad, Totals, Parallelism to path
-    duration_scale: of the file's unit in s
-    metrics:   each metric's rule by its path
-    statistics: the client's names of statistics to ours, in objects; units_inside: these have their unit
-    requests:  the key of single requests' end-to-end times; empty: the client keeps no lists
-    says_protocol: the client's `backend` names the protocol that it speaks
-    wanted:    what a message names if a row has no number of a run
-    more:      further tables of its odd function
-    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows
-               of a document if they are not its objects
+    own:                       keys of this client. A row has at least `at_least` of them, all of `needs`, one
+                               of `one_of` (if any), and none of `not_with`. `a.b` is also key b of the
+                               objects in a list under a
+    complete:                  whether a CSV that lacks one of `own` is refused
+    about:                     texts: from field of ServingRun to path
+    fixed:                     fields that are the same in all its files
+    load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
+    duration_scale:            of the file's unit in s
+    metrics:                   from path to the metric's rule
+    statistics:                from the client's names of statistics in objects to ours
+    units_inside:              whether these objects have their unit
+    requests:                  the key of single requests' end-to-end times; empty: the client keeps no lists
+    says_protocol:             whether the client's `backend` names the protocol that it speaks
+    wanted:                    what a message names if a row has no number of a run
+    more:                      further tables of its odd function
+    odd, rows:                 functions of this package, as `module.function`: `odd` completes a run, `rows`
+                               gives the rows of a document if they are not its objects
     """
 
     name: str
@@ -215,7 +221,7 @@ class Format(StrictRecord):
         )
 
     def keys_in(self, row: Mapping[str, Any]) -> list[str]:
-        """Which of its own keys the row has."""
+        """The keys of its own that the row has."""
         return sorted(key for key in self.own if has(row, key))
 
     def runs(self, document: Document) -> list[ServingRun]:
@@ -255,7 +261,7 @@ class Format(StrictRecord):
             workload=OfferedLoad(**draft.load),
             totals=Totals(**draft.totals),
             parallelism=Parallelism(**draft.parallelism),
-            metrics=tuple(dict.fromkeys(draft.metrics)),  # some write a number twice
+            metrics=tuple(dict.fromkeys(draft.metrics)),  # some clients write a number twice
             samples=draft.samples,
             extra=row.rest() | draft.extra,
             notes=(*draft.notes, *self.notes),
@@ -273,12 +279,12 @@ def formats() -> dict[str, Format]:
 
 @functools.cache
 def table_file(name: str) -> dict[str, Any]:
-    """A file of formats/, as it is."""
+    """The content of a file of formats/."""
     return read_toml(Path(__file__).with_name("formats") / f"{name}.toml")
 
 
 def has(value: Any, path: str) -> bool:
-    """Whether an object, or an object in a list, has the key `path`, or for `a.b` key b in the value of a."""
+    """Whether an object, or an object in a list, has the key `path`; for `a.b` key b in the value of a."""
     if isinstance(value, list):
         return any(has(one, path) for one in value)
     if not isinstance(value, Mapping):
@@ -291,12 +297,13 @@ Reader = Callable[[Fields, str], Any]
 
 
 def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.number) -> dict[str, Any]:
-    """Fields of a record by their path."""
+    """Fields of a record, read from their paths."""
     return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """Requests per second as asked for; 0: all at once. None if a trace gives the times, or if not said."""
+    """The requested rate in requests per second; 0: all at once. None if a trace gives the times, or it is
+    not said."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 
@@ -314,13 +321,13 @@ SPECIAL: Mapping[str, Reader] = {
 
 
 def engine(protocol: str) -> str:
-    """The engine that a protocol names; empty where all engines speak it."""
+    """The engine that a protocol names; empty if all engines speak it."""
     named: str = table_file("units")["engines"].get(protocol.split("-")[0], "")
     return named
 
 
 def units(unit: str) -> dict[str, float]:
-    """The clients' spellings of a unit, as a multiple of it."""
+    """The clients' spellings of a unit, each with its multiple of the unit."""
     known: dict[str, dict[str, float]] = table_file("units")["units"]
     return known[unit] if unit != "s" else {name: scale / 1e3 for name, scale in known["ms"].items()}
 
@@ -334,10 +341,10 @@ def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
 
 
 def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
-    """What the client kept of each completed request, and how many failed (None: the row does not tell).
+    """What the client kept of each completed request, and how many failed (None: not said).
 
     Takes input_lens, output_lens (tokens); ttfts, itls and, under the key `e2es`, end-to-end times (s);
-    errors (texts). The clients write 0 tokens and 0 s for a request that failed: those are left out.
+    errors (texts). The clients write 0 tokens and 0 s for a request that failed; those are left out.
     """
     errors = row.take("errors")
     if errors is not None and not isinstance(errors, list):
@@ -368,7 +375,7 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
 
 
 def without_bulk(row: Fields) -> list[str]:
-    """Takes texts and long lists out of the row's rest; a note that names them."""
+    """Removes texts and long lists from the row's rest. Returns a note that names them."""
     bulk = {
         key: len(value)
         for key, value in row.values.items()
@@ -380,8 +387,8 @@ def without_bulk(row: Fields) -> list[str]:
 
 
 def _measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:
-    """The run, where it has any number that was measured; UnreadableError names those that are missing.
-    Latencies of a run in which no request completed were not measured: left out, and so is what they say."""
+    """The run if it has any measured number; otherwise UnreadableError names the wanted ones. Latencies of a
+    run in which no request completed are left out, with what was read of them."""
     if not run.metrics and run.totals.duration_s is None:
         missing = ", ".join(key for key in wanted if key not in row.values) or "all of them unreadable"
         why = f"no number of a run in it ({missing})"

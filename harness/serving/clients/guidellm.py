@@ -1,4 +1,5 @@
-"""What the tables of formats/guidellm.toml cannot say: a report holds several runs, and the CSV has lists."""
+"""What the tables of formats/guidellm.toml cannot express: a report holds several runs, and the CSV has
+lists."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def benchmarks(document: Document) -> list[Fields]:
 
 
 def groups(document: Document) -> list[Fields]:
-    """The CSV's rows as objects: the column `a / b / c` is c of `a / b`."""
+    """The CSV's rows as objects: the column `a / b / c` is key c of `a / b`."""
     names, rows = formats()["guidellm.csv"].more["percentiles"], []
     for row in objects(document):
         content: dict[str, dict[str, Any]] = {}
@@ -49,7 +50,7 @@ def groups(document: Document) -> list[Fields]:
 
 
 def strategy_and_tokens(draft: Draft) -> None:
-    """Of the CSV, whose tokens are the mean of a request times the requests."""
+    """Completes a run of the CSV. Its tokens are the mean of a request times the number of requests."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for side in ("input", "output"):
         mean = draft.value(f"{side}_len", tokens=side)
@@ -64,14 +65,14 @@ def strategy_and_tokens(draft: Draft) -> None:
 def counts_and_config(draft: Draft) -> None:
     row = draft.row
     numbers = row.inside("metrics")
-    numbers.take("text")  # the same again by words and characters
+    numbers.take("text")  # the same again, by words and characters
     counted = (numbers if "request_totals" in numbers.values else row).inside("request_totals")
     completed, incomplete, errored = (counted.count(status) for status in STATUSES)
     draft.totals |= {"completed": completed, "failed": errored}
     for side, key in (("input", "prompt_token_count"), ("output", "output_token_count")):
         draft.totals[f"{side}_tokens"] = numbers.inside(key).inside(STATUS).count("total_sum")
     _examine_sums(draft)
-    # `config` is of 0.4 and later; before it there were `args`, `worker` and `request_loader`.
+    # `config` came with 0.4; before it there were `args`, `worker` and `request_loader`.
     config = row.inside("config" if "config" in row.values else "args")
     strategy = config.inside("strategy")
     backend = config.inside("backend") if "backend" in config.values else row.inside("worker")
@@ -85,7 +86,7 @@ def counts_and_config(draft: Draft) -> None:
 
 
 def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
-    """What a strategy says without a number, the throughputs, and the notes."""
+    """What a strategy tells without a number, the throughputs, and the notes."""
     if strategy == "synchronous":
         draft.load["concurrency"] = 1.0
     if strategy == "throughput":
@@ -101,7 +102,8 @@ def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
 
 
 def _examine_sums(draft: Draft) -> None:
-    """Of each distribution: its sum is its mean times its count, of all requests or of all their tokens."""
+    """Checks each distribution: its sum is its mean times its count, of all requests or of all their
+    tokens."""
     for path, rule in draft.format.metrics.items():
         outer, key = draft.row.at(path)
         fields = outer.inside(key)
@@ -130,7 +132,7 @@ def _derived_rates(draft: Draft) -> None:
 
 
 def _samples(row: Fields) -> RequestSamples:
-    """Of the successful requests that the report kept; empty lists if one of them lacks the number."""
+    """The successful requests that the report kept; empty lists if one of them lacks the number."""
     kept = row.take("requests")
     requests = kept.get(STATUS) if isinstance(kept, Mapping) else None
     if not isinstance(requests, list) or not all(isinstance(request, Mapping) for request in requests):

@@ -1,4 +1,4 @@
-"""What the table of formats/inferencex.toml cannot say."""
+"""What the table of formats/inferencex.toml cannot express."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: dict[str, Tokens] = {
     "tput_per_gpu": "total", "output_tput_per_gpu": "output", "input_tput_per_gpu": "input",
 }  # fmt: skip
 LATENCIES = Rule(latencies={"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
-SHORTEST, LONGER = 0.5, 1.1  # mean over longest: of lengths drawn from 0 on; beyond what means tell
+SHORTEST, LONGER = 0.5, 1.1  # a mean is suspect below and above these shares of the longest length
 TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
 
 
@@ -58,7 +58,7 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
 
 
 def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | None) -> None:
-    """Sizes that prefill and decode have in common; where they differ, both are in `extra`."""
+    """Parallelism that prefill and decode have in common. If it differs, both are in `extra`."""
     row = draft.row
     unlike = Fields(row.where, row.values, findings=row.findings)  # read for its findings only
     for kind, read in (("tp", row.count), ("pp", row.count), ("ep", row.count), ("dp_attention", row.flag)):
@@ -81,7 +81,7 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
 
 
 def _load(draft: Draft) -> None:
-    """The means of the lengths where the latencies tell that of the output: prompts are drawn alike."""
+    """The means of the lengths, if the latencies tell that of the output. Prompts are drawn likewise."""
     load = draft.load
     isl, osl = load["longest_input_len"], load["longest_output_len"]
     e2e, ttft, tpot = (draft.value(name) for name in ("e2e", "ttft", "tpot"))
@@ -102,7 +102,7 @@ def _load(draft: Draft) -> None:
 
 
 def _examine_speeds(draft: Draft, numbers: Fields) -> None:
-    """`*_intvty` is 1 / `*_tpot`."""
+    """Checks that `*_intvty` is 1 / `*_tpot`."""
     for statistic in ("mean", "median", "p99"):
         tpot, speed = (real(numbers.values.get(f"{statistic}_{key}")) for key in ("tpot", "intvty"))
         if tpot and speed and not math.isclose(tpot * speed, 1, rel_tol=0.01):
@@ -126,7 +126,7 @@ def _throughputs(draft: Draft, numbers: Fields, apart: bool, prefill: int | None
 def _denominators(
     values: Mapping[str, float | None], prefill: int | None, decode: int | None
 ) -> tuple[Scope, Scope, str]:
-    """Scopes of input and output throughput, from what adds up to the total."""
+    """Scopes of input and output throughput, by which of them add up to the total."""
     total, out, into = (values[key] for key in KINDS)
     if total is None or out is None or into is None or prefill is None or decode is None:
         note = "the file does not tell over how many GPUs input and output throughput are taken"

@@ -1,4 +1,4 @@
-"""Any supported client's file, as runs of one schema, each held to the integrity rules."""
+"""Loads the file of any supported client: runs of one schema, each examined by the integrity rules."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from harness.serving.clients.format import Format, formats, table_file
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
-FASTER = 3.0  # times as fast a first token, of the same prompts again, as the prefix cache gives
-SAME = 0.2  # between the TPOT of both
+FASTER = 3.0  # how much faster the first token is if the prefix cache has the prompts
+SAME = 0.2  # the most by which TPOT of both runs may differ
 
 
 def load(path: str | Path) -> list[ServingRun]:
-    """The runs in a file, in its order, with what the integrity rules find in `findings`.
-
-    Raises UnreadableError (a UsageError) where the file cannot be read or is of no known client.
-    """
+    """The runs in a file, in its order, with what the integrity rules find in `findings`. Raises
+    UnreadableError (a UsageError) if the file cannot be read or is of no known client."""
     return beside_each_other(load_each(path))
 
 
 def load_each(path: str | Path) -> list[ServingRun]:
-    """As `load`, each run by itself."""
+    """As `load`, but each run by itself."""
     document = read(Path(path))
     return [run for part, known in _parts(document) for run in _runs(part, known)]
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
-    """The runs, with what they show together: one whose measured numbers are all those of a run before it,
-    and one that finds the prompts of a run before it in the prefix cache."""
+    """The runs, with what they show together: a run whose measured numbers are all those of an earlier one,
+    and a run that finds the prompts of an earlier one in the prefix cache."""
     seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
     alike: dict[object, ServingRun] = {}
     marked = []
@@ -55,7 +53,8 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
 
 
 def _cached(first: ServingRun, again: ServingRun) -> str:
-    """A client draws the same prompts for the same seed."""
+    """Whether a run found the prompts of another one in the cache: a client draws the same prompts for one
+    seed."""
     was, now = (run.value("ttft", "median") or run.value("ttft", "mean") for run in (first, again))
     tpots = [run.value("tpot", "mean") for run in (first, again)]
     if first is again or first.totals.input_tokens is None or not was or not now or None in tpots:
@@ -69,7 +68,7 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
 
 
 def _parts(document: Document) -> list[tuple[Document, Format]]:
-    """The document with its format; if lines of several clients were appended to one file, each line with its
+    """The document with its format. If lines of several clients were appended to one file, each line has its
     own."""
     if document.kind == "jsonl":
         lines = [replace(document, content=[row]) for row in document.content]
@@ -93,7 +92,7 @@ def format_of(document: Document) -> Format | None:
 
 
 def _nearest(document: Document) -> str:
-    """The client most of whose own keys the file has, with two of them; empty if it has none of any."""
+    """The client of whose own keys the file has the most, at least two; empty if there is none."""
     rows = document.candidates()
     shared = {
         one.name: sorted({key for row in rows for key in one.keys_in(row)}) for one in formats().values()
@@ -103,7 +102,7 @@ def _nearest(document: Document) -> str:
 
 
 def _other(document: Document) -> str:
-    """What a file that is not read is, and what to give instead; empty if that is not known."""
+    """What a file is that is not read, and what to give instead; empty if that is not known."""
     keys, text = set(document.header), document.text.lower() if document.kind == "text" else ""
     for row in document.candidates():
         inner = (value[0] if isinstance(value, list) and value else value for value in row.values())

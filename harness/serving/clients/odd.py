@@ -1,4 +1,4 @@
-"""What the tables of vLLM, inference-perf and AIPerf cannot say, one function for each format."""
+"""What the tables of vLLM, inference-perf and AIPerf cannot express, one function for each format."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.serving.schema import RequestSamples, Tokens
 
 DEGREES = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp"}
 EXACT = 1e-3  # between a mean and the same mean elsewhere
-EARLIEST_S = -0.1  # a request is sent no earlier than that before its time, whatever its timer's grain
+EARLIEST_S = -0.1  # a request is sent no earlier than this before its time, whatever the grain of its timer
 APART = 0.02  # between the client's and the server's count of tokens; beyond it a number is not comparable
 
 
 def vllm_serve(draft: Draft) -> None:
-    """Means that stand only in the client's lists, and the parallelism among --metadata."""
+    """Means that only the client's lists tell, and the parallelism among --metadata."""
     row = draft.row
     _zeros_in_mean(draft)
-    queued = row.numbers("queue_times", scale=1e3)  # has an entry for each failed request too
+    queued = row.numbers("queue_times", scale=1e3)  # it has an entry for each failed request, too
     complete = queued if not draft.totals.get("failed") else ()
     for name, key, values in (
         ("e2e", "latencies", draft.samples.e2es_ms), ("client_queue_time", "queue_times", complete),
@@ -35,7 +35,7 @@ def vllm_serve(draft: Draft) -> None:
 
 
 def _zeros_in_mean(draft: Draft) -> None:
-    """A finding if the client's mean TTFT counts requests that returned nothing as 0."""
+    """Adds a finding if the client's mean TTFT counts requests that returned nothing as 0."""
     every, answered, mean = draft.row.values.get("ttfts"), draft.samples.ttfts_ms, draft.value("ttft")
     if not isinstance(every, list) or not mean or not 0 < len(answered) < len(every):
         return
@@ -62,11 +62,11 @@ def vllm_latency(draft: Draft) -> None:
 def inference_perf(draft: Draft) -> None:
     row, totals, load = draft.row, draft.totals, draft.load
     successes, delays = row.inside("successes"), row.inside("load_summary").inside("schedule_delay")
-    # From when a request was due to when it was sent; a little below 0 if it was early.
+    # From the time for which a request was due to when it was sent; slightly negative if it was early.
     for key in (key for key in delays.values if re.fullmatch(STATISTIC, key)):
         value = delays.number(key, scale=1e3, least=EARLIEST_S)
         draft.add("schedule_delay", value, "ms", scope="request", statistic=key)
-    # In 0.6 and before `prompt_len`; `output_len` is the client's count, `output_tokens` the server's.
+    # Of 0.6 and before `prompt_len`; `output_len` is the client's count, `output_tokens` the server's.
     into = "prompt_tokens" if "prompt_tokens" in successes.values else "prompt_len"
     lengths: tuple[tuple[str, Tokens], ...] = ((into, "input"), ("output_len", "output"))
     for key, side in lengths:
@@ -129,8 +129,8 @@ def _count(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(draft: Draft) -> None:
-    """Tokens beside their mean, and beside what the server counted. If the file has no total, it follows
-    from the mean of the lengths."""
+    """Compares tokens with their mean, and with the server's count. A missing total follows from the mean
+    length."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]

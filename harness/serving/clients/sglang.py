@@ -1,4 +1,4 @@
-"""What the tables of formats/sglang.toml cannot say."""
+"""What the tables of formats/sglang.toml cannot express."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAYBE = ("last_gen_throughput", "acc_length")
 
 
 def random_lengths_and_server(draft: Draft) -> None:
-    """Lengths if the data set has those that were asked for, and what `server_info` says."""
+    """Lengths, if the data set has those that were asked for, and what `server_info` tells."""
     row, load = draft.row, draft.load
     if load["dataset"] == "sharegpt":
         load["output_len"] = row.number("sharegpt_output_len")
@@ -39,8 +39,9 @@ def random_lengths_and_server(draft: Draft) -> None:
 
 
 def _describe(draft: Draft, info: Fields) -> None:
-    """What an SGLang server says of itself (http_server.py of 0.5.9): arguments, version, `internal_states`.
-    A router of disaggregated servers answers with lists of such objects under `prefill` and `decode`."""
+    """What an SGLang server reports of itself (http_server.py of 0.5.9): arguments, version,
+    `internal_states`. A router of disaggregated servers answers with lists of such objects under `prefill`
+    and `decode`."""
     prefill, decode = info.entries("prefill"), info.entries("decode")
     servers = [*prefill, *decode] or [info]
     main = (decode or servers)[0]
@@ -48,7 +49,7 @@ def _describe(draft: Draft, info: Fields) -> None:
     path, served = main.text("model_path"), main.text("served_model_name")
     draft.about |= {
         "engine": "sglang",
-        "model": path if PUBLIC.fullmatch(path) else served or path,  # a folder's name says less
+        "model": path if PUBLIC.fullmatch(path) else served or path,  # the name of a folder tells less
         "version": main.text("version"),
         "precision": main.text("quantization"),
         "nodes": _sum(server.count("nnodes") for server in servers),
@@ -65,15 +66,15 @@ def _describe(draft: Draft, info: Fields) -> None:
 
 
 def without_secrets(value: Any) -> Any:
-    """The same, with keys and passwords replaced."""
+    """The value with keys and passwords replaced."""
     if isinstance(value, Mapping):
         return {k: "***" if k in SECRETS and v else without_secrets(v) for k, v in value.items()}
     return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _world(server: Fields) -> int | None:
-    """GPUs: tensor times pipeline parallel, and times data parallel if that is not over the tensor-parallel
-    ranks (dp attention)."""
+    """The number of GPUs: tensor times pipeline parallel, times data parallel unless that is over the
+    tensor-parallel ranks (dp attention)."""
     tp, pp, dp = (server.count(f"{kind}_size") for kind in ("tp", "pp", "dp"))
     shared = server.flag("enable_dp_attention")
     if not tp or not pp or not dp or (dp > 1 and shared is None):
@@ -91,14 +92,14 @@ def _flags(server: Fields, names: Iterable[str]) -> Iterator[str]:
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """None where one of them is not known, or there are none."""
+    """The sum; None if one of the parts is not known, or there are none."""
     every = list(parts)
     known = [part for part in every if part is not None]
     return sum(known) if known and len(known) == len(every) else None
 
 
 def counts_of_batch(draft: Draft) -> None:
-    """The counts of a batch: every request comes back whole, or the client stops."""
+    """The counts of a batch: each request comes back whole, or the client stops."""
     size = draft.load["num_prompts"]
     counted = {"completed": size}
     for side in ("input", "output"):
@@ -108,7 +109,7 @@ def counts_of_batch(draft: Draft) -> None:
 
 
 def batch_of_a_server(draft: Draft) -> None:
-    """What `output_throughput` means in this version, and what the server says of its cache."""
+    """What `output_throughput` means in this version, and what the server reports of its cache."""
     counts_of_batch(draft)
     row, out, duration = draft.row, draft.totals["output_tokens"], draft.totals.get("duration_s")
     whole: list[Metric] = []
@@ -133,7 +134,7 @@ def batch_of_a_server(draft: Draft) -> None:
 
 
 def without_unknown(document: Document) -> list[Fields]:
-    """-1 stands for what the server did not say."""
+    """The document without -1, by which the client writes what the server did not tell."""
     rows = objects(document)
     for row in rows:
         row.values = {k: None if k in MAYBE and v == -1 else v for k, v in row.values.items()}

@@ -1,4 +1,4 @@
-"""What the tables of formats/trtllm.toml cannot say, and the reports that trtllm-bench prints."""
+"""What the tables of formats/trtllm.toml cannot express, and the reports that trtllm-bench prints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from harness.serving.clients.format import Draft, formats
 from harness.serving.schema import ServingRun
 
 SAME = 1e-3  # between a mean and the same mean elsewhere
-WHOLE = 1e-3  # how far total / per GPU may be from a whole number, printed with four decimals
-ROUNDED = 5e-5  # of a mean printed with four decimals
+WHOLE = 1e-3  # how far total / per GPU, printed with four decimals, may be from a whole number
+ROUNDED = 5e-5  # of a mean that is printed with four decimals
 MARK = re.compile(r"(?:Total Output|(?<!Output )(?<!Total )\bToken) Throughput \(tokens/sec\)")
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
 STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
 
 
 def report(draft: Draft) -> None:
-    """Means that stand apart from their distribution, tokens from mean lengths, and the GPUs."""
+    """Means that are written apart from their distribution, tokens by mean lengths, and the GPUs."""
     row, totals = draft.row, draft.totals
     printed = row.as_text
     for name, path in draft.format.more["means"].items():
@@ -33,7 +33,7 @@ def report(draft: Draft) -> None:
         elif alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
             what = f"{key!r} is {alone:g}, but the average of its distribution {known:g}"
             fields.find("mean", "wrong", what)
-    for name in ("decoding_stats", "performance", "request_info"):  # a rate by its name alone
+    for name in ("decoding_stats", "performance", "request_info"):  # a rate that only its name tells
         if (length := row.inside(name).number("global_acceptance_rate")) and not draft.value("accept_length"):
             draft.add("accept_length", length, "1", statistic="mean")
     if totals["duration_s"] is None:
@@ -69,8 +69,8 @@ def _gpus(draft: Draft) -> int | None:
 
 
 def reports(document: Document) -> list[ServingRun]:
-    """The runs of the reports printed in a text. A new one begins with its first section, or where a line
-    comes for the second time."""
+    """The runs of the reports in a text. A new one begins with its first section, or with a line that was
+    there before."""
     if not MARK.search(document.text):
         return []
     rows = [Fields(f"{document.path}:{line}", row, as_text=True) for line, row in _reports(document)]
@@ -78,7 +78,7 @@ def reports(document: Document) -> list[ServingRun]:
 
 
 def _reports(document: Document) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(first line, report as the JSON has it)"""
+    """First line and content, as in the JSON, of each report."""
     start, seen = 0, dict[str, str]()
     lines = plain(document.text)
     for number, line in enumerate(lines, 1):
@@ -109,7 +109,7 @@ def _nested(seen: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(line: str) -> tuple[str, str]:
-    """(path in the JSON, value) of a line of the report; both empty if it is none."""
+    """Path in the JSON and value of a line of the report; both are empty if it is no such line."""
     labels = formats()["trtllm-bench"].more
     if match := STATISTIC_LINE.search(line.rstrip()):
         return f"{labels['distributions'][match[1].upper()]}.{match[2].lower()}", match[3]
@@ -123,7 +123,7 @@ def _read(line: str) -> tuple[str, str]:
 
 
 def failed(draft: Draft) -> None:
-    """Where it kept no list of requests: those asked for that did not complete."""
+    """The failed requests, if there is no list of requests: those asked for that did not complete."""
     sent, completed = draft.load["num_prompts"], draft.totals["completed"]
     if draft.totals["failed"] is None and sent is not None and completed is not None and completed <= sent:
         draft.totals["failed"] = sent - completed

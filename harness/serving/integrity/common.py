@@ -1,4 +1,5 @@
-"""Tolerances of the rules: how far apart two numbers may be as written, when an equation need not hold."""
+"""Tolerances of the rules: how far apart two numbers may be as written, and when an equation need not
+hold."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from typing import Any
 from harness.files import read_toml
 from harness.serving.schema import Finding, Metric, ServingRun, Severity, first
 
-EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
-MARGIN = 0.01  # relative: what two clocks of one run may differ by
-FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack in Python: a bound, no estimate
-WAITS = ("client_queue_time", "schedule_delay")  # of the client: next to nothing, or long in bursts
-LIKE = 0.02  # relative: near enough to a round factor to name it
+EXACT = 1e-3  # relative: of numbers that one program computed from the same numbers
+MARGIN = 0.01  # relative: by which two clocks of one run may differ
+FASTEST_STEP_MS = 0.1  # a decode step, or a first token, with a client in Python: a bound, not an estimate
+WAITS = ("client_queue_time", "schedule_delay")  # of the client: almost nothing, or long in bursts
+LIKE = 0.02  # relative: how near a factor is to a round one that is named
 
 
 def rounding(*values: float) -> float:
-    """Half of the last decimal place that any of the values was written with."""
+    """Half of the last decimal place with which any of the values was written."""
     places = (-int(Decimal(f"{value:.12g}").as_tuple().exponent) for value in values if value)
     return 0.5 * 10.0 ** -max(0, *places, 0)
 
 
 def apart(stated: float, expected: float, *inputs: float) -> float:
-    """By how much, relative to `expected`, the two differ beyond what rounding of `stated` and of each of
+    """How far the two differ relative to `expected`, beyond what the rounding of `stated` and of each of
     `inputs` explains."""
     if expected == 0:
         return 0.0 if stated == 0 else float("inf")
@@ -39,7 +40,7 @@ def _texts() -> dict[str, dict[str, str]]:
 
 
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
-    """A finding of that rule, which says one of its texts (texts.toml) with the values."""
+    """A finding of a rule, with one of its texts (texts.toml) and these values."""
     message = _texts()[rule][text].format(**values)
     message = re.sub(r"\b\d(\.\d+)?e\+\d\d\b", lambda number: f"{float(number[0]):.0f}", message)
     return Finding(rule=rule, severity=severity, message=message)
@@ -47,7 +48,7 @@ def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
 
 def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:
     """A finding about a sum over the run. If the client leaves out a warm-up or cool-down, its numbers are of
-    a window and the sum need not hold: then it is only a note, with that reason."""
+    a window, and the sum need not hold. Then the finding is only a note with that reason."""
     finding = found(rule, severity, text, **values)
     ends = ((run.workload.warmup_s, "warm-up"), (run.workload.cooldown_s, "cool-down"))
     cut = " and ".join(f"{seconds:g} s of {name}" for seconds, name in ends if seconds)
@@ -58,7 +59,7 @@ def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: 
 
 
 def hint(run: ServingRun, ratio: float) -> str:
-    """What a factor between two numbers that should be equal looks like."""
+    """What a factor between two numbers that should be equal suggests."""
     either = max(ratio, 1 / ratio) if ratio > 0 else 0.0
     known = {
         1000.0: "a thousand: s for ms, or k for one?",
@@ -71,7 +72,7 @@ def hint(run: ServingRun, ratio: float) -> str:
 
 
 def whole(run: ServingRun, metric: Metric | None) -> float | None:
-    """A throughput of the whole engine; None if its scope does not say over what it was divided."""
+    """A throughput of the whole engine; None if its scope does not tell by what it was divided."""
     parallel = run.parallelism
     counts = {
         "gpu": run.gpus, "node": run.nodes, "prefill_gpu": parallel.prefill_gpus,
@@ -95,19 +96,19 @@ def output_length(run: ServingRun) -> float | None:
 
 
 def equal_lengths(run: ServingRun) -> bool:
-    """Whether all requests had the same output length: by the list of them, or because their mean is exactly
-    the whole number that was asked for, which is the mean of different lengths only by chance."""
+    """Whether all requests had the same output length: by their list, or because the mean is exactly the
+    whole number that was asked for, which different lengths give only by chance."""
     lengths, totals, asked = run.samples.output_lens, run.totals, run.workload.output_len or 0
     if lengths:
         return min(lengths) == max(lengths)
     if not totals.output_tokens or not totals.completed:
         return False
-    whole_number = asked == int(asked)  # trtllm-bench tells the mean of its data set
+    whole_number = asked == int(asked)  # trtllm-bench reports the mean of its data set
     return totals.completed == 1 or (whole_number and totals.output_tokens == totals.completed * asked)
 
 
 def stated(run: ServingRun, name: str, statistic: str) -> float | None:
-    """A latency in ms as the client reported it, not as it follows from others."""
+    """A latency in ms as the client reported it, and not as it follows from others."""
     reported = (metric for metric in run.metrics if not metric.derived)
     metric = first(reported, name=name, statistic=statistic, unit="ms")
     return metric.value if metric else None

@@ -1,4 +1,4 @@
-"""Statistics of one latency among themselves, and of latencies beside each other."""
+"""Rules for the statistics of a latency, and for latencies beside each other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from harness.serving.schema import Finding, ServingRun, Severity
 
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
 TAIL = 0.05  # of the mean E2E, after the last token: guidellm's request ends with the response
-ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: most stop early, none late
+ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: many stop early, none late
 PER_REQUEST = ("ttft", "tpot", "e2e")
 ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
-UNIT = 100  # a factor that no distribution of latencies has between its mean and its median
-BUNDLED = 1.5  # ITL / TPOT from which on chunks hold several tokens
-BUNDLE = 64  # tokens a chunk, at most
-HEAVY = 20  # % of all requests' time in one of them
+UNIT = 100  # no distribution of latencies has this factor between its mean and its median
+BUNDLED = 1.5  # ITL / TPOT from which on a chunk holds several tokens
+BUNDLE = 64  # most tokens of a chunk
+HEAVY = 20  # per cent of the time of all requests in one of them
 FAR = 5  # times the mean of the others
 LOOSER = 1 + MARGIN
 FEW = 3  # requests
@@ -42,7 +42,7 @@ SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max
 
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
-    """Of each latency, its statistics in ms, as the client reported them."""
+    """The statistics of each latency in ms, as the client reported them."""
     values: dict[str, dict[str, float]] = {}
     for metric in run.metrics:
         if metric.unit == "ms" and metric.scope in ("request", "unknown", "instance") and not metric.derived:
@@ -51,7 +51,7 @@ def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def quantile(statistic: str) -> float | None:
-    """0.99 for `p99`, 0.5 for `median`, 0 and 1 for `min` and `max`; None for what is none."""
+    """0.99 for `p99`, 0.5 for `median`, 0 and 1 for `min` and `max`; None for anything else."""
     named = {"min": 0.0, "median": 0.5, "max": 1.0}
     if statistic in named:
         return named[statistic]
@@ -60,7 +60,7 @@ def quantile(statistic: str) -> float | None:
 
 
 def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
-    """Of each metric that has several, its statistics, in its unit, as the client reported them."""
+    """The statistics of each metric that has several, in its unit, as the client reported them."""
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     for metric in run.metrics:
         if not metric.derived and metric.statistic != "total":
@@ -71,7 +71,7 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median: of all that was kept."""
+    """Quantiles rise, the mean lies between min and max, and p50 is the median, in all that was kept."""
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
@@ -86,7 +86,7 @@ def order(run: ServingRun) -> Iterator[Finding]:
 
 
 def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Statistics of what has no place in a run, by where they stand."""
+    """Statistics of numbers that have no place in a run, by where they are."""
     numbers = {SPELLINGS.get(key, key): real(value) for key, value in extra.items()}
     known = {key: number for key, number in numbers.items() if number is not None}
     if sum(1 for key in known if quantile(key) is not None) > 1:
@@ -97,19 +97,19 @@ def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
 
 
 def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
-    """Between what a quantile of any distribution of that mean and deviation lies (Cantelli's inequality)."""
+    """The limits of a quantile of any distribution with that mean and deviation (Cantelli's inequality)."""
     return mean - std * math.sqrt((1 - at) / at), mean + std * math.sqrt(at / (1 - at))
 
 
 def moments(run: ServingRun) -> Iterator[Finding]:
-    """Mean, deviation and quantiles of one sample of values that are at least 0."""
+    """Mean, deviation and quantiles must be those of one sample of values of at least 0."""
     latencies = statistics(run)
     for name, known in distributions(run).items():
         mean, median, p99 = (known.get(key) for key in ("mean", "median", "p99"))
         std = known.get("std", 0.0)
         if mean is None:
             continue
-        # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
+        # Tokens of one chunk have no time between them, so that the median and the lower quartile may be 0.
         pieces = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
         far = median is not None and mean and not mean / UNIT < median < mean * UNIT
         if median is not None and far and name in latencies and not pieces:
@@ -126,8 +126,8 @@ def moments(run: ServingRun) -> Iterator[Finding]:
 
 
 def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float) -> Iterator[Finding]:
-    """Quantiles that no distribution of that mean (Markov), or mean and deviation (Cantelli), has. The
-    largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
+    """Quantiles that no distribution of that mean (Markov), or of that mean and deviation (Cantelli), has.
+    The largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
     std, count, error = known.get("std"), run.totals.completed or 0, 2 * rounding(*known.values())
     slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < 10 else 0.0)
     for statistic, value in known.items():
@@ -144,13 +144,13 @@ def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float
             values = {"statistic": statistic, "value": value, "mean": mean, "low": max(low, 0), "high": high}
             likely = hint(run, value / mean if mean else 0)
             yield found("moments", "wrong", "outside", name=name, spread=spread, hint=likely, **values)
-            return  # a mean or deviation that is off makes all of them impossible
+            return  # a wrong mean or deviation makes all of them impossible
 
 
 def _widest(
     run: ServingRun, name: str, known: Mapping[str, float], mean: float
 ) -> Iterator[tuple[Severity, float, str]]:
-    """The largest deviations that other numbers leave possible, and which numbers those are."""
+    """The largest deviations that other numbers allow, and which numbers those are."""
     count, least, most, p99 = run.totals.completed, known.get("min", 0.0), known.get("max"), known.get("p99")
     if most is not None and least <= mean <= most:  # Bhatia and Davis
         ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
@@ -158,7 +158,7 @@ def _widest(
     if count and name in PER_REQUEST:
         yield "suspect", mean * math.sqrt(count), f"with mean {mean:g} ms of {count} requests"
     if p99 is not None and name in PER_REQUEST and not _largest(run, name):
-        # The same of times from 0 to p99, one in a hundred of which are up to four times as long.
+        # The same for times from 0 to p99, one in a hundred of which is up to four times as long.
         widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
         yield "suspect", widest, f"beside a p99 of {p99:g} ms"
     longest = run.value("e2e", "p99") or 1e3 * (run.totals.duration_s or 0.0)
@@ -168,7 +168,8 @@ def _widest(
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
-    """A mean that one request makes, or few: the first, which wait for compilations, or one that hangs."""
+    """Finds a mean that one request makes, or few: the first, which wait for compilations, or one that
+    hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
         largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
@@ -185,8 +186,8 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: from the list of them, as stated, or as it follows from mean, median and
-    deviation (or p99) if those are of one long request among like ones. None if nothing tells it."""
+    """The longest time of a request: from their list, as stated, or from mean, median and deviation (or p99)
+    if these are of one long request among similar ones. None if nothing tells it."""
     samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
@@ -197,18 +198,16 @@ def _largest(run: ServingRun, name: str) -> float | None:
     alone = median + count * (mean - median)
     if std is not None:
         return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
-    last = (count - 1) * 0.99 - (count - 2)  # where numpy's p99 lies between the two longest
+    last = (count - 1) * 0.99 - (count - 2)  # the place of numpy's p99 between the two longest
     interpolated = median + last * (alone - median)
     same = p99 is not None and last > 0 and math.isclose(p99, interpolated, rel_tol=1 - NEARLY)
     return alone if same else None
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
-    """mean E2E = mean TTFT + (n - 1) mean TPOT, n output tokens a request.
-
-    Exact if all requests have the same n, and E2E ends with the last token. With other n it lacks the
-    covariance of n and TPOT, which is at most the product of their deviations (Cauchy-Schwarz).
-    """
+    """mean E2E = mean TTFT + (n - 1) mean TPOT, with n output tokens a request. It is exact if all requests
+    have the same n, and E2E ends with the last token. With other n it lacks the covariance of n and TPOT,
+    which is at most the product of their deviations (Cauchy-Schwarz)."""
     e2e, ttft, tpot = (stated(run, name, "mean") for name in ("e2e", "ttft", "tpot"))
     length = output_length(run)
     if e2e is None or ttft is None or tpot is None or length is None or length < 1:
@@ -236,7 +235,7 @@ def _deviation_of_length(run: ServingRun, mean: float) -> float:
     if stated_std := run.value("output_len", "std"):
         return stated_std
     if load.range_ratio is not None and load.range_ratio <= 1 and load.output_len:
-        # If all came as drawn; those that stop early are of any length.
+        # If all lengths are as drawn; those of requests that stop early may be any.
         shortest = 2 * load.output_len * load.range_ratio / (1 + load.range_ratio)
         if mean > load.output_len * (1 - MARGIN):
             return load.output_len - shortest
@@ -254,7 +253,7 @@ def _unit_at_fault(e2e: float, ttft: float, tpot: float, length: float) -> str:
 
 
 def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
-    """A request is no shorter than its first token or all others, and no longer than the run."""
+    """A request takes no less than its first token, no less than all others, and no longer than the run."""
     known, duration, length = statistics(run), run.totals.duration_s, output_length(run)
     e2e = known.get("e2e", {})
     steps = (length - 1) if length and equal_lengths(run) else 0.0
@@ -274,7 +273,7 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
 
 
 def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
-    """ITL is the time between chunks, TPOT that of a token: the same if a chunk is a token."""
+    """ITL is the time between chunks, TPOT that of a token. They are equal if a chunk is a token."""
     itl, tpot, accepted = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.value("accept_length")
     if not itl or not tpot:
         return

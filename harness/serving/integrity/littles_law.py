@@ -20,18 +20,18 @@ from harness.serving.integrity.common import (
 from harness.serving.schema import Finding, ServingRun, Severity
 
 LOOSE = 0.25  # of what follows from means of unequal lengths
-A_TOKEN = 1.2  # mean ITL over mean TPOT, at most, if a piece of a stream is a token
-AT_ONCE = 0.9  # requests in flight, at least, if all are sent at once
-FILLED = 0.5  # of the limit, at least, if nothing tells how long the end of the run is
-SHORTEST = 0.5  # mean over longest length, of lengths drawn from 0 on
-DRAWN = 1.5  # a factor between two ratios of mean lengths, drawn alike
+A_TOKEN = 1.2  # the most of mean ITL over mean TPOT if a chunk is a token
+AT_ONCE = 0.9  # the least share of requests in flight if all are sent at once
+FILLED = 0.5  # the least share of the limit if nothing tells how long the end of the run is
+SHORTEST = 0.5  # mean over longest length, if lengths are drawn from 0 on
+DRAWN = 1.5  # a factor between two ratios of mean lengths that were drawn likewise
 
 
 class InFlight(NamedTuple):
-    """Mean requests in flight as they follow from the run's numbers: `rate` in 1/s times `time` in ms.
+    """Mean requests in flight by the run's numbers: `rate` in 1/s times `time` in ms.
 
-    equation: that product, with where its numbers come from
-    severe:   of a finding that rests on it: `wrong` if it is exact, else `suspect`
+    equation: that product, and where its numbers come from
+    severe:   the severity of a finding that rests on it: `wrong` if it is exact, else `suspect`
     margin:   relative
     """
 
@@ -76,7 +76,7 @@ def request_rate(run: ServingRun) -> float | None:
 
 
 def littles_law(run: ServingRun) -> Iterator[Finding]:
-    """The concurrency that the client reports, the one that follows, and the one that it allows."""
+    """Compares the concurrency that the client reports, the one that follows, and the one that it allows."""
     mean, reported, limit = in_flight(run), run.metric("concurrency"), run.workload.concurrency
     value = reported.value if reported is not None and not reported.derived else None
     if mean:
@@ -104,8 +104,8 @@ def _at_once(run: ServingRun) -> bool:
 
 
 def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
-    """A client that always has one more request to send keeps as many in flight as it may, except at the end
-    of the run, which is no longer than the longest request (Graham's bound)."""
+    """A client that always has a request to send keeps as many in flight as it may, except at the end of the
+    run, which is no longer than the longest request (Graham's bound)."""
     limit, duration, totals = run.workload.concurrency, run.totals.duration_s, run.totals
     sent = run.workload.num_prompts or totals.completed
     if not limit or not _at_once(run) or run.mode == "offline":
@@ -132,7 +132,8 @@ def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
 
 
 def _longest(run: ServingRun) -> float | None:
-    """ms of a longest request: as stated, or of the slowest first token and the slowest others."""
+    """The time in ms of a longest request: as stated, or of the slowest first token and the slowest
+    others."""
     if longest := run.value("e2e", "max") or run.value("e2e", "p99"):
         return longest
     ttft, tpot, length = run.value("ttft", "p99"), run.value("tpot", "p99"), output_length(run)
@@ -140,12 +141,12 @@ def _longest(run: ServingRun) -> float | None:
 
 
 def _peak(run: ServingRun) -> float | None:
-    """Most requests that touched one second, so no fewer than were in flight at once."""
+    """The most requests that touched one second; no fewer were in flight at once."""
     return run.value("max_concurrent_requests") or run.value("peak_concurrency")
 
 
 def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
-    """The largest of single seconds is no less than the mean."""
+    """The largest value of single seconds is at least the mean."""
     most, duration = _peak(run), run.totals.duration_s
     sent = run.workload.num_prompts or run.totals.completed
     if most and sent and most > 2 * (sent + (run.totals.failed or 0)):
@@ -156,9 +157,9 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
     peak = run.value("max_output_tokens_per_s") or run.value("peak_throughput", "max", "output")
     mean = run.value("throughput", "total", "output", "instance")
     itl, tpot, every = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.totals.output_tokens
-    if peak and every and peak > 2 * every:  # some clients count those of warm-up requests too
+    if peak and every and peak > 2 * every:  # some clients count those of warm-up requests, too
         yield broken(run, "peak", "suspect", "more_than_run", peak=peak, every=every)
-    # It counts pieces of streams in a second, which are tokens if the time between them is a token's.
+    # It counts chunks in a second. They are tokens if the time between them is a token's.
     if not (peak and mean and itl and tpot and duration) or itl > tpot * A_TOKEN:
         return
     if peak < (1 - LOOSE) * mean * duration / (math.ceil(duration) + 1):
@@ -166,8 +167,8 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """If only the longest lengths are known, and no E2E: a request has between half of those and all. So the
-    requests in flight are tokens a second times a request's time over its tokens; and input over output
+    """Used if only the longest lengths are known, and no E2E. A request has between half of those and all. So
+    requests in flight are tokens a second times a request's time over its tokens, and input over output
     throughput is about the ratio of the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl, limit = load.longest_input_len, load.longest_output_len, load.concurrency
@@ -175,7 +176,7 @@ def longest_lengths(run: ServingRun) -> Iterator[Finding]:
         whole(run, run.metric("throughput", "total", kind)) for kind in ("output", "input", "total")
     )
     if isl and osl and both and not speed:
-        speed = both * osl / (isl + osl)  # as the two lengths
+        speed = both * osl / (isl + osl)  # in proportion to the two lengths
     if isl and osl and speed and prompts and not isl / osl / DRAWN <= prompts / speed <= isl / osl * DRAWN:
         ratios = {"throughputs": prompts / speed, "lengths": isl / osl}
         yield found("lengths", "suspect", "unlike", isl=isl, osl=osl, **ratios)

@@ -1,10 +1,11 @@
-"""Single requests: latencies that were not measured, and lists beside what was made of them.
+"""Rules for single requests: latencies that were not measured, and lists beside the statistics made of them.
 
-A client writes 0 for a time to first token that it never saw (a stream without token counts, a chunk that its
-parser swallowed). It takes the end of a response for its first token if a proxy, a tool-call parser or the
+A client writes 0 for a time to first token that it never saw: a stream without token counts, a chunk that its
+parser swallowed. It takes the end of a response for its first token if a proxy, a tool-call parser or the
 server itself delivers the response in one piece. Then TTFT is E2E, and TPOT, which is what E2E leaves after
-TTFT, is E2E over the tokens or next to nothing. Such numbers are left out of a run, so that nothing is
-compared with them."""
+TTFT, is E2E over the tokens or almost nothing. Such numbers are left out of a run, so that nothing is
+compared with them.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +29,20 @@ from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
 STREAMED = {"ttft", "tpot", "itl"}
-WHOLE = 0.95  # of E2E: TTFT from which on nearly all came at once, if the rest is faster than any engine
-FASTEST_FIRST_MS = 1.0  # below it a time to first token is in another unit
-FASTEST_TOKEN_MS = 0.5  # of any server over a network known to this project
+WHOLE = 0.95  # TTFT over E2E from which on nearly all came at once, if the rest is faster than any engine
+FASTEST_FIRST_MS = 1.0  # a smaller time to first token is in another unit
+FASTEST_TOKEN_MS = 0.5  # the fastest of any server over a network known to this project
 ALIKE = 1e-3  # between E2E and TTFT of one request
-SEVERAL = 8  # tokens that no single piece of a stream holds, speculation or not
+SEVERAL = 8  # tokens that no single chunk holds, with or without speculation
 Spoilt = tuple[set[str], Finding]
-TAIL, TAIL_MS = 0.05, 20.0  # after the last token: a share of the request, and ms
+TAIL, TAIL_MS = 0.05, 20.0  # after the last token: as a share of the request, and in ms
 SAME_MS = 2.0  # between two sums of one request's times
-MOST = 0.9  # of the requests
+MOST = 0.9  # share of the requests
 
 
 def left_out(run: ServingRun) -> ServingRun:
     """The run without those latencies, with a finding for each reason. If lists tell the mean TTFT of the
-    requests that were measured, it takes the place of the mean that counts the others."""
+    requests that were measured, it replaces the mean that counts the others."""
     totals, samples = run.totals, run.samples
     if totals.completed == 0:
         return run
@@ -50,7 +51,7 @@ def left_out(run: ServingRun) -> ServingRun:
     single = totals.output_tokens is not None and totals.output_tokens == totals.completed
     for name in [name for name in ("tpot", "itl") if name not in spoilt]:
         mean, median = stated(run, name, "mean"), stated(run, name, "median")
-        # ITL's median may be 0 in a stream of bursts.
+        # The median of ITL may be 0 in a stream of bursts.
         if mean == 0 or (median == 0 and (mean is None or name == "tpot")):
             spoilt |= {name}
             not_measured = found("zero", "suspect", "not_measured", name=name)
@@ -67,7 +68,7 @@ def left_out(run: ServingRun) -> ServingRun:
 
 
 def _by_request(samples: RequestSamples) -> Spoilt | None:
-    """From lists of single requests; None if they show nothing."""
+    """Findings from lists of single requests; None if they show nothing."""
     rest, every = _measured(samples), len(samples.ttfts_ms)
     mean = f"; of the other {len(rest)} its mean is {fmean(rest):.4g} ms" if rest else ""
     if zero := samples.ttfts_ms.count(0.0):
@@ -100,7 +101,7 @@ def _by_statistics(run: ServingRun) -> Spoilt | None:
 
 
 def _times_per_token(samples: RequestSamples) -> list[float | None]:
-    """Of each request the ms of a token after its first; None if it is not told, or its tokens are few."""
+    """The ms of a token after the first, for each request; None if it is not told, or the tokens are few."""
     ttfts, lens, times = samples.ttfts_ms, samples.output_lens, list[float | None]()
     rests = [end - ttft for end, ttft in zip(samples.e2es_ms, ttfts, strict=False)]
     rests = rests or [*map(sum, samples.itls_ms)]
@@ -115,14 +116,14 @@ def _in_one_piece(time: float | None) -> bool:
 
 
 def _measured(samples: RequestSamples) -> list[float]:
-    """The TTFT of each request that was measured; none if all were, or none was."""
+    """The TTFT of each request that was measured; empty if all were, or none was."""
     pairs = list(zip(samples.ttfts_ms, _times_per_token(samples), strict=True))
     rest = [ttft for ttft, time in pairs if ttft > 0 and not _in_one_piece(time)]
     return rest if len(rest) < len(pairs) else []
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:
-    """As many entries as requests."""
+    """Lists have as many entries as there are requests."""
     totals = run.totals
     counts = {name.removesuffix("_ms"): len(values) for name, values in run.samples if values}
     if len(set(counts.values())) > 1:
@@ -144,7 +145,7 @@ def sums(run: ServingRun) -> Iterator[Finding]:
 
 
 def means(run: ServingRun) -> Iterator[Finding]:
-    """Statistics of the lists are those reported."""
+    """The statistics of the lists are those that were reported."""
     if not _of_completed(run):
         return
     samples, known = run.samples, statistics(run)
@@ -163,8 +164,8 @@ def means(run: ServingRun) -> Iterator[Finding]:
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """What a user sees is tokens of a request over its time: if all are equally long, no less than tokens
-    over the mean time (Jensen's inequality)."""
+    """A user sees tokens of a request over its time. If all requests are equally long, the mean of this is at
+    least the tokens over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
     expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0
@@ -179,7 +180,7 @@ def users(run: ServingRun) -> Iterator[Finding]:
 
 def single_requests(run: ServingRun) -> Iterator[Finding]:
     """A request's time is that of its first token and of all others after it, and little more. The lists are
-    of the same requests in the same order: what adds up over all requests does so in each."""
+    of the same requests in the same order, so what adds up over all requests does so in each."""
     samples = run.samples
     if not samples.ttfts_ms or len(samples.ttfts_ms) != len(samples.itls_ms):
         return
@@ -204,7 +205,7 @@ def single_requests(run: ServingRun) -> Iterator[Finding]:
 
 
 def _tpots(run: ServingRun) -> list[float]:
-    """Of each request with a second token: the time after its first, over the tokens after it. None of
+    """For each request with a second token, the time after its first token over the tokens after it. None for
     guidellm and SGLang, whose requests end after their last token; they do not list all of this."""
     samples = run.samples
     ends, firsts, lens = samples.e2es_ms, samples.ttfts_ms, samples.output_lens
@@ -215,7 +216,7 @@ def _tpots(run: ServingRun) -> list[float]:
 
 
 def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
-    """The statistic, between the least and largest that a definition of it gives: definitions of a quantile
+    """The least, the linearly interpolated and the largest value of the statistic: definitions of a quantile
     differ in which of two neighbours they take."""
     at = quantile(statistic)
     if at is None:
@@ -225,7 +226,7 @@ def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float
 
 
 def _of_completed(run: ServingRun) -> bool:
-    """Whether the lists are of those requests that the client counted."""
+    """Whether the lists are of the requests that the client counted."""
     counts = {len(values) for _, values in run.samples if values}
     if run.totals.completed is None and run.mode == "offline":
         return len(counts) == 1

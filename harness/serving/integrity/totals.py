@@ -1,4 +1,4 @@
-"""Counts, rates as counts over time, and values that cannot be."""
+"""Rules for counts, for rates as counts over time, and for values that cannot be."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ from harness.serving.integrity.common import (
 )  # fmt: skip
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
-LOGGED_STEPS = 40  # of decode between two of the server's own rates (SGLang's --decode-log-interval)
-TAIL = 10.0  # times the mean rate: what no step of decode exceeds
-AGREE = 2.0  # a factor: the mean over all steps and the rate of the last, slower ones
-LOST = 0.5  # of the server's count, below which text went missing
+LOGGED_STEPS = 40  # decode steps between two of the server's own rates (SGLang's --decode-log-interval)
+TAIL = 10.0  # times the mean rate; no decode step exceeds it
+AGREE = 2.0  # a factor between the mean over all steps and the rate of the last, slower ones
+LOST = 0.5  # of the server's count; below it text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
-NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; ITL's median may be
-CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
-SENT = 0.9  # of the rate asked for, at least, and of what chance leaves of so many random gaps
-EARLY = 0.8  # of the output length asked for, below which answers stopped before it
-LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
+NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; the median of ITL may be 0
+CLOCK = 0.02  # AIPerf divides by its whole time, but reports the time between its requests
+SENT = 0.9  # the least share of the requested rate, and of what chance leaves of so many random gaps
+EARLY = 0.8  # of the requested output length; below it answers stopped early
+LENGTH = 1.5  # a factor; templates, special tokens and ranges of lengths stay below it
 
 
 def rates(run: ServingRun) -> Iterator[Finding]:
-    """Requests, and tokens of each kind, over the run's duration.
-
-    A client may divide by another time than it states (AIPerf does), but then all of its rates by the same.
-    """
+    """Requests, and tokens of each kind, over the run's duration. A client may divide by another time than it
+    reports (AIPerf does), but then all of its rates by the same."""
     duration = run.totals.duration_s
     if not duration:
         return
@@ -64,14 +62,14 @@ def rates(run: ServingRun) -> Iterator[Finding]:
 
 
 def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
-    """Each rate of the whole engine that the client reported, what the run's own count and duration make it,
-    and how far apart the two are (`off`: relative, beyond rounding)."""
+    """Each rate of the whole engine that the client reported, the rate by the run's count and duration, and
+    how far apart the two are (`off`: relative, beyond rounding)."""
     tokens = _counted(run)
     for metric in run.metrics:
         name, of, count = metric.name, "completed", run.totals.completed
         if metric.name == "throughput" and metric.statistic == "total":
             name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
-            if metric.tokens == "unknown":  # it is of one of the kinds at least
+            if metric.tokens == "unknown":  # at least it is of one of the kinds
                 far = {abs(n - metric.value * duration): n for n in tokens.values() if n}
                 name, count = "unsaid throughput", far[min(far)] if far else None
         elif metric.name != "request_throughput":
@@ -89,7 +87,7 @@ def _counted(run: ServingRun) -> dict[str, int | None]:
     into, out = run.totals.input_tokens, run.totals.output_tokens
     both = into + out if into is not None and out is not None else None
     if both is None and (counted := run.value("tokens", "total", "total")) is not None:
-        both = round(counted)  # by clients that count only both together
+        both = round(counted)  # for clients that count only both together
     return {"output": out, "input": into, "total": both}
 
 
@@ -105,7 +103,7 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
 
 
 def lengths(run: ServingRun) -> Iterator[Finding]:
-    """Tokens of a request, as counted, beside what was asked for."""
+    """Tokens of a request, as counted, beside the requested length."""
     totals, load = run.totals, run.workload
     for kind, count, wanted in (
         ("input", totals.input_tokens, load.input_len),
@@ -126,8 +124,8 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
-    """Mean length over that asked for, at most: no answer is longer, but the mean of a range differs by
-    chance."""
+    """The most that the mean length may exceed the requested one. No answer is longer, but the mean of a
+    range differs by chance."""
     if load.range_ratio is None or load.range_ratio > 1:
         return 1 + MARGIN
     deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5
@@ -135,7 +133,7 @@ def _longest_output(load: OfferedLoad, count: int) -> float:
 
 
 def between_rates(run: ServingRun) -> Iterator[Finding]:
-    """If no duration is said: tokens a second over requests a second are tokens of a request."""
+    """Used if no duration is given: tokens a second over requests a second are tokens of a request."""
     requests, length = run.metric("request_throughput"), run.value("output_len", "mean")
     if run.totals.duration_s or requests is None or requests.derived or not length or not requests.value:
         return
@@ -161,8 +159,7 @@ def completion(run: ServingRun) -> Iterator[Finding]:
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:
-    """A client kept to the rate that it was asked for; if it does not say at which it sent, no more came back
-    than that."""
+    """A client kept to the requested rate. If it does not report its rate, no more came back than that."""
     asked, rate, count = run.workload.request_rate, run.value("sent_rate"), run.workload.num_prompts
     completed, duration = run.totals.completed, run.totals.duration_s
     if asked and completed and duration and not run.workload.ramp_up:
@@ -175,7 +172,7 @@ def sent(run: ServingRun) -> Iterator[Finding]:
 
 
 def zeros(run: ServingRun) -> Iterator[Finding]:
-    """A time or count of nothing; latencies of requests that are 0 are left out before (samples.py)."""
+    """No time or count is 0. Latencies of 0 of single requests are left out before (samples.py)."""
     totals, load = run.totals, run.workload
     named = {
         "duration_s": totals.duration_s, "concurrency allowed": load.concurrency,
@@ -195,14 +192,14 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
 
 
 def goodput(run: ServingRun) -> Iterator[Finding]:
-    """Requests that met their goals are some of all."""
+    """Requests that met their goals are a part of all."""
     good, every = run.value("goodput"), run.value("request_throughput")
     if good is not None and every is not None and good > every * (1 + EXACT) + rounding(good, every):
         yield broken(run, "goodput", "wrong", "above", goodput=good, request_throughput=every)
 
 
 def retokenised(run: ServingRun) -> Iterator[Finding]:
-    """The text, tokenised again, beside the server's own count."""
+    """The tokens of the text, counted again, beside the server's own count."""
     extra, count = Fields(run.id, run.extra), run.totals.output_tokens
     again = extra.number("total_output_tokens_retokenized")
     if again is not None and count and again < LOST * count:
@@ -212,9 +209,12 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
 
 
 def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
-    """A batch that is prefilled together and then decoded together: its tokens over the time of its prefill,
-    of its decoding, of a decode step. SGLang's bench_one_batch and bench_one_batch_server compute these rates
-    from the same times; only for runs that state a `prefill_throughput` or `decode_throughput`."""
+    """For a batch that is prefilled together and then decoded together, rates are its tokens over the time of
+    its prefill, of its decoding, or of a decode step.
+
+    SGLang's bench_one_batch and bench_one_batch_server compute these rates from the same times. Only for runs
+    that report a `prefill_throughput` or `decode_throughput`.
+    """
     load, duration = run.workload, run.totals.duration_s
     size, into, out = load.num_prompts, load.input_len, load.output_len
     prefill, step = stated(run, "prefill", "total"), stated(run, "decode_step", "median")
@@ -240,8 +240,8 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for
-    that rate to be of this batch."""
+    """The decode rate beside the server's own rate of its last or steady steps, if there were enough of them
+    for that rate to be of this batch."""
     length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
     mean = run.value("throughput", "total", "output")
     for name in ("last_gen_throughput", "steady_state_output_throughput"):
@@ -256,7 +256,7 @@ def last_interval(run: ServingRun) -> Iterator[Finding]:
 
 
 def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
-    """Where the client counted no tokens: those asked for, over the whole time."""
+    """Used if the client counted no tokens: the requested ones over the whole time."""
     totals, load = run.totals, run.workload
     size, into, out, duration = load.num_prompts, load.input_len, load.output_len, totals.duration_s
     if not duration or not size or not out or (totals.completed, totals.output_tokens) != (None, None):
@@ -275,24 +275,24 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
             )
 
 
-# Values that no engine reaches, and what cannot be
+# Values that no engine reaches, and impossible ones
 
-# Bounds, not estimates: beyond any measurement known to this project by more than ten times.
+# These are bounds, not estimates: any measurement known to this project is smaller by a factor of ten.
 LONGEST_MS = 86_400_000.0  # a day
-PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
+PER_GPU = 1e6  # tok/s, of any kind, with or without a prefix cache
 ALL = 1e8  # tok/s, of any cluster
-# tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
+# tok/s. They need more FP8 products a second than any GPU has, at DeepSeek-V3's number per token.
 PREFILL_PER_GPU = 5e15 / (2 * 37e9)
-PREFILL = 5e5  # tok/s of one request, if the model or the GPUs are not known: about eight of those
+PREFILL = 5e5  # tok/s of one request, if the model or the GPUs are not known: about eight such GPUs
 GPUS = 8
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
-OF_A_STEP = 0.95  # of a decode step: no prefill is shorter than that, since it reads the same weights
-MOST_ACCEPTED = 64  # tokens a step of speculative decoding
+OF_A_STEP = 0.95  # of a decode step: no prefill is shorter, since it reads the same weights
+MOST_ACCEPTED = 64  # most tokens of a step of speculative decoding
 LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 
 
 def possible_latencies(run: ServingRun) -> Iterator[Finding]:
-    """Too short or too long to be what they are called, in ms."""
+    """Latencies in ms that are too short or too long for their name."""
     for metric in run.metrics:
         if metric.unit != "ms" or metric.statistic == "std" or metric.name in WAITS:
             continue
@@ -318,7 +318,7 @@ def possible_rates(run: ServingRun) -> Iterator[Finding]:
 
 
 def prefill(run: ServingRun) -> Iterator[Finding]:
-    """A prompt is computed before its first token comes, unless it stands in the prefix cache."""
+    """A prompt is computed before its first token comes, unless it is in the prefix cache."""
     totals, tokens, tpot = run.totals, run.workload.input_len, stated(run, "tpot", "mean")
     if totals.input_tokens and totals.completed:
         tokens = totals.input_tokens / totals.completed
@@ -335,7 +335,7 @@ def prefill(run: ServingRun) -> Iterator[Finding]:
 
 
 def layout(run: ServingRun) -> Iterator[Finding]:
-    """Parallelism that cannot be, and a range of lengths whose shortest is its longest's multiple."""
+    """Impossible parallelism, and ranges of lengths whose shortest is a multiple of the longest."""
     degrees = run.parallelism.model_dump(include={"tp", "pp", "dp", "ep"}, exclude_none=True)
     for name, degree in degrees.items():
         if degree < 1 or (run.gpus and degree > run.gpus):
@@ -350,7 +350,7 @@ def layout(run: ServingRun) -> Iterator[Finding]:
 
 
 def accepted(run: ServingRun) -> Iterator[Finding]:
-    """Tokens a step: one at least, and one without speculation."""
+    """Tokens of a step: at least one, and exactly one without speculation."""
     length, flags = run.value("accept_length", "mean"), " ".join(run.flags)
     if length is not None and not 1 <= length <= MOST_ACCEPTED:
         yield _impossible("accept_length", length, "tokens a step")

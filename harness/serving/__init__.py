@@ -1,7 +1,5 @@
-"""What a kernel is worth in a serving run: results loaded and compared, traces, the model, the ledger.
-
-Nothing here imports torch.
-"""
+"""What a kernel is worth in a serving run: results of clients, comparisons, traces, the model, the ledger.
+Nothing here imports torch."""
 
 from harness.serving.clients.load import load
 from harness.serving.schema import Finding, Metric, ServingRun

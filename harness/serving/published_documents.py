@@ -1,7 +1,7 @@
-"""Published serving results as data: what a document ran, what it measured, and what it claims.
+"""Published serving results as data: what a document ran, measured and claims.
 
-One JSON file a document in `results/published/serving`. A metric whose scope or tokens the document leaves
-open has `unknown` there; its `label` says how the document writes it.
+There is one JSON file for each document in `results/published/serving`. If the document leaves the scope or
+tokens of a metric open, they are `unknown`, and its `label` has the document's words.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, S
 FOLDER = PUBLISHED / "serving"
 WIDTH = 110
 Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
-"""Of several lines; in a file also a list of them."""
+"""A text of several lines; in a file it may be a list of them."""
 
 
 class Correction(StrictRecord):
     """A change of a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task`, or the file name of a manifest
-    old:  a part of that text; new: takes its place everywhere; None: `why` is only a note
+    old:  a part of that text; new: replaces it everywhere; None: `why` is only a note
     why:  one line for the reader
     """
 
@@ -58,17 +58,19 @@ class Role(StrictRecord):
 
 
 class Configuration(StrictRecord):
-    """What a document ran. The texts are verbatim, `mends` and `settings` are ours.
+    """What a document ran. The texts are verbatim; `mends` and `settings` are ours.
 
-    environments: names in harness/catalogue/recipes.json, by role; the role of a single server is empty
-    environment:  what these have in common; filled in when it is loaded
-    flags:        the server's, one string each; from its command where the file gives none
-    concurrencies: of the runs that the client's loop makes
-    docker, server, client: shell commands; empty: the document gives none. `server` is empty too where the
-                  docker command or the task file starts it
-    client_source: where the client's commands are from, if not from the document
-    task_file:    a dstack task; manifests: Kubernetes and Helm files, by name
-    versions:     of what else is installed
+    environments:           names in harness/catalogue/recipes.json, by role; the role of a single server is
+                            empty
+    environment:            what these have in common; filled in when it is loaded
+    flags:                  the server's, one string each; from its command if the file gives none
+    concurrencies:          of the runs that the client's loop makes
+    docker, server, client: shell commands; empty: the document gives none. `server` is empty too if the
+                            docker command or the task file starts it
+    client_source:          the source of the client's commands, if that is not the document
+    task_file:              a dstack task
+    manifests:              Kubernetes and Helm files, by name
+    versions:               of what else is installed
     """
 
     name: str
@@ -101,7 +103,7 @@ class Configuration(StrictRecord):
 
     @property
     def serving(self) -> str:
-        """The command that starts the server, wherever the document has it; empty with manifests."""
+        """The command that starts the server, from wherever the document has it; empty with manifests."""
         if self.server:
             return self.server
         return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
@@ -149,7 +151,7 @@ def _configuration(raw: JsonObject) -> Configuration:
 
 
 def _of_runs(one: Configuration) -> JsonObject:
-    """What runs of a configuration have where they do not say it."""
+    """The fields that runs of a configuration take from it."""
     names = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode", "parallelism")
     flags = [f"{name}: {flag}" for name, role in one.roles.items() for flag in role.flags]
     return {name: getattr(one, name) for name in names} | {"flags": (*one.flags, *dict.fromkeys(flags))}
@@ -168,7 +170,7 @@ def flags_of(command: str) -> tuple[str, ...]:
 
 
 def commands_of(task: str) -> str:
-    """The commands of a dstack task, as a shell script: what YAML folds is joined."""
+    """The commands of a dstack task as a shell script, in which lines that YAML folds are joined."""
     commands: list[str] = []
     for line in task.partition("\ncommands:\n")[2].splitlines():
         if not line.startswith(" "):
@@ -181,13 +183,13 @@ def commands_of(task: str) -> str:
 
 
 # Recipes: the texts of a configuration as a shell script, ready for a user's own machine. A text stays as the
-# document has it, except for the configuration's `mends`; each is told above its text.
+# document has it, except for the configuration's `mends`, each of which is told above its text.
 
 
 def script(of: Configuration, gone: Mapping[str, str]) -> str:
     """The texts that the document gives, in the order in which they are used, as a shell script.
 
-    gone: flags and variables that today's engines no longer have -> what takes their place; each is told
+    gone: from flags and variables that current engines no longer have to what replaces them; each is told
           above the text that has it
     """
     about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
@@ -214,8 +216,8 @@ def script(of: Configuration, gone: Mapping[str, str]) -> str:
 
 
 def _section(of: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
-    """What is to be known of a text, as comments, and the text as mended: commands, or those that write it to
-    a file, where @NAME@ stands for the user's setting NAME."""
+    """What a reader has to know of a text, as comments, and the text as mended: commands, or those that write
+    it to a file, in which @NAME@ stands for the user's setting NAME."""
     mended, notes = list[str](), list[str]()
     if part == "client" and of.client_source:
         notes.append(f"the commands are from {of.client_source}")
@@ -225,7 +227,7 @@ def _section(of: Configuration, part: str, text: str, file: str, gone: Mapping[s
             (notes if mend.new is None else mended).append(mend.why)
     if part == ("server" if of.server or of.task_file else "docker"):
         notes += _variables(of)
-    exports = []  # a dstack task's environment, where its commands stand without it
+    exports = []  # a dstack task's environment, if its commands are given without it
     if part == "server" and of.task_file:
         exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
     told = [f"mended: {why}" for why in mended] + [f"note: {why}" for why in notes]
@@ -253,11 +255,11 @@ def missing(of: Configuration) -> Iterator[str]:
 
 
 def _variables(of: Configuration) -> list[str]:
-    """What is known of the environment's variables; those with the same note together."""
+    """What is known of the environment's variables; those with the same note are together."""
     by_note: dict[str, dict[str, None]] = {}
     for name in of.environments.values():
         for variable in recipes.find(name).variables:
-            if variable.note and not variable.note.startswith("for "):  # that names only what reads it
+            if variable.note and not variable.note.startswith("for "):  # such a note names only what reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
 

@@ -25,7 +25,7 @@ from harness.serving.replay.step import OP_CLASS
 if TYPE_CHECKING:
     import altair
 
-TWIN = "base again"
+RERUN = "base again"
 METHODS = {"the whole step": ("circle", PREDICTED), "swapped calls alone": ("square", OBSERVED)}
 """Of each way to know an arm's difference its shape and its colour."""
 
@@ -143,7 +143,7 @@ def _changes_table(replay: Replay) -> Table:
             )
         )
     if replay.twin is not None:
-        rows.append(TableRow([TWIN, "", "", "", "", *_ends(replay.twin, "+.5g"), "", "", "", ""]))
+        rows.append(TableRow([RERUN, "", "", "", "", *_ends(replay.twin, "+.5g"), "", "", "", ""]))
     return Table(["arm", "implementations", *numeric, "failed"], rows, frozenset(numeric))
 
 
@@ -205,7 +205,7 @@ def change_marks(replay: Replay) -> list[dict[str, Any]]:
             marks.append((name, whole, arm.change))
             marks += [] if arm.alone is None else [(name, alone, Timed(ms=arm.alone))]
     if replay.twin is not None:
-        marks.append((TWIN, whole, replay.twin))
+        marks.append((RERUN, whole, replay.twin))
     return [
         {
             "arm": arm,

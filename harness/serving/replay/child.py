@@ -1,5 +1,7 @@
-"""Replay worker: a rank's weights, its step bound to implementations, and glue in torch between them (norms,
-rotary embedding, router, absorbed products), which is the same in all arms and whose speed is no claim.
+"""The worker of a replay: a rank's weights, and its step with implementations and glue.
+
+Glue is the rest of the step in torch: norms, rotary embedding, router, absorbed products. It is the same in
+all arms, and its speed is not judged.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ Bound = Mapping[str, Prepared]
 
 EPSILON = 1e-6
 WRITTEN_IN_PLACE = ("q", "kv")
-"""Live operands that glue writes straight into the layout which the bound call reads, as engines do."""
+"""Live operands that glue writes straight into the layout that the bound call reads, as engines do."""
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
 
 
 class Rank:
-    """Canonical operands of every place, one set a layer; activations flow from place to place in buffers
-    that all arms share. What an implementation packs for itself it packs once, whatever the arm. Every public
-    method is one request of the parent; arguments and answers are plain values."""
+    """The canonical operands of each place, one set for each layer. Activations flow from place to place in
+    buffers that all arms share. An implementation packs its weights once, whatever the arm.
+
+    Each public method is one request of the parent; arguments and answers are plain values.
+    """
 
     def hello(self, kind: str, device: str, threads: int, planned: Any = None) -> dict[str, Any]:
         self.kind, self.device = kind, device
@@ -43,7 +47,7 @@ class Rank:
         return ready
 
     def open(self, step: ReplayStep, seed: int, launch: str) -> None:
-        """Makes all weights and buffers anew; no implementation is bound to them yet."""
+        """Makes all weights and buffers anew. No implementation is bound to them yet."""
         self.prepared: dict[tuple[str, str], Prepared] = {}
         self.programs: dict[str, Program] = {}
         self.calls: dict[str, list[Call]] = {}
@@ -60,8 +64,12 @@ class Rank:
         return self.flow.joined(place, operands)
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
-        """Binds the step's places and, on a GPU, records them into one graph. chosen: `op` or `op:place` ->
-        implementation. Raises Unsupported where one cannot be had, or gives no numbers."""
+        """Binds the places of the step, and on a GPU records them into one graph.
+
+        chosen: from `op` or `op:place` to implementation
+
+        Raises Unsupported if one cannot be used, or gives no numbers.
+        """
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:
@@ -86,24 +94,24 @@ class Rank:
         return self.prepared[place.key, name]
 
     def sample(self, arm: str, at_least: float) -> float:
-        """Seconds of a step, over as many as fill the turn."""
+        """Seconds of a step, averaged over a sample of steps."""
         return self.timer.sample(self.programs[arm], at_least).seconds
 
-    def alone(self, place: str, arms: Sequence[str], turns: int, at_least: float) -> dict[str, float]:
-        """Of each arm the seconds that a place's calls of all layers take one after another, launched as the
-        step is: the median of so many turns, between which the arms alternate."""
+    def alone(self, place: str, arms: Sequence[str], samples: int, at_least: float) -> dict[str, float]:
+        """For each arm the seconds of all layers' calls of a place, made one after another and launched as
+        the step is. It is the median of so many samples, between which the arms alternate."""
         at = [number for number, each in enumerate(self.places) if each.name == place]
         calls = {arm: [self.calls[arm][number] for number in at] for arm in arms}
         programs = {arm: self.timer.program(calls[arm]) for arm in arms}
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-        for _ in range(turns):
+        for _ in range(samples):
             for arm, program in programs.items():
                 seconds[arm].append(len(at) * self.timer.sample(program, at_least).seconds)
         return {arm: statistics.median(each) for arm, each in seconds.items()}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
-        """Of two choices: the relative difference (root mean square) of their outputs at each place where
-        they differ, in the first layer that has it, on the same inputs."""
+        """Compares two choices by their outputs on the same inputs: the relative difference (root mean
+        square) at each place where they differ, in the first layer that has it."""
         differences: dict[str, float] = {}
         for place in self.step.op_places():
             swapped = place.implementation(base) != place.implementation(chosen)
@@ -120,14 +128,14 @@ class Rank:
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, 64] turned by cos, sin [32]; neighbours are a pair, as in DeepSeek."""
+    """Turns x [tokens, heads, 64] by cos, sin [32]; neighbours are a pair, as in DeepSeek."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 
 
 class Flow:
-    """The buffers that all arms share. A place of glue is the method of its name: on what the places before
-    it left it does one layer's. What it allocates is the arm's own."""
+    """The buffers that all arms share. The method with the name of a place of glue does one layer's part on
+    what the places before it left. What it allocates belongs to the arm."""
 
     def __init__(self, step: ReplayStep, device: str, seed: int) -> None:
         self.step, self.device, self.model = step, device, step.model
@@ -159,7 +167,7 @@ class Flow:
         return self.weights[name, layer]
 
     def joined(self, place: StepPlace, operands: Any) -> Any:
-        """The operands with the step's own buffers as their live inputs."""
+        """The operands, with the step's own buffers as their live inputs."""
         inputs = {"qkv_a": self.normed, "q_b": self.q_latent, "o_proj": self.attended.flatten(1)}
         inputs |= {"dense gate_up": self.normed, "shared gate_up": self.normed}
         if place.name in inputs:
@@ -171,8 +179,8 @@ class Flow:
         return operands
 
     def calls(self, bound: Bound, order: Sequence[StepPlace]) -> list[Call]:
-        """What the step does, place by place: the implementation bound there, or glue that reads where the
-        last call wrote and writes where the next one reads."""
+        """The calls of the step, place by place: the implementation that is bound there, or glue that reads
+        where the last call wrote and writes where the next one reads."""
         return [
             self._op(bound[place.key]) if place.op
             else partial(getattr(self, re.sub(r"\W", "_", place.name.lower())), bound, place.layer)
@@ -180,7 +188,7 @@ class Flow:
         ]  # fmt: skip
 
     def _op(self, bound: Prepared) -> Call:
-        """The bound call, after what it reads elsewhere than where glue writes was brought there."""
+        """The bound call, after a copy of operands that it reads elsewhere than where glue writes."""
         live = bound.operands.live_tensors()
         copies = [
             (target, live[name])
@@ -196,7 +204,7 @@ class Flow:
         return call if copies else bound.call
 
     def norm(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """out = x / rms(x), by row; its weights are 1."""
+        """out = x / rms(x), by row; the weights of the norm are 1."""
         out.copy_(rms_norm(x, x.shape[-1:], eps=EPSILON))
 
     def add_norm(self, added: torch.Tensor) -> None:
@@ -207,7 +215,8 @@ class Flow:
         self.residual.copy_(self.embedded)
 
     def input_norm(self, bound: Bound, layer: int) -> None:
-        """Of a layer, or after the last one: of the residual with what the layer before adds to it."""
+        """The norm before a layer, or after the last one: of the residual with the output of the layer
+        before."""
         if not layer:
             self.norm(self.residual, self.normed)
         elif layer <= self.step.dense:
@@ -265,7 +274,8 @@ class Flow:
         self.scores.copy_(linear(self.normed, weight))
 
     def top_k(self, bound: Bound, layer: int) -> None:
-        """The choice is made for its time; the experts that run are those of the routing's pattern."""
+        """The choice of experts is made for its time. The experts that run are those of the routing's
+        pattern."""
         self.route()
 
     @cached_property

@@ -1,4 +1,5 @@
-"""Replay of a step: what is asked for, the arms against each other in it, and their calls alone."""
+"""The replay of a step: what is asked for, the arms compared with each other in the step, and their calls
+alone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ CONFIDENCE = 0.9
 
 
 class Timed(StrictRecord):
-    """Milliseconds of a step or a difference of two, with a 90 % interval over blocks."""
+    """Milliseconds of a step, or a difference of two, with a 90 % interval over blocks."""
 
     ms: float
     low: float | None = None
@@ -53,15 +54,15 @@ class Timed(StrictRecord):
 
 class ReplayArm(StrictRecord):
     """One choice of implementations. Of older records, calls that were waited for are left out: on a GPU they
-    say nothing of the step.
+    tell nothing of the step.
 
-    chosen:  `op` or `op:place` -> implementation
-    change:  step - the base's step, from paired rounds; None for the base
-    whole:   `change` for the model's full number of layers, where fewer were replayed
-    alone:   what the swapped calls change without the rest of the step; `cold` in older records
+    chosen:       from `op` or `op:place` to implementation
+    change:       the step less the base's step, from paired rounds; None for the base
+    whole:        `change` for the model's full number of layers, if fewer were replayed
+    alone:        what the swapped calls change without the rest of the step; `cold` in older records
     places_alone: milliseconds of all layers' calls of a place in turn, without the rest of the step and
-             launched as it is; of the base all places', of an arm the swapped ones'
-    difference: of the swapped outputs from the base's, relative, at the first layer
+                  launched as it is: for the base of all places, for an arm of the swapped ones
+    difference:   of the swapped outputs from the base's, relative, in the first layer
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -146,15 +147,15 @@ class Replay(StrictRecord):
 
 RANK = "harness.serving.replay.child:Rank"
 PREPARE_S, CALL_S = 900.0, 120.0
-BLOCKS, ROUNDS, TURN_S = 6, 12, 0.25  # blocks, rounds in each and seconds of a turn, at most
-ALONE_S, ALONE_TURNS = 0.05, 7  # seconds of a turn of one place's calls alone, and how many turns
-BASE, TWIN = "base", "base again"
-ALIKE = 0.05  # relative difference of two right outputs, at most: FP8 activations, rounded twice, give 0.04
+BLOCKS, ROUNDS, SAMPLE_S = 6, 12, 0.25  # blocks, rounds in each and most seconds of a sample
+ALONE_S, ALONE_SAMPLES = 0.05, 7  # seconds and number of samples of the calls of a place alone
+BASE, RERUN = "base", "base again"
+ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activations give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
 Numbers = Mapping[str, float]
 Arms = dict[str, dict[str, str]]
-"""Name -> `op` or `op:place` -> implementation; BASE is among them."""
+"""From name to `op` or `op:place` to implementation; BASE is among the names."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One for each size in batch, with an arm for each text of swap; options as the command has them. Raises
-    UsageError, NothingRan where memory holds no layer."""
+    """One plan for each batch size, with an arm for each text of `swap`; options as in the command. Raises
+    UsageError, and NothingRan if memory holds no layer."""
     budget_s = parse_seconds(budget, "--budget")
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
@@ -201,9 +202,9 @@ def plans(
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
-    """`op=impl` texts of the base; each swap, of one or more by commas, is an arm. Raises UsageError where
-    one names an op, a place or an implementation that there is not, or is the base by another name;
-    NothingRan where no swap can run here."""
+    """The arms from texts `op=impl`: those of the base; and each swap, of one or more by commas, is an arm.
+    Raises UsageError if one names an unknown op, place or implementation, or is the base by another name, and
+    NothingRan if no swap can run here."""
     places, chosen = step.op_places(), {}
     for op in sorted({place.op for place in places}):
         like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
@@ -247,8 +248,8 @@ def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, 
 def fitted(
     step: ReplayStep, layers: str | None, arms: Arms, platform: Platform
 ) -> tuple[ReplayStep, tuple[str, ...]]:
-    """The step with as many layers as the device holds with all arms' layouts, or as `layers` says
-    (`DENSE,MOE`), and a note where they are not all. Raises UsageError or NothingRan."""
+    """The step with as many layers as the device holds with the layouts of all arms, or as `layers` says
+    (`DENSE,MOE`), and a note if they are not all. Raises UsageError or NothingRan."""
     whole, memory = step, free_memory(platform)
     if layers:
         if not re.fullmatch(r"\d+,\d+", layers):
@@ -283,7 +284,7 @@ def fitted(
 
 
 def needed(step: ReplayStep, arms: Arms) -> float:
-    """Bytes of operands, outputs and every arm's layouts; workspaces are small beside them."""
+    """Bytes of operands, outputs and the layouts of each arm. Workspaces are small beside them."""
     total = 2.0 * step.linear("lm_head").n * step.model.hidden_size
     for place, count in Counter(replace(place, layer=0) for place in step.op_places()).items():
         op = kernels.OPS[place.op]
@@ -296,7 +297,7 @@ def needed(step: ReplayStep, arms: Arms) -> float:
 
 def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
-    prepared, or is wrong, is noted and left out; raises NothingRan where the base cannot."""
+    prepared, or is wrong, is noted and left out. Raises NothingRan if the base cannot be prepared."""
     threads, launch = default_threads(), launches(platform, None)[0]
     failed, notes = dict[str, str](), [*plan.notes]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -314,13 +315,13 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
             worker.kill()
     arms = {}
     for name, chosen in plan.arms.items():
-        right = name not in failed  # one that is wrong has no time either
+        right = name not in failed  # a wrong one has no time either
         times = _times(plan.step, name, differences[name], rounds, alone) if right else {}
         arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])), step=asdict(plan.step) | {"model": plan.step.model.name},
-        launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, TWIN, BASE),
+        launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, RERUN, BASE),
         rounds=len(rounds.rounds), disturbed=len(rounds.left_out), stopped=rounds.stopped,
         left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
@@ -331,8 +332,8 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
 def _measured(
     plan: ReplayPlan, launch: str, failed: dict[str, str], worker: WorkerProcess, monitor: Monitor
 ) -> Rounds:
-    """Rounds of the arms and of the base again. failed: gets the arms that cannot be prepared."""
-    arms = plan.arms | {TWIN: plan.arms[BASE]}
+    """The rounds of the arms and of the base again. failed: gets the arms that cannot be prepared"""
+    arms = plan.arms | {RERUN: plan.arms[BASE]}
 
     def begin(block: int, contenders: Collection[str]) -> None:
         print(f"block {block + 1} of up to {BLOCKS}: {len(contenders)} arms", file=sys.stderr)
@@ -349,11 +350,11 @@ def _measured(
         if name in failed:
             raise RuntimeError(failed[name])
         with monitor.watching(name):
-            return worker.ask("sample", CALL_S, arm=name, at_least=TURN_S)
+            return worker.ask("sample", CALL_S, arm=name, at_least=SAMPLE_S)
 
     policy = Policy(
         blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, baseline=BASE,
-        rerun=TWIN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
+        rerun=RERUN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
         end_round=monitor.end, )  # fmt: skip
     return measure({name: partial(turn, name) for name in arms}, policy)
 
@@ -361,7 +362,7 @@ def _measured(
 def _differences(
     plan: ReplayPlan, failed: dict[str, str], worker: WorkerProcess
 ) -> dict[str, dict[str, float]]:
-    """Of each arm, its swapped places' outputs from the base's. failed: gets the arms that are wrong."""
+    """The difference of each arm's swapped places from the base's. failed: gets the arms that are wrong"""
     found = {}
     for name in [name for name in plan.arms if name not in failed]:
         found[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=plan.arms[name])
@@ -373,11 +374,12 @@ def _differences(
 def _alone(
     plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
 ) -> dict[str, dict[str, float]]:
-    """Of each place the milliseconds that its calls take alone, of the base and of each arm that swaps it."""
+    """For each place the milliseconds that its calls take alone, in the base and in each arm that swaps
+    it."""
     found = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]
-        asked = {"place": place, "arms": arms, "turns": ALONE_TURNS, "at_least": ALONE_S}
+        asked = {"place": place, "arms": arms, "samples": ALONE_SAMPLES, "at_least": ALONE_S}
         try:
             found[place] = {name: 1e3 * of for name, of in worker.ask("alone", CALL_S, **asked).items()}
         except WorkerFailure as failure:
@@ -389,7 +391,7 @@ def _alone(
 def _times(
     step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
 ) -> dict[str, Any]:
-    """Of an arm that has not failed, as ReplayArm has them."""
+    """The times of an arm that has not failed, as fields of ReplayArm."""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
     times["places_alone"] = {place: of[name] for place, of in alone.items() if name in of}
     change = _timed(rounds, name, BASE)

@@ -1,7 +1,7 @@
-"""Decode step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
+"""The decode step of a rank: its layers, the requests in it, and the calls of a layer. No torch.
 
 The order is that of DeepSeek-V3 in vLLM 0.32 (model_executor/models/deepseek_v2.py and
-layers/attention/mla_attention.py), with absorbed MLA; a tensor-parallel rank's all-reduces are left out.
+layers/attention/mla_attention.py), with absorbed MLA. The all-reduces of a tensor-parallel rank are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shapes.linears import Linear, linears
 from shapes.models import ModelConfig
 
 GEMM, MOE, MLA = OPS = ("block_scale_gemm", "fused_moe", "mla_decode")
-"""Op classes that are the suite's ops; the others' places are glue."""
+"""Op classes that are ops of the suite; places of the others are glue."""
 
 FIRST = {"embedding": "copy"}
 ATTENTION = {
@@ -29,20 +29,20 @@ MOE_MLP = {
     "shared down": GEMM, "fused_moe": MOE, "sum with shared": "elementwise",
 }  # fmt: skip
 LAST = {"final norm": "norm", "lm_head": "bf16_gemm", "sampling": "sampling"}
-"""Of each part of a step its places, in order -> their op class (harness/catalogue/op_classes.json)."""
+"""For each part of a step its places in order, with their op classes (harness/catalogue/op_classes.json)."""
 OP_CLASS = {**FIRST, **ATTENTION, **DENSE_MLP, **MOE_MLP, **LAST}
 
 
 @dataclass(frozen=True)
 class StepPlace:
-    """One call of a step. layer: its number in the replayed rank."""
+    """One call of a step. layer: its number in the replayed rank"""
 
     layer: int
     name: str
 
     @property
     def op(self) -> str:
-        """The suite's, or empty for glue."""
+        """The op of the suite; empty for glue."""
         return OP_CLASS[self.name] if OP_CLASS[self.name] in OPS else ""
 
     @property
@@ -50,16 +50,16 @@ class StepPlace:
         return f"{self.layer}.{self.name}"
 
     def implementation(self, chosen: dict[str, str]) -> str:
-        """By a choice of `op` or `op:place` -> implementation."""
+        """The implementation by a choice from `op` or `op:place` to implementation."""
         return chosen.get(f"{self.op}:{self.name}") or chosen[self.op]
 
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """A step in which each of `batch` requests has `ctx` tokens in its cache, with its one new token.
+    """A step in which each of `batch` requests has `ctx` tokens in its cache, its one new token included.
 
     dense, moe: layers of each kind that are replayed
-    page, kv:   of the cache, as `mla_decode` has them
+    page, kv:   of the cache, as in `mla_decode`
     routing:    a pattern of shapes.routing
     """
 
@@ -93,7 +93,7 @@ class ReplayStep:
         return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)
 
     def sizes(self, place: StepPlace) -> dict[str, Any]:
-        """Of a place that one of the suite's ops fills."""
+        """The sizes of a place that one of the suite's ops fills."""
         model = self.model
         if place.op == GEMM:
             linear = self.linear(place.name)
@@ -114,7 +114,7 @@ class ReplayStep:
         return [place for place in self.places() if place.op]
 
     def calls(self, name: str) -> tuple[int, int]:
-        """Calls of a layer's place in the replayed step, and in one of the whole model."""
+        """The number of calls of a layer's place in the replayed step, and in a step of the whole model."""
         dense, layers = self.model.first_k_dense_replace, self.model.num_hidden_layers
         if name in DENSE_MLP:
             return self.dense, dense

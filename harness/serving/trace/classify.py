@@ -1,4 +1,4 @@
-"""Op classes by names of kernels, steps and phases by annotations: the rules of trace_rules.json."""
+"""Op classes by names of kernels, and steps and phases by annotations: the rules of trace_rules.json."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from harness.paths import DATA
 Phase = Literal["prefill", "decode", "mixed", "training", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "training", "other")
 DECODE_ATTENTION = "decode_attention"
-"""Class of a rule for attention of decode that is latent (MLA) or not, as the model has it."""
+"""The class of a rule for attention of decode, which is latent (MLA) or not, depending on the model."""
 
 
 @dataclass(frozen=True)
 class KernelRule:
-    """op_class:  of harness/catalogue/op_classes.json, or DECODE_ATTENTION
-    pattern:   of a kernel's name; op: of the operator that launches it, where the rule asks for one
-    sign:      the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
-               that serves both, empty for all other kernels
-    sampling:  whether the kernel ends a step
+    """A rule that gives a kernel its class.
+
+    op_class: a name of harness/catalogue/op_classes.json, or DECODE_ATTENTION
+    pattern:  of a kernel's name
+    op:       of the operator that launches it, if the rule asks for one
+    sign:     the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
+              that serves both; empty for all other kernels
+    sampling: whether the kernel ends a step
     """
 
     op_class: str
@@ -37,7 +40,8 @@ class KernelRule:
 
 @dataclass(frozen=True)
 class StepRule:
-    """says: the evidence, in words; engine: the one that writes the annotation, empty for torch's own"""
+    """A rule that recognises an annotation. says: the evidence, in words; engine: the one that writes the
+    annotation, empty for torch's own"""
 
     says: str
     pattern: re.Pattern[str]
@@ -54,7 +58,7 @@ def trace_rules() -> JsonObject:
 
 @cache
 def kernel_rules() -> tuple[KernelRule, ...]:
-    """In the order in which they are tried."""
+    """The rules, in the order in which they are tried."""
     rules = []
     for row in trace_rules()["kernels"]:
         op = re.compile(row["op"]) if "op" in row else None
@@ -66,7 +70,7 @@ def kernel_rules() -> tuple[KernelRule, ...]:
 
 @cache
 def rule_of(name: str, op: str = "") -> KernelRule:
-    """The first rule that fits the name of a kernel, and of the operator that launched it; else UNKNOWN."""
+    """The first rule that fits the name of a kernel and of the operator that launched it, or UNKNOWN."""
     for rule in kernel_rules():
         if rule.pattern.search(name) and (rule.op is None or rule.op.search(op)):
             return rule
@@ -74,7 +78,7 @@ def rule_of(name: str, op: str = "") -> KernelRule:
 
 
 def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
-    """The class of a kernel where its name leaves open which attention it computes: the step's phase tells,
+    """The class of a kernel whose name leaves open which attention it computes. The phase of its step tells,
     and whether the model's attention is latent (MLA)."""
     of_decode = "mla_decode" if latent else "mha_decode"
     if op_class == DECODE_ATTENTION:
@@ -87,7 +91,7 @@ def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
 
 @cache
 def step_rules() -> tuple[StepRule, ...]:
-    """Engines first, torch's own steps last."""
+    """The rules of engines first, those of torch's own steps last."""
     return tuple(
         StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", ""))
         for row in trace_rules()["steps"]
@@ -96,12 +100,12 @@ def step_rules() -> tuple[StepRule, ...]:
 
 @lru_cache(maxsize=4096)
 def step_rule(annotation: str) -> StepRule | None:
-    """The rule that fits an annotation; None where it marks no step."""
+    """The rule that fits an annotation; None if it marks no step."""
     return next((rule for rule in step_rules() if rule.pattern.search(annotation)), None)
 
 
 def annotated_phase(annotation: str) -> Phase | None:
-    """The phase that an annotation names; None where it only marks the step."""
+    """The phase that an annotation names; None if it only marks the step."""
     rule = step_rule(annotation)
     groups = rule.pattern.search(annotation).groupdict() if rule else {}  # type: ignore[union-attr]
     if "mode" in groups:
@@ -113,8 +117,8 @@ def annotated_phase(annotation: str) -> Phase | None:
 
 
 def engine_of(operators: Iterable[str], annotations: Iterable[str]) -> str:
-    """The engine that ran a trace, by the operators that it adds to torch, else by its annotations of steps;
-    empty where nothing tells. SGLang may use vLLM's operators too, so it is tried first."""
+    """The engine that ran a trace, by the operators that it adds to torch, or by its annotations of steps;
+    empty if nothing tells. SGLang may use vLLM's operators too, so it is tried first."""
     namespaces = {name.partition("::")[0] for name in operators}
     for row in trace_rules()["engines"]:
         if namespaces & {*row["namespaces"]}:

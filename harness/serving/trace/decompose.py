@@ -1,4 +1,4 @@
-"""Decomposition of a trace into classes, kernels, steps and what is exposed."""
+"""Takes a trace apart into classes, kernels and steps, with the part of each that is exposed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from kernels import OPS
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
-"""In the name of a kernel or operator: the model's attention is over a latent cache."""
-SHAPES = 5  # of a kernel, those with the most time
+"""Names of kernels or operators which show that the model's attention is over a latent cache."""
+SHAPES = 5  # shapes of a kernel that are kept: those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart; plain or gzip. partial: takes what
-    there is of a file that breaks off, and flags it. Raises UnreadableError.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip.
 
-    Kernels and copies count where there are any; else operators of CPU threads, each without those inside it.
+    partial: takes what there is of a file that breaks off, and flags it
+
+    Raises UnreadableError. Kernels and copies count if there are any. Otherwise operators of CPU threads
+    count, each without those inside it.
     """
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
@@ -36,7 +38,8 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
-    """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
+    """The rules that fit, and for each row the number of its rule in them. An operator is its own
+    launcher."""
     names = list(recorded.names)
     pairs, pair_of = groups(work.name, work.op)
     rules: dict[KernelRule, int] = {}
@@ -48,7 +51,7 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
 
 
 class _Sums:
-    """The sums over rows of work, by class, kernel, step and device."""
+    """Sums over the rows of work, by class, kernel, step and device."""
 
     def __init__(self, path: Path, recorded: RecordedTrace, work: LaunchedWork) -> None:
         self.path, self.recorded, self.work = path, recorded, work
@@ -67,7 +70,7 @@ class _Sums:
         self.exposed = np.zeros(len(self.rule))
         order = np.argsort(work.start, kind="stable")
         self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
-        self.unions = []  # of all, and of communication, on each device
+        self.unions = []  # of all work, and of communication, on each device
         for rows in self.on_device:
             self.exposed[rows], *unions = critical_path(
                 work.start[rows], work.end[rows], self.communicates[rows]
@@ -90,7 +93,7 @@ class _Sums:
         )  # fmt: skip
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
-        """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
+        """Numbers and times of the rows that have equal numbers in these columns, the most time first."""
         keys, of = groups(*columns)
         calls = np.bincount(of, self.work.calls, len(keys)).astype(int)
         exposed = np.bincount(of, self.exposed, len(keys))
@@ -121,7 +124,7 @@ class _Sums:
             )  # fmt: skip
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
-        """The steps of each device in the order of time, and each device's idle time outside of them."""
+        """The steps of each device in the order of time, and the idle time of each device outside of them."""
         work, count = self.work, len(self.steps)
         found: list[TraceStep] = []
         idle_between = []
@@ -136,7 +139,7 @@ class _Sums:
             np.minimum.at(starts, of, start)
             np.maximum.at(ends, of, end)
             idle = start[1:] - np.maximum.accumulate(end)[:-1]
-            after = np.flatnonzero(idle > 0) + 1  # what begins after the device was idle
+            after = np.flatnonzero(idle > 0) + 1  # steps that begin after the device was idle
             length = idle[after - 1]
             inside = (of[after] != NONE) & (starts[of[after]] < start[after])
             idle_between.append(int(length[~inside].sum()))
@@ -156,7 +159,7 @@ class _Sums:
     def _device(self, number: int, idle_between: int) -> Device:
         rows, work, models = self.on_device[number], self.work, self.recorded.device_names
         device, (busy, communication) = work.devices[number], self.unions[number]
-        # One that the head does not list, among others of one name, has that name.
+        # A device that the head does not list has the model of the others, if they have one model.
         model = next(iter(models.values())) if len(set(models.values())) == 1 else ""
         span, total = int(work.end[rows].max() - work.start[rows].min()), int(self.length[rows].sum())
         return Device(
@@ -168,7 +171,7 @@ class _Sums:
         )  # fmt: skip
 
     def _note_steps(self, steps: Sequence[TraceStep]) -> None:
-        """Of kernels in no step, and of steps with far fewer calls than others of their phase."""
+        """Notes kernels in no step, and steps with far fewer calls than others of their phase."""
         lost, note = int((self.work.process == NONE).sum()), self.recorded.note
         if lost and self.work.on == "gpu" and len(self.recorded.launches):
             message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
@@ -185,18 +188,20 @@ class _Sums:
 
 MODEL = {*OPS, "scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm",
          "norm"}  # fmt: skip
-"""Classes of kernels with which a step begins after the sampling of the one before."""
-STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
+"""Classes of the kernels with which a step begins after the sampling of the step before."""
+STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # names of files of SGLang's --profile-by-stage
 
 
 def find_steps(
     work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """(int [n], the number of each row's step, NONE outside of all; name, phase and evidence of each step).
+    """The step of each row, int [n], NONE outside of all steps; and name, phase and evidence of each step.
 
-    Steps are an engine's annotations, else torch's ProfilerStep, else end with sampling, else all is one. A
-    step's phase is what its annotation says, else what its attention says. rule: int [n], the number in rules
-    of each row of work; file: the trace's name.
+    The steps are an engine's annotations; or else torch's ProfilerStep; or else they end with sampling; or
+    else all is one step. The phase of a step is what its annotation says, or else what its attention shows.
+
+    rule: int [n], for each row of work the number of its rule in `rules`
+    file: the trace's name
     """
     of, names = _by_annotation(work, recorded)
     boundary = ""
@@ -220,7 +225,8 @@ def find_steps(
 
 
 def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
-    """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
+    """Steps by annotations. A step lasts until the next annotation starts, because engines sample after the
+    annotated call."""
     spans, all_names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
     columns = (spans.start, spans.length, spans.name, spans.thread)
     marks = sorted(
@@ -234,7 +240,7 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
         starts: list[int] = []
         first, until = len(names), None
         for start, negative, name, marked in of_engine or marks:
-            # One inside another is the same step.
+            # An annotation inside another one is the same step.
             if marked == process and (until is None or start >= until):
                 until = start - negative
                 starts.append(start)
@@ -265,7 +271,8 @@ def _by_sampling(
 
 
 def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tuple[Phase, str]:
-    """signs: of a step's kernels; in_graph: a graph has attention that serves both phases."""
+    """Phase and evidence by attention. signs: of a step's kernels; in_graph: whether a graph has attention
+    that serves both phases"""
     if "training" in signs:
         return "training", "kernels of a backward pass"
     if "prefill" in signs and "decode" in signs:
@@ -280,22 +287,22 @@ def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tup
     return "other", "no attention kernel tells" if "either" in signs else "no attention kernels"
 
 
-# What of a sum of durations is exposed
+# The part of a sum of durations that is exposed
 
 
 def critical_path(
     start: np.ndarray, end: np.ndarray, communicates: np.ndarray
 ) -> tuple[np.ndarray, int, int]:
-    """(exposed, busy, communication), ns: each interval's part of the time on the critical path, float64 [n];
-    the union of all intervals, which is the sum of those parts; the union of what communicates.
+    """Each interval's part of the time on the critical path, float64 [n]; the length of the union of all
+    intervals, which is the sum of those parts; and that of the union of what communicates. All are in ns.
 
-    Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
-    what communicates. So communication has what no computation covers.
+    Time in which anything computes belongs to what computes, in equal parts if several do. The rest belongs
+    to what communicates. So communication has the time that no computation covers.
     """
     moments = np.unique(np.concatenate([start, end]))
     lengths, size = np.diff(moments), len(moments)
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
-    running = []  # how many compute, and communicate, from each moment to the next
+    running = []  # how many compute, and how many communicate, from each moment to the next
     for which in (~communicates, communicates):
         begun, ended = (np.bincount(at[which], minlength=size) for at in (first, last))
         running.append(np.cumsum(begun - ended)[:-1])

@@ -1,7 +1,8 @@
-"""Streaming JSON parser: a file of any size is read in the memory of its largest single value.
+"""A streaming JSON parser: it reads a file of any size in the memory of its largest single value.
 
-Why not ijson 3.6 (yajl2_c): a trace of 80 MB takes 9.5 s instead of 2.4 s, and yajl refuses what profilers
-write (NaN, Infinity, a byte order mark, text that is no UTF-8, control characters, large integers).
+It is used in place of ijson 3.6 (yajl2_c), with which a trace of 80 MB takes 9.5 s and not 2.4 s. Also yajl
+refuses what profilers write: NaN, Infinity, a byte order mark, text that is not UTF-8, control characters,
+large integers.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from harness import archive
 from harness.serving.clients.files import UnreadableError
 
-PIECE = 1 << 20  # characters read at once
-HEAD = 4096  # bytes by which a file's format is told
-LARGEST_VALUE = 64 << 20  # characters of one value, beyond which a file is taken for broken
-CLOSING = 24  # characters before the end of what was read so far, in which a value may be cut in two
+PIECE = 1 << 20  # characters that are read at once
+HEAD = 4096  # bytes that tell a file's format
+LARGEST_VALUE = 64 << 20  # characters; if a value is longer, the file is broken
+CLOSING = 24  # characters before the end of what was read; a value there may continue in the next piece
 SPACE = re.compile(r"[ \t\r\n]*")
 NOT_FINITE = re.compile(r"[-+]?(inf(inity)?|nan(\(\w*\))?)(?=[\s,\]}])", re.IGNORECASE)
-"""As C++ prints such numbers: Kineto of 2021 writes them so in a bandwidth."""
+"""Numbers as C++ prints them. Kineto of 2021 writes a bandwidth so."""
 
 Keys = tuple[str, ...]
 
@@ -34,7 +35,7 @@ class Truncated(UnreadableError):
 
 
 class JsonText:
-    """A file's text, plain or gzip, unpacked and decoded as it is read; what was taken is forgotten.
+    """A file's text, plain or gzip, unpacked and decoded as it is read. What was taken is dropped.
 
     `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError.
     """
@@ -43,7 +44,7 @@ class JsonText:
         self.path = path
         self.text = ""
         self.at = 0
-        self._before = 0  # characters taken and forgotten
+        self._before = 0  # characters that were taken and dropped
         try:
             self._raw = archive.open_binary(path)
             packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
@@ -87,7 +88,7 @@ class JsonText:
                 return ""
 
     def take(self, allowed: str) -> str:
-        """Takes the next character that is no white space; raises where it is none of these."""
+        """Takes the next character that is no white space. Raises UnreadableError if it is none of these."""
         character = self.peek()
         if not character:
             raise self.truncated()
@@ -101,7 +102,7 @@ class JsonText:
         self._before += len(part[0]) - len(by)
 
     def lines(self) -> Iterator[str]:
-        """The lines from here to the end."""
+        """The remaining lines."""
         while True:
             end = self.text.find("\n", self.at)
             if end >= 0:
@@ -126,11 +127,12 @@ class JsonText:
 
 
 def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
-    """(path, value) of every value of a JSON text, in the order of the file.
+    """Path and value of each value of a JSON text, in the order of the file. A path has the keys from the
+    root, with `*` for an array's items.
 
-    A path has the keys from the root, `*` for an array's items. enter: whether a container of that path is
-    entered; one that is not comes whole. Raises UnreadableError where the text is no JSON, Truncated where
-    it ends early.
+    enter: whether a container with that path is entered; otherwise it is given whole
+
+    Raises UnreadableError if the text is no JSON, Truncated if it ends early.
     """
     yield from _values(text, (), enter, json.JSONDecoder(strict=False))
     if text.peek():
@@ -162,7 +164,7 @@ def _values(
 
 
 def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
-    """The value that begins here. Near the end of what was read so far it may go on: then more is read."""
+    """The value that begins here. Near the end of what was read so far it may continue, so more is read."""
     text.peek()
     while True:
         try:

@@ -1,13 +1,16 @@
-"""Traces as profilers write them, read into columns. Another file is refused by what it is.
+"""Reads traces of profilers into columns. A file of another kind is refused with what it is.
 
 torch.profiler: Chrome's trace events as JSON (pytorch/kineto libkineto/src/output_json.cpp). Times are in
-microseconds, as integers, floats or text. A kernel's `correlation` is that of the runtime call that launched
-it; its `External id`, in torch of 2024 and later, that of the operator around that call.
-rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
-dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
-Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there), its predecessors and nsys stats.
+microseconds, as integers, floats or text. The `correlation` of a kernel is that of the runtime call that
+launched it. Its `External id`, in torch of 2024 and later, is that of the operator around the call.
 
-Columns keep each name once, because a trace has millions of events. Times are integers in nanoseconds, so
+rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
+           dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolves.
+
+Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, in the same folder), its predecessors, and nsys
+stats.
+
+Columns store each name once, because a trace has millions of events. Times are integers in nanoseconds, so
 that sums are exact.
 """
 
@@ -34,14 +37,15 @@ NONE = -1
 
 
 class Names(dict[Any, int]):
-    """Values kept once each, with their numbers, which a column holds."""
+    """Values that are stored once each. A column has their numbers."""
 
     def __missing__(self, value: Hashable) -> int:
         self[value] = number = len(self)
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """Where the values are pairs: their first parts once each, and the number of each pair's."""
+        """For values that are pairs: the distinct first parts, and for each pair the number of its first
+        part."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -66,15 +70,17 @@ class Columns:
 
 
 class RecordedTrace:
-    """A trace as read, before anything is made of it.
+    """A trace as read.
 
-    work:        what ran on devices: kernels, copies, fills
-    launches:    calls that put work on a device; `graph`: 1 for the launch of a graph
-    ops:         operators on CPU threads, nested by time
-    spans:       annotations that mark steps
-    threads:     (process, thread); streams: (device, stream)
-    categories:  how many events of each category the file has, used or not
-    lost:        what could not be taken, with how often and an example; truncated: the file breaks off
+    work:       what ran on devices: kernels, copies, fills
+    launches:   calls that put work on a device; `graph` is 1 for the launch of a graph
+    ops:        operators on CPU threads, nested by time
+    spans:      annotations that mark steps
+    threads:    (process, thread)
+    streams:    (device, stream)
+    categories: how many events of each category the file has, used or not
+    lost:       what could not be read, with its count and an example
+    truncated:  whether the file breaks off
     """
 
     def __init__(self) -> None:
@@ -101,7 +107,8 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers from NONE on, and for each row which of them it is."""
+    """The distinct rows of columns of numbers from NONE on, and for each row the number of its distinct
+    row."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
@@ -118,8 +125,13 @@ ROCPROF = "rocprofiler-sdk-tool"
 
 
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
-    """Reads a trace in memory that grows with the number of its events, by less than 100 bytes each, not with
-    its size. partial: takes what there is of a file that breaks off. Raises UnreadableError."""
+    """Reads a trace. The memory grows with the number of its events, by less than 100 bytes each, and not
+    with its size.
+
+    partial: whether what there is of a file that breaks off is read
+
+    Raises UnreadableError.
+    """
     text, into = JsonText(path), RecordedTrace()
     start = text.head.decode("latin-1")
     utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))
@@ -154,7 +166,7 @@ def _refuse_binary(path: Path, start: str) -> None:
 
 
 def _what_else(start: str, into: RecordedTrace) -> str:
-    """What a text without kernels and operators is."""
+    """What a text is that has no kernels and operators."""
     for row in trace_rules()["texts"]:
         if re.search(row["pattern"], start, re.DOTALL | re.MULTILINE):
             return f"it is {row['what']}; {row['instead']}"
@@ -163,8 +175,8 @@ def _what_else(start: str, into: RecordedTrace) -> str:
 
 
 def _key(value: Any) -> Any:
-    """A process, thread, device, stream or kernel as a key: numbers stay, the rest is text. rocprofv3 has
-    some in an object."""
+    """A process, thread, device, stream or kernel as a key: numbers stay, all else becomes text. rocprofv3
+    has some of them in an object."""
     if isinstance(value, Mapping):
         value = value.get("handle")
     if isinstance(value, str) and value.isdecimal():
@@ -174,21 +186,22 @@ def _key(value: Any) -> Any:
 
 # torch.profiler
 
-LONGEST_NS = 10**15  # eleven days: nothing lasts longer
-LATEST_US = 4e15  # the year 2096: no time is later
+LONGEST_NS = 10**15  # eleven days; nothing lasts longer
+LATEST_US = 4e15  # the year 2096; no time is later
 KINDS = {
     "work": ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "kernel_dispatch", "memory_copy"),
     "launch": ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"),
     "op": ("cpu_op", "operator"),
     "span": ("user_annotation",),
 }
-"""Categories of events that count. memcpy, memset, operator, runtime: of torch before 2022; kernel_dispatch
-and memory_copy: of rocprofv3's Perfetto trace, converted to JSON."""
+"""Categories of events that count. memcpy, memset, operator, runtime are of torch before 2022;
+kernel_dispatch and memory_copy of rocprofv3's Perfetto trace, converted to JSON."""
 KIND = {category: kind for kind, categories in KINDS.items() for category in categories}
 
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
-    """The events come one by one, from `traceEvents` or, as Chrome allows, a bare list; all else whole."""
+    """Reads the events one by one, from `traceEvents` or, as Chrome allows, from a bare list; all else is
+    read whole."""
     for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
         if keys[-1:] == ("*",):
             _take_event(value, into)
@@ -222,7 +235,7 @@ def _take_event(event: Any, into: RecordedTrace) -> None:
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
     correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
-    if kind == "work":  # pid is the device; where ranks were merged, only pid tells their devices apart
+    if kind == "work":  # pid is the device; in merged files only pid tells devices apart
         device, stream = event.get("pid", args.get("device")), args.get("stream", event.get("tid"))
         stream = into.streams[_key(device), _key(stream)]
         into.work.add(into.names[name], stream, start, length, correlation, external)
@@ -239,7 +252,8 @@ def _take_event(event: Any, into: RecordedTrace) -> None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Whole and fractional microseconds apart: a product of the absolute time would lose nanoseconds."""
+    """Nanoseconds. Whole and fractional microseconds are converted apart: a product of the absolute time
+    would lose nanoseconds."""
     try:
         number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
         if not -LATEST_US <= number <= LATEST_US:
@@ -258,11 +272,11 @@ def _id(value: Any) -> int:
 # rocprofv3
 
 LATEST_NS = 1 << 62
-SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")  # which the linker appends to a name
+SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")  # the linker appends it to a name
 
 
 def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
-    """Every list of records comes one by one, each record whole."""
+    """Reads the records of each list one by one."""
     into.source = "rocprof"
     process = _RocprofProcess(into, -1)
     for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
@@ -299,7 +313,7 @@ class _RocprofProcess:
                 self.into.lose("a kernel is not among kernel_symbols: it is known by its number", name)
             self._add(name, self._device(info.get("agent_id")), info.get("queue_id"), value)
         elif keys == ("buffer_records", "memory_copy", "*"):
-            # Of the GPU that it goes to, else the one that it comes from: the other end may be the host.
+            # The GPU that it goes to, or else the one that it comes from: the other end may be the host.
             ends = [self._device(value.get(key)) for key in ("dst_agent_id", "src_agent_id")]
             device = next((end for end in ends if end in self.into.device_names), ends[0])
             self._add("Memcpy", device, value.get("stream_id"), value)
@@ -318,7 +332,7 @@ class _RocprofProcess:
 
 
 def _symbol(symbol: Mapping[str, Any]) -> str:
-    """The name of a kernel, demangled where rocprof could."""
+    """The name of a kernel, demangled if rocprof could do so."""
     names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
     known = (name for name in names if isinstance(name, str) and name and not name.isdecimal())
     return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
@@ -346,7 +360,7 @@ BEFORE = 30  # lines that nsys stats may print before the table
 
 
 def _read_table(text: JsonText, into: RecordedTrace) -> None:
-    """Reads nothing where there is no such table. Raises Truncated where the last row breaks off."""
+    """Reads a table of kernels; nothing if there is none. Raises Truncated if the last row breaks off."""
     lines = text.lines()
     header = next(filter(None, map(_header, islice(lines, BEFORE))), None)
     if header is None:
@@ -366,8 +380,8 @@ def _read_table(text: JsonText, into: RecordedTrace) -> None:
 
 
 def _header(line: str) -> tuple[str, dict[str, int], int] | None:
-    """Of a line that names a kernel's name and times: the delimiter, the place of each field that is there,
-    and the nanoseconds of its unit of time."""
+    """For a header with a kernel's name and times: the delimiter, the place of each field that is there, and
+    the nanoseconds of its unit of time."""
     for delimiter in (",", "\t", ";"):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
@@ -384,7 +398,7 @@ def _header(line: str) -> tuple[str, dict[str, int], int] | None:
 
 
 def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: RecordedTrace) -> bool:
-    """False where the row is none of a kernel."""
+    """False if the row is not of a kernel."""
     if len(row) <= max(columns.values()):
         return False
     cell = {field: row[column].strip() for field, column in columns.items()}

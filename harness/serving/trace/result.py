@@ -1,4 +1,4 @@
-"""The decomposed trace, which `harness.serving.trace.decompose` gives.
+"""The decomposed trace, which `harness.serving.trace.decompose` returns.
 
 Times are of the whole trace, of all its devices together, unless a field says otherwise.
 """
@@ -17,9 +17,11 @@ from harness.serving.trace.classify import PHASES, Phase
 
 @dataclass(frozen=True)
 class Times:
-    """time_ns:    sum of durations
-    exposed_ns: of it, what is on the critical path: time in which anything computes belongs to what computes,
-                in equal parts; communication has what no computation covers. All sum to the busy time
+    """Times of a class or of a kernel.
+
+    time_ns:    sum of durations
+    exposed_ns: the part of it on the critical path. Time in which anything computes belongs to what computes,
+                in equal parts; communication has what no computation covers. All parts sum to the busy time
     """
 
     calls: float
@@ -32,7 +34,7 @@ class Times:
 
     @property
     def exposure(self) -> float | None:
-        """The part of the time that is on the critical path, in [0, 1]; None where there is no time."""
+        """The share of the time that is on the critical path, in [0, 1]; None if there is no time."""
         return min(self.exposed_ns / self.time_ns, 1.0) if self.time_ns else None
 
 
@@ -41,9 +43,9 @@ NO_TIME = Times(0, 0, 0.0)
 
 @dataclass(frozen=True)
 class KernelTime(Times):
-    """A kernel (on CPU traces an operator, without those inside it) in the steps of one phase.
+    """A kernel in the steps of one phase; on CPU traces an operator, without those inside it.
 
-    library: the library that has it, by its name; empty if unknown
+    library: the name of the library that has it; empty if unknown
     op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
     shapes:  of the operator's inputs, as the profiler recorded them; those of the most time
     """
@@ -61,11 +63,11 @@ class TraceStep:
     """One step on one device.
 
     evidence:  how its bounds and its phase were found
-    start_ns:  from the start of the first kernel of the trace on
-    span_ns:   from its first kernel's start to its last one's end
-    idle_ns:   of it, with nothing running: the device waits, mostly for the host
-    period_ns: to the start of the next step; None for the last
-    time_ns:   the sum of its kernels' times; classes: those by class
+    start_ns:  from the start of the first kernel of the trace
+    span_ns:   from the start of its first kernel to the end of its last
+    idle_ns:   the part of the span in which nothing runs: the device waits, mostly for the host
+    period_ns: until the start of the next step; None for the last
+    time_ns:   the sum of its kernels' times; `classes` has those by class
     """
 
     name: str
@@ -80,16 +82,18 @@ class TraceStep:
     classes: Mapping[str, Times]
 
     def times(self, op_class: str) -> Times:
-        """Those of a class; `host` with the idle time, so that all that is exposed sums to the span."""
+        """The times of a class. `host` includes the idle time, so that all exposed times sum to the span."""
         times = self.classes.get(op_class, NO_TIME)
         return times.plus(Times(0, self.idle_ns, self.idle_ns)) if op_class == "host" else times
 
 
 @dataclass(frozen=True)
 class Device:
-    """busy_ns:          the union of all it ran; idle_ns: the rest of the span
-    sum_ns:           the sum of all it ran; overlapped_ns: what that has beyond the union
-    communication_ns: the union of communication; exposed: of it, what no computation covers
+    """One device.
+
+    busy_ns:          the union of all that it ran; idle_ns: the rest of the span
+    sum_ns:           the sum of all that it ran; overlapped_ns: what the sum has beyond the union
+    communication_ns: the union of communication; exposed_communication_ns: what no computation covers of it
     """
 
     name: str
@@ -116,8 +120,11 @@ class PerStep(Times):
 
 @dataclass(frozen=True)
 class Trace:
-    """on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
-    engine:     empty where nothing tells; partial: the file breaks off, and what came before was taken
+    """A decomposed trace.
+
+    on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
+    engine:     empty if nothing tells it
+    partial:    whether the file breaks off, so that only what came before was read
     categories: how many events of each category the file has
     """
 
@@ -135,11 +142,11 @@ class Trace:
     findings: tuple[Finding, ...]
 
     def phases(self) -> tuple[Phase, ...]:
-        """Those that have kernels."""
+        """The phases that have kernels."""
         return tuple(phase for phase in PHASES if any(row.phase == phase for row in self.kernels))
 
     def by_class(self, phase: Phase | None = None) -> dict[str, Times]:
-        """Times by class, of one phase or all; most time first."""
+        """Times by class, of one phase or all; the most time first."""
         sums: dict[str, Times] = {}
         for row in self.kernels:
             if phase in (None, row.phase):
@@ -154,8 +161,8 @@ class Trace:
         return tuple(step for step in self.steps if step.phase == phase)
 
     def per_step(self, op_class: str, phase: Phase) -> PerStep | None:
-        """Time of a class in a step of the phase; None where there is no such step. `host` has the time in
-        which the device is idle within the step."""
+        """The time of a class in a step of the phase; None if there is no such step. `host` includes the time
+        in which the device is idle within the step."""
         rows = [step.times(op_class) for step in self.steps_of(phase)]
         if not rows:
             return None
@@ -164,6 +171,6 @@ class Trace:
         return PerStep(median(calls), median(times), median(exposed), len(rows), (min(times), max(times)))
 
     def evidence(self) -> Iterator[tuple[Phase, str, int]]:
-        """(phase, evidence, how many steps)."""
+        """Phase, evidence and number of steps."""
         counts = Counter((step.phase, step.evidence) for step in self.steps)
         return ((phase, why, count) for (phase, why), count in counts.most_common())

@@ -1,4 +1,4 @@
-"""Work of a trace: kernels with what launched them, or operators where there are no kernels."""
+"""The work of a trace: kernels with what launched them, or operators if there are no kernels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from harness.serving.trace.profilers import NONE, RecordedTrace
 
 @dataclass(frozen=True)
 class LaunchedWork:
-    """Stretches of work, one in each row of the arrays; times in ns.
+    """Stretches of work, one in each row of the arrays. Times are in ns.
 
-    name:    number in recorded.names; op: that of the operator that launched it; shapes: of its inputs
-    calls:   1, or 0 where a stretch goes on with an operator that another one inside it interrupted
-    device:  number in `devices`; stream: number of the stream or thread
-    at:      when its launch was called; process: number of the process that called; graph: bool, by a graph
-    op, shapes, at and process are NONE where unknown.
+    name:   number in recorded.names
+    op:     number of the operator that launched it; shapes: of its inputs
+    calls:  1, or 0 for a stretch in which an operator goes on after another one inside it
+    device: number in `devices`; stream: number of the stream or thread
+    at:     when its launch was called; process: number of the process that called
+    graph:  bool, whether a graph launched it
+
+    op, shapes, at and process are NONE if unknown.
     """
 
     on: Literal["gpu", "cpu"]
@@ -44,7 +47,7 @@ SAME_CALL_NS = 10**7  # a call may be recorded at two levels of the runtime, one
 
 
 def kernels(recorded: RecordedTrace) -> LaunchedWork:
-    """What ran on devices, with the call and the operator that launched it, where the trace has them."""
+    """What ran on devices, with the call and the operator that launched it, if the trace has them."""
     work, launches, ops = recorded.work, recorded.launches, recorded.ops
     row, length = serial(recorded)
     _note_merged(recorded)
@@ -66,7 +69,7 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
 
 
 def operators(recorded: RecordedTrace) -> LaunchedWork:
-    """Operators of CPU threads, each without those inside it."""
+    """The operators of CPU threads, each without those inside it."""
     ops = recorded.ops
     known = ops.external != NONE
     once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
@@ -84,7 +87,8 @@ def operators(recorded: RecordedTrace) -> LaunchedWork:
 
 
 def _note_merged(recorded: RecordedTrace) -> None:
-    """The id of a launch is unique in its process, and each process has its own trace."""
+    """Notes a file of several traces: the id of a launch is unique in its process, and each process has its
+    own trace."""
     launches = recorded.launches
     order = np.lexsort((launches.at, launches.correlation))
     order = order[launches.correlation[order] != NONE]
@@ -104,21 +108,21 @@ def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The first row that has each wanted id; NONE where the id is NONE or there is no such row."""
+    """The first row with each wanted id; NONE if the id is NONE or there is no such row."""
     order = np.argsort(keys, kind="stable")
     row = np.append(order, NONE)[np.searchsorted(keys[order], wanted)]
     return np.where((wanted != NONE) & (np.append(keys, NONE)[row] == wanted), row, NONE)
 
 
 def _taken(column: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """column[row], and NONE where row is NONE."""
+    """column[row], and NONE for rows that are NONE."""
     taken = np.full(len(row), NONE, dtype=np.int64)
     taken[row != NONE] = column[row[row != NONE]]
     return taken
 
 
 def _around(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The innermost operator that runs on a thread at a moment; NONE where there is none."""
+    """The innermost operator that runs on a thread at a moment; NONE if there is none."""
     ops = recorded.ops
     found = np.full(len(at), NONE)
     row, start, end = own_time(ops.thread, ops.start, ops.start + ops.length)
@@ -134,10 +138,10 @@ def _around(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.n
 def own_time(
     thread: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(operator, start, end) of the stretches in which an operator of a thread runs and none inside it; int64
-    each, in the order of threads and time.
+    """Operator, start and end of the stretches in which an operator of a thread runs and none inside it;
+    int64 each, in the order of threads and time.
 
-    One that begins inside another is inside it; where it ends after the other, the rest is its own. An
+    An operator that begins inside another is inside it; if it ends after the other, the rest is its own. An
     operator that is never on its own has one stretch of no length. Stretches of a thread do not overlap.
     """
     found = np.fromiter(_stretches(thread, start, end), dtype=np.dtype((np.int64, 3)))
@@ -148,7 +152,7 @@ def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
     stack: list[tuple[int, int]] = []  # the operators that run: (operator, its end), the innermost last
     shown = bytearray(len(columns[0]))
     now, current = 0, NONE
-    for op, thread, begin, end in chain(_ordered(*columns), [(NONE, NONE, 0, 0)]):  # which ends all
+    for op, thread, begin, end in chain(_ordered(*columns), [(NONE, NONE, 0, 0)]):  # the last one ends all
         while stack and (thread != current or stack[-1][1] <= begin):
             inner, until = stack.pop()
             if until > now or not shown[inner]:
@@ -165,7 +169,8 @@ def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """(row, thread, start, end), outer before inner, as plain integers; a part at a time, to save memory."""
+    """Row, thread, start and end as plain integers, outer before inner; they come in parts, to save
+    memory."""
     thread, start, end = columns
     order = np.lexsort((-end, start, thread))
     for first in range(0, len(order), 1 << 16):
@@ -176,23 +181,23 @@ def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
 # One stream is serial
 
 NEIGHBOURS_NS = 10_000
-"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin
-up to 4 us early, roctracer rounds by 27 ns."""
-ROUNDING_NS = 1_000  # so much before its predecessor a kernel may seem to end
+"""How long a kernel may overlap the next one of its stream. Programmatic dependent launch lets that one begin
+up to 4 us early, and roctracer rounds by 27 ns."""
+ROUNDING_NS = 1_000  # by this much a kernel may seem to end before its predecessor
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
-UNUSUAL = 100  # times: for the last kernel of a stream, which no other follows
+UNUSUAL = 100  # times the median: for the last kernel of a stream, which no other follows
 FOREVER = np.iinfo(np.int64).max // 2
-FAR_NS = 3600 * 10**9  # from the others: no profiler records for hours
+FAR_NS = 3600 * 10**9  # from all others: no profiler records for hours
 PIPELINED = 0.02  # of a stream's time: more overlap than this is noted
-MERGED = 0.15  # of a stream's time: more overlap than this, that no dependent launch explains, is wrong
+MERGED = 0.15  # of a stream's time: more overlap than this, without dependent launch, is wrong
 
 
 def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
-    """(rows of recorded.work that count, their lengths), int64 each. A stream runs one kernel after another:
-    what contradicts that is noted and kept out of the times.
+    """The rows of recorded.work that count, and their lengths; int64 each.
 
-    A kernel that is recorded twice counts once; one that begins hours from all others does not count; one of
-    more than its usual length that runs over its successors counts up to the next one's start.
+    A stream runs one kernel after another. What contradicts that is noted and left out of the times: a kernel
+    that is recorded twice counts once; one that begins hours from all others does not count; one that is
+    longer than usual and runs over its successors counts until the next one starts.
     """
     work, names = recorded.work, list(recorded.names)
     again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
@@ -200,7 +205,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
     rows = rows[~_far(recorded, "kernels", work.start[rows])]
     start, length, stream = work.start[rows], work.length[rows].copy(), work.stream[rows]
-    until = np.append(start[1:], 0) - start  # to the start of the next
+    until = np.append(start[1:], 0) - start  # until the start of the next
     until[np.append(stream[1:] != stream[:-1], True)] = FOREVER
     over, last = length > until + NEIGHBOURS_NS, until == FOREVER
     for number in np.unique(work.name[rows][over | last]):
@@ -227,7 +232,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
-    """bool [n]: the few that begin hours from the others."""
+    """The few rows that begin hours from the others, as bool [n]."""
     far = np.abs(start - np.median(start)) > FAR_NS
     if far.any() and 10 * far.sum() <= len(far):
         recorded.note("far", f"{what} left out, as they begin hours before or after all others: {far.sum()}")
@@ -236,8 +241,8 @@ def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
 
 
 def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered; of the
-    rows in `known` only."""
+    """Rows that equal an earlier row in all columns except the last, by which they are ordered, as bool [n].
+    Only rows in `known` count."""
     order = np.lexsort(columns[::-1])
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
@@ -252,9 +257,9 @@ def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.n
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
-    """Of one stream's kernels in the order of time. What dependent launch cannot do: overlap for longer, and
-    end before the kernel that it depends on."""
-    ended = np.maximum.accumulate(start + length)[:-1]  # of all before each kernel but the first
+    """Notes overlap in one stream, whose kernels are in the order of time, that dependent launch cannot make:
+    a longer overlap, and a kernel that ends before the one it depends on."""
+    ended = np.maximum.accumulate(start + length)[:-1]  # the latest end so far
     overlap = np.clip(ended - start[1:], 0, length[1:])
     within = start[1:] + length[1:] < ended - ROUNDING_NS
     impossible = np.where(within, overlap, np.maximum(overlap - NEIGHBOURS_NS, 0))

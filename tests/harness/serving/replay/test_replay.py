@@ -201,9 +201,9 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Replays of a test start no process, and their turns are short."""
+    """Replays of a test start no process, and their samples are short."""
     monkeypatch.setattr(replaying, "WorkerProcess", WorkerHere)
-    for name, value in {"TURN_S": 1e-3, "ALONE_S": 1e-4, "ALONE_TURNS": 1, "BLOCKS": 2, "ROUNDS": 1}.items():
+    for name, value in {"SAMPLE_S": 1e-3, "ALONE_S": 1e-4, "ALONE_SAMPLES": 1, "BLOCKS": 2, "ROUNDS": 1}.items():
         monkeypatch.setattr(replaying, name, value)
     monkeypatch.setattr(replaying, "default_threads", lambda: 1)
 
@@ -214,7 +214,7 @@ def replayed(swap, budget_s=60.0):
 
 
 def test_measured_in_the_step_and_alone(here, monkeypatch):
-    def alone(self, place, arms, turns, at_least):
+    def alone(self, place, arms, samples, at_least):
         took = {name: 1e-3 if name == BASE else 4e-3 for name in arms}
         return took if place != "mla_decode" else dict.fromkeys(arms, 70e-3)
 

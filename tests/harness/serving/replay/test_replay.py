@@ -203,7 +203,8 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
 def here(monkeypatch):
     """Replays of a test start no process, and their samples are short."""
     monkeypatch.setattr(replaying, "WorkerProcess", WorkerHere)
-    for name, value in {"SAMPLE_S": 1e-3, "ALONE_S": 1e-4, "ALONE_SAMPLES": 1, "BLOCKS": 2, "ROUNDS": 1}.items():
+    small = {"SAMPLE_S": 1e-3, "ALONE_S": 1e-4, "ALONE_SAMPLES": 1, "BLOCKS": 2, "ROUNDS": 1}
+    for name, value in small.items():
         monkeypatch.setattr(replaying, name, value)
     monkeypatch.setattr(replaying, "default_threads", lambda: 1)
 

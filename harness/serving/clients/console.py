@@ -4,9 +4,9 @@ The load is also read from the command line before a block, if it is clear which
 vLLM's and SGLang's clients print their arguments (`Namespace(...)`) in the same run. A command counts if it
 is the only one before its block and the next block has one of its own. It must not contradict the block.
 
-Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so that their mean is L;
-         SGLang's client draws from [L r, L]. In both r is 0 unless given. benchmark_serving.py had both
-         meanings in its time. So its lengths are known only for r = 1, which only the second meaning allows.
+For lengths, vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so that their mean is L.
+SGLang's client draws from [L r, L]. In both r is 0 unless given. benchmark_serving.py had both meanings in
+its time, so its lengths are known only for r = 1, which only the second meaning allows.
 """
 
 from __future__ import annotations

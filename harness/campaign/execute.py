@@ -22,7 +22,7 @@ from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Agent, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.execute import RunJob, begin_race, begin_run, calibration_jobs
+from harness.cluster.execute import RunJob, begin_run, calibration_jobs
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
@@ -30,7 +30,7 @@ from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
 from harness.run.execute import BROKEN
 from harness.run.plan import PLANNING, Request
-from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
+from harness.tune.race import RaceDisplay, TuneRequest, begin_race, implementations_here
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
@@ -248,7 +248,8 @@ class Steps:
             request = replace(request, tuned=str(self.folder / "tuned"))
             for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                journal, race = begin_race(implementation, _into(request, where), device, self.display)
+                into = _into(request, where)
+                journal, race = begin_race(implementation, into, device.facts, device.target, self.display)
                 of = f"{name}: {implementation.name}"
                 yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
         else:

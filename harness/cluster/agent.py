@@ -24,7 +24,7 @@ from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, device_used, own_device
 from harness.run.plan import RunPlan, case_of
-from harness.tune.race import racing, target_here
+from harness.tune.race import target_of, with_configs
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from kernels.tuning import Target
@@ -56,12 +56,12 @@ class Device:
         if self.is_gpu and agent.platform.kind == "cpu":
             raise NothingRan(f"a device of type {self.type} is a GPU, but its agent sees none")
         own = agent.hold()
-        agent.used = device_used(agent.platform, self.type)
         threads = worker_threads(self.threads)
-        with contextlib.ExitStack() as stack:
-            target, _ = target_here(agent.platform, threads, stack)
+        target = target_of(agent.platform, threads)
         facts = device_facts(own, threads)
-        return Opened(agent.used, replace(facts, busy=[*facts.busy, *agent.notes]), target)
+        facts = replace(facts, busy=[*facts.busy, *agent.notes])
+        agent.opened = Opened(device_used(agent.platform, self.type), facts, target)
+        return agent.opened
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,15 @@ class CaseOrder:
     deadline_s: float = math.inf  # wall-clock after which the result is of no use
 
     def obey(self, agent: Agent) -> list[Record]:
-        own, plan, judge = agent.hold(), self.plan, None
+        own, plan = agent.hold(), self.plan
         case = case_of(plan.record.cases[0])
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-            if plan.record.race is not None:
-                kernels.import_plugins()  # their configurations are looked at in this process
-                plan, judge, _ = stack.enter_context(racing(plan, own))
-            measurer = CaseMeasurer(plan, own, Progress(quiet=True), judge, 1 / agent.device.beside)
+        if plan.record.race is not None:
+            kernels.import_plugins()  # their configurations are looked at in this process
+            plan = with_configs(plan, agent.platform, agent.opened.target)
+        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.beside)
+        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             *cells, done = measurer.measure(case, self.budget_s, self.max_s, Path(folder))
-        return [*cells, done.model_copy(update={"device": agent.used.name})]
+        return [*cells, done.model_copy(update={"device": agent.opened.used.name})]
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Agent:
         self.notes: Sequence[str] = ()  # what makes this process doubtful, a line each
         self.device: Device
         self.platform: Platform
-        self.used: DeviceUsed
+        self.opened: Opened
 
     def answer(self, id: str, order: Order) -> Answer:
         """The result of an order, or the error as one line. id: of the device"""

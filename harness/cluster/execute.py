@@ -26,12 +26,11 @@ from harness.tune.race import (
     RaceDisplay,
     Row,
     TuneRequest,
+    begin_race,
     implementations_here,
-    open_race,
     race_result,
 )
 from kernels.platform import Platform
-from kernels.tuning import Tunable
 from shapes.case import Case
 
 MOST = 3.0  # a case may take this many times its budget, if its first rounds need more than the budget
@@ -176,7 +175,7 @@ class CalibrationJob(Job):
             )
             selection = select_all(request, facts.platform)
             selection = replace(selection, implementations=[selection.baseline])
-            _, self.plan = begin(request, facts.platform, lambda _: facts, selection, lambda _: None)
+            _, self.plan = begin(request, facts, selection, lambda _: None)
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
@@ -273,8 +272,7 @@ def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> t
     facts = device.facts
     if request.resume:
         return resume(request, facts.provenance)
-    selection = select_all(request, facts.platform)
-    return begin(request, facts.platform, lambda _: facts, selection, log)
+    return begin(request, facts, select_all(request, facts.platform), log)
 
 
 def race_on_cluster(
@@ -291,7 +289,7 @@ def race_on_cluster(
         if not implementations:
             raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
         for implementation in implementations:
-            journal, race = begin_race(implementation, request, devices[0], display)
+            journal, race = begin_race(implementation, request, devices[0].facts, devices[0].target, display)
             name = implementation.name
             display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
             jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, driver.calibrations))
@@ -303,16 +301,3 @@ def race_on_cluster(
         display.end(job.plan.record, outcome)
         codes.append(exit_code(outcome.records))
     return race_result(codes, races, display.log)
-
-
-def begin_race(
-    implementation: Tunable, request: TuneRequest, device: Opened, display: RaceDisplay
-) -> tuple[Journal, Race]:
-    """Begins a race for devices that are like this one, or goes on with it."""
-    facts = device.facts
-    journal, plan = open_race(
-        implementation, request, facts.platform, lambda _: facts, display.log, facts.provenance
-    )
-    race = Race(implementation, device.target, plan, display, stores=request.stores)
-    race.resume(finished_cases(journal, plan.retry))
-    return journal, race

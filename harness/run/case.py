@@ -25,7 +25,7 @@ from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure
 from harness.workers.worker import Worker, attempt
 from kernels.engines import choices, engines
 from kernels.platform import Platform
@@ -43,8 +43,6 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    judge: WorkerProcess | None = None
-    """A judge that runs already, for the first case; each other case starts one."""
     memory_share: float = 1.0
     """The share of the free memory that may be used, where other devices of this machine are measured at
     the same time."""
@@ -142,10 +140,8 @@ class CaseMeasurer:
             workers=self._workers(group.entries, scratch),
             say=self.progress.say,
             seed=self.plan.record.seed,
-            running_judge=self.judge,
             ragged=self._ragged(group),
         )
-        self.judge = None
         try:
             checks.before(group.rotation)
             self.progress.say(MEASURING)

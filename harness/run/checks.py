@@ -66,7 +66,6 @@ class CaseChecks:
     workers: Sequence[Worker]
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
-    running_judge: WorkerProcess | None = None  # a judge that runs already; None: one is started
     ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
     seeds: dict[str, dict[str, int]] = field(init=False)
     """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
@@ -98,8 +97,6 @@ class CaseChecks:
 
     @functools.cached_property
     def judge(self) -> WorkerProcess:
-        if self.running_judge is not None and self.running_judge.alive:
-            return self.running_judge
         worker = self.workers[0]
         log = worker.log.with_name("judge.log")
         return start_judge(worker.platform, worker.threads, worker.deadlines.prepare, log)

@@ -40,7 +40,7 @@ from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all
 from harness.run.plan import Request, RunPlan, case_of
-from harness.workers.process import WorkerProcess
+from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from shapes.case import Case
 
@@ -89,8 +89,11 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     else:
         selection = select_all(request, platform)
     with own_device(platform) as device:
-        facts_of = functools.partial(device_facts, device)
-        journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
+        if resumed:
+            journal, plan = resumed
+        else:
+            facts = device_facts(device, worker_threads(request.threads))
+            journal, plan = begin(request, facts, selection, display.log)
         finished = finished_cases(journal, plan.retry)
         if resumed and request.budget:  # as much again
             plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
@@ -143,7 +146,6 @@ def measure(
     on_case: Callable[[Case, list[Record]], None],
     *,
     finished: Mapping[str, list[Record]],
-    judge: WorkerProcess | None = None,
     began: float | None = None,
 ) -> Outcome:
     """Measures the planned cases that are not finished yet, heaviest first, as far as the budget reaches;
@@ -151,13 +153,12 @@ def measure(
 
     on_case:  is given the records of each case that was measured
     finished: the records of finished cases, by their key
-    judge:    a judge that runs already
     began:    when the command began, by time.perf_counter; None: now
     """
     before_s = 0.0 if began is None else time.perf_counter() - began
     records = dict(finished)
     spent_s = sum(measured_s(of) for of in records.values())
-    measurer = CaseMeasurer(plan, device, progress, judge)
+    measurer = CaseMeasurer(plan, device, progress)
     queue = [case_of(planned) for planned in plan.record.cases if planned.key not in finished]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         while queue:

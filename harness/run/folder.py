@@ -98,8 +98,7 @@ def require_understood(request: Request, platform: Platform) -> None:
 
 def begin(
     request: Request,
-    platform: Platform,
-    facts_of: Callable[[int], DeviceFacts],
+    facts: DeviceFacts,
     selection: Selection,
     log: Callable[[str], None],
     race: RaceSettings | None = None,
@@ -107,11 +106,10 @@ def begin(
     """Creates the folder of a new run. The default budget is 60 s; that of a race, the sum of what its cases
     should get at least. Raises StoredError where KERNEL_BENCH_TUNED names something that is no folder.
 
-    facts_of: the facts of the device, given the threads of each worker
-    log:      is told in a line that there are no ceilings, or that a folder of the user's has no
-              configurations
+    log: is told in a line that there are no ceilings, or that a folder of the user's has no configurations
     """
-    suite, op = selection.suite, selection.cases[0].op
+    platform, cases = facts.platform, selection.cases
+    suite, op = selection.suite, cases[0].op
     settings = [setting for setting in request.settings if not setting.is_rerun]
     settings = settings or [parse_setting(request.set)]
     launches = select.launches(platform, request.launch)
@@ -120,9 +118,8 @@ def begin(
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")
     else:
-        budget_s = 60.0 if race is None else per_case_s * len(selection.cases)
+        budget_s = 60.0 if race is None else per_case_s * len(cases)
     what = op if race is None else f"{op}-{selection.baseline}-race"
-    facts, cases = facts_of(worker_threads(request.threads)), selection.cases
     folder = Path(request.out) if request.out else _new_folder(what, suite, platform)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")

@@ -86,7 +86,7 @@ def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
         out = str(tmp_path / str(len(lines)))
         asked_for = {"op": "mla_decode", "impl": "torch.sdpa", "per_case": "7s"}
         request = Request(**asked_for, case=case, budget=budget, out=out)
-        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, eliminations)[1]
+        plan = begin(request, facts, select_all(request, cpu), print, eliminations)[1]
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
     assert asked == [(2, 7.0)] * 3, "torch.sdpa and its rerun"
@@ -106,7 +106,7 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
         lines: list[str] = []
         request = Request(**given, out=str(tmp_path / run))
         facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
-        begin(request, cpu, lambda threads: facts, select_all(request, cpu), lines.append)
+        begin(request, facts, select_all(request, cpu), lines.append)
         return lines
 
     with pytest.raises(StoredError, match=f"KERNEL_BENCH_TUNED names {own}, which is not a folder"):

@@ -290,7 +290,7 @@ def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path
 
 def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
-    monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
+    monkeypatch.setattr(race, "target_of", lambda *_: H200)
     asked = TuneRequest(op="block_scale_gemm", impl="vllm.triton", case=["m=1,64 n=512 k=256"], dry_run=True,
                         keep=6, per_case="5s")  # fmt: skip
     lines = list(would_race([gemm], asked, ON))

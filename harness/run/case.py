@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import kernels
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
 from harness.plan.entry import ConfigSearch, Entry, entry_of, own_choice
@@ -46,9 +45,9 @@ class CaseMeasurer:
     memory_share: float = 1.0
     """The share of the free memory that may be used, where other devices of this machine are measured at
     the same time."""
-    ragged: dict[tuple[str, ...], str] = field(default_factory=dict)
+    ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     """What was checked at ragged sizes in this run (see `_kind`), with the reason if it was wrong."""
-    far: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
     """Whether these were right with addresses of more than 32 bits, where that was checked."""
 
     @property
@@ -67,8 +66,7 @@ class CaseMeasurer:
             refusing.append(Group(case, [*refused, *too_large], sets))
         for group in groups:
             self._measure_group(group, budget_s / len(groups), max_s / len(groups), scratch)
-        yardsticks = self.plan.yardsticks(self.platform)
-        records, done = build_records(case, [*refusing, *groups], self.platform, yardsticks, search)
+        records, done = build_records(case, [*refusing, *groups], self.platform, self.plan.record, search)
         return [*records, done]
 
     def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
@@ -120,7 +118,7 @@ class CaseMeasurer:
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
         memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
-        ceilings = self.plan.yardsticks(self.platform).ceilings
+        ceilings = self.plan.ceilings
         sets = rotation(
             op,
             sizes,
@@ -297,14 +295,6 @@ class GroupSampler:
             attempt([other], worker.prepare, other)
         worker.pause()
         raise RuntimeError(entry.reason)
-
-
-def rotation_of_one(entry: Entry, case: Case, platform: Platform, cache: str) -> Rotation:
-    """The sets of operands that the calls of a single entry rotate over."""
-    op = kernels.OPS[case.op]
-    sizes = op.sizes(case.sizes)
-    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
 
 
 def opening_s(calls_s: Sequence[float], policy: Policy) -> float:

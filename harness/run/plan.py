@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import kernels
-from harness.catalogue.devices import Ceilings, peaks
+from harness.catalogue.devices import Ceilings
 from harness.plan import budget
 from harness.plan.entry import ConfigsOf, own_choice
 from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
-from harness.run.cells import Yardsticks
 from harness.statistics.paired import MARGIN
 from harness.timing.rounds import Disturbed, Policy, Rounds, Sampler, measure
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
-from kernels.platform import Platform
 from shapes.case import Case
 
 
@@ -120,12 +118,9 @@ class RunPlan:
     def threads(self) -> int:
         return self.record.threads
 
-    def yardsticks(self, platform: Platform) -> Yardsticks:
-        """What the times and differences of the run are held against."""
-        record = self.record
-        return Yardsticks(
-            Ceilings.recorded(record.ceilings), peaks(platform), record.confidence, record.margin
-        )
+    @property
+    def ceilings(self) -> Ceilings | None:
+        return Ceilings.recorded(self.record.ceilings)
 
 
 def case_of(planned: PlannedCase) -> Case:

@@ -4,8 +4,8 @@ knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import functools
 import json
 import re
 import tempfile
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
+from harness.catalogue.devices import last_level
 from harness.errors import UsageError
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
@@ -22,8 +23,8 @@ from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.plan import select
 from harness.plan.entry import Entry, entry_of
+from harness.plan.memory import Memory, rotation
 from harness.plan.settings import Setting, parse_setting
-from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
 from harness.run.folder import tell_of_own_choices
@@ -58,7 +59,11 @@ class SingleEntry:
         begins"""
         self.case, self.worker, self.monitor = case, worker, monitor
         (self.entry,) = worker.entries
-        self.rotation = rotation_of_one(self.entry, case, worker.platform, cache)
+        platform, op = worker.platform, kernels.OPS[case.op]
+        sizes = op.sizes(case.sizes)
+        memory = Memory(op, sizes, platform, self.entry.impl.name, cache, boundary=case.boundary)
+        fits = functools.partial(memory.fits, [self.entry])
+        self.rotation = rotation(op, sizes, cache, last_level(platform), fits=fits)
         # What disturbed each disturbed sample. These are made again, unless most are disturbed.
         self.disturbed: list[str] = []
         # The number of samples, with the disturbed ones.
@@ -224,14 +229,11 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
         (words,) = parse(text)
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
-    config: dict[str, Any] = {}
-    for name, value in words.items():
-        try:
-            read = ast.literal_eval(value)
-        except (SyntaxError, ValueError, TypeError):
-            read = value
-        config[name] = read if isinstance(read, int | float | None) else value
-    return config
+    named: dict[str, Any] = {"True": True, "False": False, "None": None}
+    return {
+        name: int(value) if re.fullmatch(r"-?\d+", value) else named.get(value, value)
+        for name, value in words.items()
+    }
 
 
 def benchmark(

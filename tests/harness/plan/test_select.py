@@ -88,7 +88,7 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     given = []
     monkeypatch.setattr(CaseMeasurer, "_measure_group", lambda *asked: given.append(asked[2:4]))
     monkeypatch.setattr("harness.run.case.build_records", lambda *_: ([], None))
-    measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
+    measurer = CaseMeasurer(SimpleNamespace(record=None), OwnDevice(CPU, Blind("")), progress=None)
     measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
     assert given == [(3.0, 4.5)] * 2
 

@@ -156,9 +156,10 @@ def _this_command() -> str:
 
 
 def _holder(owner: str, about: str) -> str:
-    """The command that holds a device, its process and since when; of an earlier version the process."""
-    since, _, command = "".join(filter(str.isprintable, about)).partition(" ")  # another user wrote it
-    if not (since.isdecimal() and len(since) < 12):
+    """The command that holds a device, its process and since when; the process alone where it has not
+    written more yet."""
+    since, _, command = about.partition(" ")
+    if not since:
         return f"process {owner}"
     began = time.localtime(int(since))
     form = "%H:%M" if time.strftime("%F", began) == time.strftime("%F") else "%F %H:%M"

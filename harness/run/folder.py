@@ -217,13 +217,7 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
         raise UsageError(
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
-    then = record.provenance
-    try:
-        int(then["machine"]["threads"])
-        dict(then["versions"])
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
-    for name, before, after in differing(then, now, ("device", "device_id", "arch", "driver")):
+    for name, before, after in differing(record.provenance, now, ("device", "device_id", "arch", "driver")):
         then_do = f"give --device {before}" if name == "device_id" else "start a new run"
         raise UsageError(f"{journal.folder} was measured with {name} {before}; here it is {after}: {then_do}")
     return journal, RunPlan.of(record, request)

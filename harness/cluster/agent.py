@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
+from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, device_used, own_device
+from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.plan import RunPlan, case_of
 from harness.tune.race import target_of, with_configs
 from harness.workers.environment import worker_threads
@@ -134,6 +136,24 @@ class Agent:
         """Releases the device."""
         self.held.close()
         self.own = None
+
+
+def device_used(platform: Platform, type: str) -> DeviceUsed:
+    """The record of a device of a cluster."""
+    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
+    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
+    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 8] -> `0-2,8`"""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, pair)) for pair in ranges)
 
 
 class TimeIsUp(BaseException):

@@ -3,7 +3,7 @@ timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,6 +89,14 @@ class Entry:
         """Writes down a failure, unless the entry has ended already."""
         if self.alive:
             self.status, self.reason = status, reason
+
+
+def by_worker(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries of each worker: one for each setting and runtime."""
+    workers: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
+    return list(workers.values())
 
 
 def entry_of(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.plan.entry import Entry
+from harness.plan.entry import Entry, by_worker
 from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
 
@@ -148,12 +148,9 @@ class Memory:
         )
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
-        workers: dict[tuple[str, str], list[Entry]] = {}
-        for entry in entries:
-            workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.beside
-            for members in workers.values()
+            for members in by_worker(entries)
         )
 
     def fits(self, group: Sequence[Entry], copies: int) -> bool:

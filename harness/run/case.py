@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
-from harness.plan.entry import ConfigSearch, Entry, entry_of, own_choice
+from harness.plan.entry import ConfigSearch, Entry, by_worker, entry_of, own_choice
 from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.progress import MEASURING, Progress
@@ -106,9 +106,7 @@ class CaseMeasurer:
         rivals: dict[tuple[str, str], list[Entry]] = {}
         for entry in entries:
             rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
-        if not rivals:
-            return [(self._baseline(case), [])]
-        return [(name, settings) for (name, _), settings in rivals.items()]
+        return [(name, of_name) for (name, _), of_name in rivals.items()] or [(self._baseline(case), [])]
 
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
@@ -168,6 +166,9 @@ class CaseMeasurer:
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
             timed.append((worker, rerun))
+        budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed])))
+        self.device.monitor.conditions()  # forgets what was seen before this case
+        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         policy = Policy(
             disturbed=self.plan.disturbed,
             margin=self.plan.record.margin,
@@ -175,19 +176,13 @@ class CaseMeasurer:
             seed=self.plan.record.seed,
             baseline=baseline.name,
             rerun=rerun.name,
+            budget_s=budget_s,
+            begin_block=samples.begin_block,
+            begin_round=samples.begin_round,
+            end_round=self.device.monitor.end,
         )
-        budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed], policy)))
-        self.device.monitor.conditions()  # forgets what was seen before this case
-        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         rounds = self.plan.make_rounds(
-            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed},
-            replace(
-                policy,
-                budget_s=budget_s,
-                begin_block=samples.begin_block,
-                begin_round=samples.begin_round,
-                end_round=self.device.monitor.end,
-            ),
+            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed}, policy
         )
         group.rounds, group.baseline, group.rerun = rounds, baseline, rerun
         group.conditions = self.device.monitor.conditions()
@@ -196,10 +191,8 @@ class CaseMeasurer:
                 entry.fail("error", rounds.dropped[entry.name])
             if rounds.stopped == "disturbed":
                 share = f"{len(rounds.left_out)} of {len(rounds.made)} rounds"
-                reason = f"{share}: {rounds.left_out[-1].disturbed}"
-                entry.fail(
-                    "error", f"too disturbed to measure, {reason} (without --disturbed refuse they count)"
-                )
+                reason = f"too disturbed to measure, {share}: {rounds.left_out[-1].disturbed}"
+                entry.fail("error", f"{reason} (without --disturbed refuse they count)")
             entry.beaten = rounds.beaten.get(entry.name, "")
 
     def _remember(self, group: Group) -> None:
@@ -223,15 +216,11 @@ class CaseMeasurer:
         return ragged_cases(self.plan.op, group.case, self.platform.arch)
 
     def _workers(self, entries: Sequence[Entry], scratch: Path) -> list[Worker]:
-        """One worker for each setting and runtime."""
-        workers: dict[tuple[str, str], Worker] = {}
-        for entry in entries:
-            key = (entry.setting.name, entry.impl.runtime)
-            if key not in workers:
-                log = scratch / f"{entry.impl.runtime}-{len(workers)}.log"
-                workers[key] = Worker([], self.platform, self.plan.threads, self.plan.deadlines, log)
-            workers[key].entries.append(entry)
-        return list(workers.values())
+        workers = []
+        for number, members in enumerate(by_worker(entries)):
+            log = scratch / f"{members[0].impl.runtime}-{number}.log"
+            workers.append(Worker(members, self.platform, self.plan.threads, self.plan.deadlines, log))
+        return workers
 
 
 @dataclass
@@ -297,15 +286,12 @@ class GroupSampler:
         raise RuntimeError(entry.reason)
 
 
-def opening_s(calls_s: Sequence[float], policy: Policy) -> float:
+def opening_s(calls_s: Sequence[float]) -> float:
     """The seconds that one round in each of the opening blocks takes, and a fifth more for what is not
-    foreseen.
-
-    calls_s: seconds of a call of each entry
-    """
+    foreseen. calls_s: seconds of a call of each entry"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
     untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
-    return 1.2 * policy.opening * (sampling_s + untimed_s)
+    return 1.2 * Policy().opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:

@@ -6,14 +6,12 @@ import contextlib
 import os
 import re
 import shlex
-import socket
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
@@ -26,9 +24,6 @@ from harness.run.ceilings import ceilings
 from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform, devices
-
-if TYPE_CHECKING:
-    from harness.results.schema import DeviceUsed
 
 LOCKS = "KERNEL_BENCH_LOCKS"
 """The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
@@ -86,26 +81,6 @@ def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
 def device_type(platform: Platform) -> str:
     """The type of a device as campaigns and clusters name it: `H200`, `cpu`."""
     return "cpu" if platform.kind == "cpu" else known_type(platform.name or platform.arch)
-
-
-def device_used(platform: Platform, type: str) -> DeviceUsed:
-    """The record of a device of a cluster."""
-    from harness.results.schema import DeviceUsed  # with pydantic, which `doctor --quick` does without
-
-    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
-    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
-    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, pair)) for pair in ranges)
 
 
 def machine_name(platform: Platform) -> str:

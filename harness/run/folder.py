@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import kernels
-from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.machine.cpu_threads import ALLOWED
@@ -123,8 +122,6 @@ def begin(
     folder = Path(request.out) if request.out else _new_folder(what, suite, platform)
     if facts.ceilings is None:
         log(f"no limits, so no percentages: {facts.no_ceilings}")
-    elif suite in suites():
-        cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
     record = Run(
         id=portable(folder.name),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -167,26 +164,6 @@ def _new_folder(what: str, suite: str, platform: Platform) -> Path:
     name = f"{created}-{what}-{re.sub('[ /]+', '-', suite)}-{device}"
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     return next(path for end in ends if not (path := RESULTS / "local" / (name + end)).exists())
-
-
-def _well_measured_first(
-    selection: Selection, platform: Platform, known: Ceilings, case_s: float
-) -> list[Case]:
-    op = kernels.OPS[selection.cases[0].op]
-    timed = [
-        implementation
-        for implementation in kernels.implementations(op.name)
-        if implementation.name in selection.implementations
-        and implementation.available(platform).ok
-        and not implementation.interpreted(platform)
-    ]
-
-    return budget.well_measured_first(
-        selection.cases,
-        lambda case: known.min_time(op.work(op.sizes(case.sizes), case.boundary)),
-        len(timed) + 1,
-        case_s,
-    )
 
 
 def planned_case(case: Case) -> PlannedCase:

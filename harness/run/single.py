@@ -4,12 +4,11 @@ knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import kernels
 from harness.catalogue.devices import last_level
 from harness.errors import UsageError
+from harness.files import require_writable_folder
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
@@ -40,6 +40,7 @@ from kernels.tuning import Tunable
 from shapes.case import Case, parse
 
 SAVED = ("output.pt", "reference.pt", "sigma.pt", "check.json")  # what `check --save` writes of an output
+TRACEBACK = "traceback.txt"  # and of a call that failed
 
 
 class SingleEntry:
@@ -64,10 +65,8 @@ class SingleEntry:
         memory = Memory(op, sizes, platform, self.entry.impl.name, cache, boundary=case.boundary)
         fits = functools.partial(memory.fits, [self.entry])
         self.rotation = rotation(op, sizes, cache, last_level(platform), fits=fits)
-        # What disturbed each disturbed sample. These are made again, unless most are disturbed.
-        self.disturbed: list[str] = []
-        # The number of samples, with the disturbed ones.
-        self.made = 0
+        self.disturbed: list[str] = []  # what disturbed each sample that was disturbed
+        self.made = 0  # the number of samples, with the disturbed ones
         self.checks = CaseChecks(case=case, workers=[worker], say=say, seed=seed)
 
     def begin(self) -> None:
@@ -129,7 +128,7 @@ class SingleEntry:
         told = log.read_text("utf-8", errors="replace") if log.exists() else ""
         begins = re.search("Traceback \\(most recent|Fatal Python error", told)
         if self.entry.status in ("error", "crashed") and begins:
-            files.append(folder / "traceback.txt")
+            files.append(folder / TRACEBACK)
             files[0].write_text(told[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
@@ -175,12 +174,15 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     if not entry.alive:
         return Checked(case, entry)
     tell_of_own_choices([setting], say)
+    if save is not None:
+        require_writable_folder(Path(save))
+        for file in (*SAVED, TRACEBACK):  # of an earlier check
+            Path(save, file).unlink(missing_ok=True)
     threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
         own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
-        _folder(save) as folder,
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
@@ -192,31 +194,13 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
                 # The time of this sample is not used, but some kernels are wrong from their third call on.
                 attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
             single.end(profiled=False)
-            if folder:
-                saved = single.save(folder)
+            if save is not None:
+                saved = single.save(Path(save))
         except WorkerFailure as failure:
             entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
         finally:
             single.close()
     return Checked(case, entry, saved)
-
-
-@contextlib.contextmanager
-def _folder(name: str | None) -> Iterator[Path | None]:
-    """A folder without files of an earlier check; it is removed if nothing is written. Raises UsageError."""
-    folder = None if name is None else Path(name)
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in (*SAVED, "traceback.txt"):
-                (folder / file).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        if folder and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:

@@ -20,9 +20,9 @@ from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
-from harness.run.folder import select_all, worth_s
+from harness.run.folder import plan_run
 from harness.run.plan import Request
-from harness.tune.race import TuneRequest, implementations_here, race_selection
+from harness.tune.race import TuneRequest, implementations_here, plan_race
 from kernels.platform import Platform
 from shapes.suites import by_ops, cases_file
 
@@ -219,19 +219,15 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
         keys, overhead_s = [step.name], step.wall_s(budget_s)
     elif isinstance(request, TuneRequest):
         request = replace(request, dry_run=True)
-        keys = [
-            f"{implementation.name} {case.key}"
-            for implementation in implementations_here(request, platform)
-            for case in race_selection(implementation, request, platform).cases
-        ]
-        measure_s = request.per_case_s
+        races = [plan_race(each, request, platform) for each in implementations_here(request, platform)]
+        keys = [f"{planned.baseline} {case.key}" for planned in races for case in planned.cases]
+        measure_s = races[0].per_case_s if races else 0.0
         overhead_s = expected_overhead_s("", platform.kind)
     else:
-        asked = request(platform)
-        selection = select_all(asked, platform)
-        keys = [case.key for case in selection.cases]
-        measure_s = worth_s(asked, selection.suite)
-        overhead_s = expected_overhead_s(selection.suite, platform.kind)
+        planned = plan_run(request(platform), platform)
+        keys = [case.key for case in planned.cases]
+        measure_s = planned.per_case_s
+        overhead_s = expected_overhead_s(planned.suite, platform.kind)
     waiting = deque(Task(name, key) for key in keys)
     return Job(name, type, step.rank, waiting=waiting, measure_s=measure_s, overhead_s=overhead_s)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from harness.plan import budget
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
 from harness.run.execute import ENOUGH, Display, Outcome, exit_code, finish, keep, measured_s
-from harness.run.folder import begin, finished_cases, resume, select_all
+from harness.run.folder import begin, finished_cases, plan_run, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.tune.race import (
     Race,
@@ -161,21 +160,13 @@ class CalibrationJob(Job):
     driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
-        facts = replace(self.devices[0].facts, ceilings=None)  # only times are kept
+        facts = self.devices[0].facts
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
         self.measure_s, self.overhead_s = CALIBRATION_S, expected_overhead_s("smoke", kind)
-        with tempfile.TemporaryDirectory() as folder:  # only the plan is kept; its run folder is not
-            request = Request(
-                op=CALIBRATION_OP,
-                case=CALIBRATION_CASES[kind],
-                boundary="core",
-                launch="eager",
-                budget=f"{CALIBRATION_S}s",
-                out=f"{folder}/calibration",
-            )
-            selection = select_all(request, facts.platform)
-            selection = replace(selection, implementations=[selection.baseline])
-            _, self.plan = begin(request, facts, selection, lambda _: None)
+        request = Request(op=CALIBRATION_OP, case=CALIBRATION_CASES[kind], boundary="core", launch="eager")
+        planned = plan_run(request, facts.platform)
+        only = {"implementations": [planned.baseline], "provenance": facts.provenance}
+        self.plan = RunPlan.of(planned.model_copy(update=only), request)
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
@@ -272,7 +263,7 @@ def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> t
     facts = device.facts
     if request.resume:
         return resume(request, facts.provenance)
-    return begin(request, facts, select_all(request, facts.platform), log)
+    return begin(plan_run(request, facts.platform), request, facts, log)
 
 
 def race_on_cluster(

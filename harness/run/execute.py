@@ -38,7 +38,7 @@ from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
-from harness.run.folder import begin, finished_cases, resume, select_all
+from harness.run.folder import begin, finished_cases, plan_run, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
@@ -83,19 +83,16 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
-    resumed: tuple[Journal, RunPlan] | None = None
+    threads = worker_threads(request.threads)
     if request.resume:  # a mistake is said before the device is waited for
-        resumed = resume(request, surroundings(platform))
+        journal, plan = resume(request, surroundings(platform))
     else:
-        selection = select_all(request, platform)
+        planned = plan_run(request, platform)
     with own_device(platform) as device:
-        if resumed:
-            journal, plan = resumed
-        else:
-            facts = device_facts(device, worker_threads(request.threads))
-            journal, plan = begin(request, facts, selection, display.log)
+        if not request.resume:
+            journal, plan = begin(planned, request, device_facts(device, threads), display.log)
         finished = finished_cases(journal, plan.retry)
-        if resumed and request.budget:  # as much again
+        if request.resume and request.budget:  # as much again
             plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
         for line in device.busy:
             display.log(f"note: {line}")

@@ -173,7 +173,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
-    tell_of_own_choices([setting], say)
+    tell_of_own_choices([setting.variables], say)
     if save is not None:
         require_writable_folder(Path(save))
         for file in (*SAVED, TRACEBACK):  # of an earlier check

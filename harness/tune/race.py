@@ -13,12 +13,12 @@ import kernels
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.machine.device import choose_device, surroundings
 from harness.plan import select
-from harness.plan.budget import parse_seconds, parse_shard
+from harness.plan.budget import parse_shard
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, RaceSettings, Record
+from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure, resumable
-from harness.run.folder import Selection, begin, finished_cases, require_understood, resume
+from harness.run.folder import begin, finished_cases, record_of, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
@@ -63,10 +63,6 @@ class TuneRequest(Request):
     def stores(self) -> bool:
         return not (self.check or self.dry_run)
 
-    @property
-    def per_case_s(self) -> float:
-        return parse_seconds(self.per_case or PER_CASE, "--per-case")
-
 
 class RaceDisplay(Display, Protocol):
     """What a person sees of a race."""
@@ -88,8 +84,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
         if request.resume:
             resume(request, surroundings(platform), race=True)
         else:
-            race_selection(implementation, request, platform)
-            require_understood(request, platform)
+            plan_race(implementation, request, platform)
     if request.dry_run:
         display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
@@ -154,19 +149,17 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
     target = target_of(platform, worker_threads())
     for implementation in implementations:
         name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
-        cases = race_selection(implementation, request, platform).cases
+        planned = plan_race(implementation, request, platform)
+        cases = [case_of(each) for each in planned.cases]
         for case in cases:
             known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
             count = min(keep, known) + 1
             entries += count
             yield f"{name}: {case.text}: up to {count} of {known} configurations"
-        measuring_s = request.per_case_s * len(cases)
-        if request.budget:
-            measuring_s = parse_seconds(request.budget, "--budget")
         is_engine = isinstance(implementation, EngineTuned)
         overhead_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
         each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
-        yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
+        yield f"{each}: {planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
         if isinstance(implementation, EngineTuned):
             yield (
                 f"{name}: against what the engine takes now; what is faster goes into "
@@ -195,18 +188,17 @@ def begin_race(
     if request.resume:
         journal, plan = resume(request, facts.provenance, race=True)
     else:
-        selection = race_selection(implementation, request, facts.platform)
-        asked = replace(request, per_case=request.per_case or PER_CASE)
-        settings = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
-        journal, plan = begin(asked, facts, selection, display.log, settings)
+        planned = plan_race(implementation, request, facts.platform)
+        journal, plan = begin(planned, request, facts, display.log)
     race = Race(implementation, target, plan, display, stores=request.stores)
     race.resume(finished_cases(journal, plan.retry))
     return journal, race
 
 
-def race_selection(implementation: Tunable, request: TuneRequest, platform: Platform) -> Selection:
-    """The cases that an implementation takes here, at the narrowest boundary of its call. All have the same
-    weight: each is a question of its own. Raises NothingRan where there is none."""
+def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> Run:
+    """As harness.run.folder.plan_run, of the cases that an implementation takes here, at the narrowest
+    boundary of its call. All have the same weight: each is a question of its own. Raises NothingRan where
+    there is none."""
     op = kernels.OPS[implementation.op]
     boundary = next(b for b in BOUNDARIES if b in implementation.boundaries)
     if request.suite or request.case:
@@ -222,7 +214,9 @@ def race_selection(implementation: Tunable, request: TuneRequest, platform: Plat
     at, of = parse_shard(request.shard)
     chosen = [replace(case, weight=1 / len(able)) for case in able[at - 1 :: of]]
     suite = "ad hoc" if request.case else request.suite or "all"
-    return Selection(suite, chosen, [implementation.name], implementation.name)
+    name, asked = implementation.name, replace(request, per_case=request.per_case or PER_CASE)
+    race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
+    return record_of(asked, platform, suite, chosen, [name], name, race)
 
 
 def with_configs(plan: RunPlan, platform: Platform, target: Target) -> RunPlan:

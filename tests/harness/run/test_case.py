@@ -25,8 +25,8 @@ from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import Outcome, code_of, exit_code, finish, measure
-from harness.run.folder import begin, finished_cases, planned_case, select_all
-from harness.run.plan import Request, RunPlan
+from harness.run.folder import begin, finished_cases, plan_run, planned_case, record_of
+from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.rounds import Policy, Round, Rounds, Sampler
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
@@ -84,7 +84,12 @@ def test_a_new_run_s_record_is_as_committed(tmp_path, snapshot):
         out = str(tmp_path / str(len(lines)))
         asked_for = {"op": "mla_decode", "impl": "torch.sdpa", "per_case": "7s"}
         request = Request(**asked_for, case=case, budget=budget, out=out)
-        plan = begin(request, facts, select_all(request, cpu), print, eliminations)[1]
+        planned = plan_run(request, cpu)
+        if eliminations:
+            cases = [case_of(each) for each in planned.cases]
+            names = planned.implementations
+            planned = record_of(request, cpu, planned.suite, cases, names, names[0], eliminations)
+        _, plan = begin(planned, request, facts, print)
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
 
@@ -103,7 +108,7 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
         lines: list[str] = []
         request = Request(**given, out=str(tmp_path / run))
         facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
-        begin(request, facts, select_all(request, cpu), lines.append)
+        begin(plan_run(request, cpu), request, facts, lines.append)
         return lines
 
     with pytest.raises(StoredError, match=f"KERNEL_BENCH_TUNED names {own}, which is not a folder"):

@@ -162,10 +162,9 @@ class CommandJob(Job):
     @property
     def statuses(self) -> dict[str, int]:
         """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
-        try:
-            code = json.loads(self.file.read_bytes())["code"]
-        except (OSError, ValueError, KeyError):
+        if not self.done:
             return {}
+        code = json.loads(self.file.read_bytes())["code"]
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
     def order(self, task: Task, left_s: float) -> CommandOrder:

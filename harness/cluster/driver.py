@@ -167,8 +167,7 @@ class Driver:
         self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
-            if member.opened:
-                self._welcome(member, member.opened)
+            self._welcome(member)
         types = self._types()
         if not types:
             reasons = "; ".join(self.refused.values())
@@ -274,7 +273,7 @@ class Driver:
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.typical:
-                self._welcome(member, answer.result)
+                self._welcome(member)
         else:
             assert task is not None and member.opened is not None
             wall_s, job = self.clock() - member.began, self.jobs[task.job]
@@ -320,9 +319,12 @@ class Driver:
         job.waiting.appendleft(task)
         return "given to another device"
 
-    def _welcome(self, member: Member, opened: Opened) -> None:
+    def _welcome(self, member: Member) -> None:
         """Keeps a device that has started, or leaves it out."""
-        type, name, jobs = member.device.type, opened.used.name, self.jobs.values()
+        opened = member.opened
+        if opened is None:
+            return
+        type, name, jobs = member.device.type, member.name, self.jobs.values()
         typical = self.typical.get(type, opened)
         if different := differences(typical.facts, opened.facts):
             self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import kernels
 from harness.plan.entry import Entry, by_worker
 from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
+from shapes.case import Case
 
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 """A reference that needs more flops than this is computed for a sample of the rows: about 10 s of products
@@ -104,18 +106,11 @@ def rotation(
 class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
-    def __init__(
-        self,
-        op: Op,
-        sizes: Any,
-        platform: Platform,
-        baseline: str,
-        mode: str,
-        share: float = 1.0,
-        boundary: str = "core",
-    ) -> None:
+    def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
         """share: of the machine's free memory, where other devices are measured at the same time"""
-        self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
+        op = self.op = kernels.OPS[case.op]
+        sizes = self.sizes = op.sizes(case.sizes)
+        self.boundary, self.baseline, self.mode = case.boundary, baseline, mode
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform)
         self.usable = float("inf")  # where no tool says what is free

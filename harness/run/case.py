@@ -113,17 +113,15 @@ class CaseMeasurer:
     ) -> tuple[list[Group], list[Entry], Rotation]:
         """The groups of entries, each of which memory holds at once; the entries that are too large for
         memory; and the sets of operands that calls rotate over."""
-        op, cache = self.plan.op, self.plan.record.cache
-        sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
+        memory = Memory(case, self.platform, baseline, self.plan.record.cache, self.memory_share)
         ceilings = self.plan.ceilings
         sets = rotation(
-            op,
-            sizes,
-            cache,
+            memory.op,
+            memory.sizes,
+            memory.mode,
             last_level(self.platform, ceilings),
             ceilings.reach if ceilings else 0,
-            lambda copies: memory.holds(entries, copies),
+            functools.partial(memory.holds, entries),
         )
         groups, too_large = memory.groups(entries, sets.copies)
         return [Group(case, members, sets) for members in groups], too_large, sets
@@ -219,7 +217,7 @@ class CaseMeasurer:
         workers = []
         for number, members in enumerate(by_worker(entries)):
             log = scratch / f"{members[0].impl.runtime}-{number}.log"
-            workers.append(Worker(members, self.platform, self.plan.threads, self.plan.deadlines, log))
+            workers.append(Worker(members, self.platform, self.plan.record.threads, self.plan.deadlines, log))
         return workers
 
 

@@ -69,14 +69,12 @@ class Display(Protocol):
 
     progress: Progress
 
-    def log(self, line: str) -> None:
-        """Shows a line before anything is measured."""
+    def log(self, line: str) -> None: ...
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """Shows a finished case."""
 
-    def end(self, run: Run, outcome: Outcome) -> None:
-        """Shows the finished run."""
+    def end(self, run: Run, outcome: Outcome) -> None: ...
 
 
 def run(request: Request, platform: Platform, display: Display) -> int:

@@ -115,10 +115,6 @@ class RunPlan:
         return settings
 
     @property
-    def threads(self) -> int:
-        return self.record.threads
-
-    @property
     def ceilings(self) -> Ceilings | None:
         return Ceilings.recorded(self.record.ceilings)
 

@@ -60,11 +60,9 @@ class SingleEntry:
         begins"""
         self.case, self.worker, self.monitor = case, worker, monitor
         (self.entry,) = worker.entries
-        platform, op = worker.platform, kernels.OPS[case.op]
-        sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, platform, self.entry.impl.name, cache, boundary=case.boundary)
+        memory = Memory(case, worker.platform, self.entry.impl.name, cache)
         fits = functools.partial(memory.fits, [self.entry])
-        self.rotation = rotation(op, sizes, cache, last_level(platform), fits=fits)
+        self.rotation = rotation(memory.op, memory.sizes, cache, last_level(worker.platform), fits=fits)
         self.disturbed: list[str] = []  # what disturbed each sample that was disturbed
         self.made = 0  # the number of samples, with the disturbed ones
         self.checks = CaseChecks(case=case, workers=[worker], say=say, seed=seed)

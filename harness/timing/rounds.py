@@ -148,11 +148,6 @@ class Rounds:
         )
 
     @property
-    def mostly_left_out(self) -> bool:
-        """Whether most rounds are left out."""
-        return len(self.left_out) > MAX_DISTURBED * len(self.made)
-
-    @property
     def never_quiet(self) -> bool:
         """Whether most rounds were disturbed, whether they count or not."""
         return sum(bool(r.disturbed) for r in self.made) > MAX_DISTURBED * len(self.made)
@@ -249,7 +244,7 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
             break
     if not rounds.lasting(entries):
         rounds.stopped = "no entries"
-    elif rounds.mostly_left_out:
+    elif len(rounds.left_out) > MAX_DISTURBED * len(rounds.made):
         rounds.stopped = "disturbed"
     return rounds
 

@@ -96,8 +96,8 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
 def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
     impls = kernels.implementations("mla_decode")[:2]
     settings = [Setting(), Setting({"A": "1"}), Setting(is_rerun=True)]
-    record = SimpleNamespace(contrast="settings", baseline="torch.sdpa")
-    plan = SimpleNamespace(threads=1, deadlines=None, record=record)
+    record = SimpleNamespace(contrast="settings", baseline="torch.sdpa", threads=1)
+    plan = SimpleNamespace(deadlines=None, record=record)
     made = [
         Entry(i.name, i, setting, how) for i in impls for setting in settings for how in ("graph", "eager")
     ]
@@ -169,7 +169,7 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
             pass
 
     monkeypatch.setattr("harness.run.case.CaseChecks", Checks)
-    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None, seed=0), threads=1, deadlines=None)
+    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None, seed=0, threads=1), deadlines=None)
     progress = SimpleNamespace(say=lambda stage: None)
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress)
     seen = []

@@ -53,7 +53,6 @@ def timing(**plan: Any) -> CaseMeasurer:
     plan = {
         "disturbed": "prefer",
         "record": SimpleNamespace(margin=0.01, seed=0, race=True, baseline=""),
-        "threads": 1,
     } | plan
     return CaseMeasurer(
         SimpleNamespace(**plan), OwnDevice(named("cpu"), Blind("a test")), Progress(quiet=True)

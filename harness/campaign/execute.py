@@ -28,7 +28,7 @@ from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
-from harness.run.execute import BROKEN
+from harness.run.execute import BROKEN, RunCases
 from harness.run.plan import PLANNING, Request
 from harness.tune.race import RaceDisplay, TuneRequest, begin_race, implementations_here
 
@@ -248,14 +248,14 @@ class Steps:
             for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
                 into = _into(request, where)
-                journal, race = begin_race(implementation, into, device.facts, device.target, self.display)
+                cases, _ = begin_race(implementation, into, device.facts, device.target, self.display)
                 of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
+                yield RunJob(of, type, step.rank, cases, 0, self.calibrations)
         else:
             run = _into(request(device.facts.platform), folder)
             journal, plan = begin_run(run, device, self.display.log)
-            on_case = functools.partial(self.display.case, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
+            cases = RunCases(plan, journal, functools.partial(self.display.case, plan.record))
+            yield RunJob(name, type, step.rank, cases, 0, self.calibrations)
 
 
 def _into(request: AnyRequest, folder: Path) -> AnyRequest:
@@ -313,8 +313,8 @@ def run_campaign(
         display.begin(driver, {type: len(devices) for type, devices in types.items()})
         driver.run()
     for job in jobs:
-        if isinstance(job, RunJob) and not job.journal.finished():
-            job.journal.remove()
+        if isinstance(job, RunJob) and not job.run.journal.finished():
+            job.run.journal.remove()
     for type in types:
         conclude(folder if alone else folder / type)
     archive = pack(folder, [step.name for step in steps])

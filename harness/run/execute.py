@@ -19,7 +19,7 @@ import functools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -64,6 +64,48 @@ class Outcome:
     calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
 
 
+@dataclass
+class RunCases:
+    """The cases of a run: those that are finished, with their records, and the others."""
+
+    plan: RunPlan
+    journal: Journal
+    on_case: Callable[[Case, list[Record]], None]  # is given the records of each case that was measured
+
+    def __post_init__(self) -> None:
+        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}
+        self.finished = finished_cases(self.journal, self.plan.retry)  # records by the key of their case
+
+    @property
+    def left(self) -> dict[str, Case]:
+        """The unfinished cases by their keys, the heaviest first."""
+        return {key: case for key, case in self.all.items() if key not in self.finished}
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that finished cases were measured."""
+        return sum(map(measured_s, self.finished.values()))
+
+    def finish(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
+        """Records a case, and what is said of devices before it. Raises JournalFull."""
+        self.finished[key] = records
+        try:
+            keep(self.journal, [*of_devices, *records])
+        finally:
+            self.on_case(self.all[key], records)
+
+    def outcome(self, before_s: float = 0.0, calibrations: Sequence[Calibration] = ()) -> Outcome:
+        return Outcome(
+            records=[record for records in self.finished.values() for record in records],
+            cases=len(self.finished),
+            left_out=list(self.left.values()),
+            before_s=before_s,
+            budget_s=self.plan.budget_s,
+            folder=self.journal.folder,
+            calibrations=calibrations,
+        )
+
+
 class Display(Protocol):
     """What a person sees of a run."""
 
@@ -89,21 +131,13 @@ def run(request: Request, platform: Platform, display: Display) -> int:
     with own_device(platform) as device:
         if not request.resume:
             journal, plan = begin(planned, request, device_facts(device, threads), display.log)
-        finished = finished_cases(journal, plan.retry)
+        cases = RunCases(plan, journal, functools.partial(display.case, plan.record))
         if request.resume and request.budget:  # as much again
-            plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
+            cases.plan = replace(plan, budget_s=plan.budget_s + cases.spent_s)
         for line in device.busy:
             display.log(f"note: {line}")
         with resumable("run", journal):
-            outcome = measure(
-                plan,
-                device,
-                journal,
-                display.progress,
-                functools.partial(display.case, plan.record),
-                finished=finished,
-                began=began,
-            )
+            outcome = measure(cases, device, display.progress, time.perf_counter() - began)
         return finish(request, plan.record, outcome, display)
 
 
@@ -133,51 +167,23 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
     return code
 
 
-def measure(
-    plan: RunPlan,
-    device: OwnDevice,
-    journal: Journal,
-    progress: Progress,
-    on_case: Callable[[Case, list[Record]], None],
-    *,
-    finished: Mapping[str, list[Record]],
-    began: float | None = None,
-) -> Outcome:
-    """Measures the planned cases that are not finished yet, heaviest first, as far as the budget reaches;
-    each is recorded before the next one begins. Raises JournalFull.
+def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: float = 0.0) -> Outcome:
+    """Measures the cases that are not finished yet, the heaviest first, as far as the budget reaches; each is
+    recorded before the next one begins. Raises JournalFull.
 
-    on_case:  is given the records of each case that was measured
-    finished: the records of finished cases, by their key
-    began:    when the command began, by time.perf_counter; None: now
+    before_s: seconds since the command began
     """
-    before_s = 0.0 if began is None else time.perf_counter() - began
-    records = dict(finished)
-    spent_s = sum(measured_s(of) for of in records.values())
-    measurer = CaseMeasurer(plan, device, progress)
-    queue = [case_of(planned) for planned in plan.record.cases if planned.key not in finished]
+    plan, measurer = cases.plan, CaseMeasurer(cases.plan, device, progress)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        while queue:
-            remaining_s = plan.budget_s - spent_s
-            if spent_s and remaining_s < ENOUGH * plan.per_case_s:
+        while left := cases.left:
+            remaining_s = plan.budget_s - cases.spent_s
+            if cases.spent_s and remaining_s < ENOUGH * plan.per_case_s:
                 break
-            share_s, reached = budget.allowance(remaining_s, queue, plan.per_case_s)
-            case = queue.pop(0)
+            key, case = next(iter(left.items()))
+            share_s, reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
             progress.case(case, reached, share_s)
-            of_case = measurer.measure(case, share_s, remaining_s, Path(scratch))
-            spent_s += measured_s(of_case)
-            records[case.key] = of_case
-            try:
-                keep(journal, of_case)
-            finally:
-                on_case(case, of_case)
-    return Outcome(
-        records=[record for of_case in records.values() for record in of_case],
-        cases=len(records),
-        left_out=queue,
-        before_s=before_s,
-        budget_s=plan.budget_s,
-        folder=journal.folder,
-    )
+            cases.finish(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
+    return cases.outcome(before_s)
 
 
 def measured_s(records: Iterable[Record]) -> float:

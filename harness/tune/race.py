@@ -17,8 +17,8 @@ from harness.plan.budget import parse_shard
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts, device_facts, own_device
-from harness.run.execute import Display, exit_code, measure, resumable
-from harness.run.folder import begin, finished_cases, record_of, resume
+from harness.run.execute import Display, RunCases, exit_code, measure, resumable
+from harness.run.folder import begin, record_of, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
@@ -98,14 +98,13 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
         else:
             facts = device_facts(device, threads)
         for implementation in implementations:
-            journal, this = begin_race(implementation, request, facts, target, display)
+            cases, this = begin_race(implementation, request, facts, target, display)
             name = f"{platform.name or platform.kind} {implementation.name}"
-            display.log(f"racing {name}; rounds in {journal.folder}")
-            finished = finished_cases(journal, this.plan.retry)
-            with resumable("tune", journal):
-                plan = with_configs(this.plan, platform, target)
-                outcome = measure(plan, device, journal, display.progress, this.on_case, finished=finished)
-            display.end(plan.record, outcome)
+            display.log(f"racing {name}; rounds in {cases.journal.folder}")
+            with resumable("tune", cases.journal):
+                cases.plan = with_configs(cases.plan, platform, target)
+                outcome = measure(cases, device, display.progress)
+            display.end(cases.plan.record, outcome)
             codes.append(exit_code(outcome.records))
             races.append(this)
     return race_result(codes, races, display.log)
@@ -183,16 +182,17 @@ def race_result(
 
 def begin_race(
     implementation: Tunable, request: TuneRequest, facts: DeviceFacts, target: Target, display: RaceDisplay
-) -> tuple[Journal, Race]:
+) -> tuple[RunCases, Race]:
     """Begins the run that races one implementation's configurations on such devices, or goes on with it."""
     if request.resume:
         journal, plan = resume(request, facts.provenance, race=True)
     else:
         planned = plan_race(implementation, request, facts.platform)
         journal, plan = begin(planned, request, facts, display.log)
-    race = Race(implementation, target, plan, display, stores=request.stores)
-    race.resume(finished_cases(journal, plan.retry))
-    return journal, race
+    race = Race(implementation, target, plan.record, display, stores=request.stores)
+    cases = RunCases(plan, journal, race.on_case)
+    race.resume(cases.finished)
+    return cases, race
 
 
 def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> Run:
@@ -252,7 +252,7 @@ class Race:
 
     implementation: Tunable
     target: Target
-    plan: RunPlan
+    record: Run
     display: RaceDisplay
     stores: bool = True
     rows: list[Row] = field(default_factory=list)
@@ -260,12 +260,12 @@ class Race:
     """A line for each case in which a challenger was faster than the baseline."""
 
     def on_case(self, case: Case, records: list[Record]) -> None:
-        self.display.case(self.plan.record, case, records)
+        self.display.case(self.record, case, records)
         self.display.stored(*self._take(case, records))
 
     def resume(self, finished: Mapping[str, list[Record]]) -> None:
         """Stores what an earlier command chose, unless a newer choice is stored."""
-        for planned in self.plan.record.cases:
+        for planned in self.record.cases:
             if planned.key in finished:
                 self._take(case_of(planned), finished[planned.key], unless_newer=True)
 
@@ -274,7 +274,7 @@ class Race:
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
         """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
         would be, and the choice, if there is one."""
-        record, name = self.plan.record, self.implementation.name
+        record, name = self.record, self.implementation.name
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")

@@ -24,7 +24,7 @@ from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
 from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
-from harness.run.execute import Outcome, code_of, exit_code, finish, measure
+from harness.run.execute import Outcome, RunCases, code_of, exit_code, finish, measure
 from harness.run.folder import begin, finished_cases, plan_run, planned_case, record_of
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.rounds import Policy, Round, Rounds, Sampler
@@ -188,8 +188,9 @@ def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(
     monkeypatch.setattr(CaseMeasurer, "measure", given)
     record = SimpleNamespace(cases=[planned_case(case) for case in cases])
     before = {"before": [a_cell(), finished(MLA, measured_s=spent_s)]}
-    plan, shown = SimpleNamespace(budget_s=budget_s, per_case_s=4.0, record=record), Mock()
-    outcome = measure(plan, None, Mock(), Mock(), shown, finished=before)
+    plan = SimpleNamespace(budget_s=budget_s, per_case_s=4.0, record=record, retry=False)
+    journal, shown = Mock(finished=lambda: dict(before)), Mock()
+    outcome = measure(RunCases(plan, journal, shown), None, Mock())
     assert given.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
     assert (outcome.left_out, outcome.cases) == (cases[begun:], 1 + begun)
     assert [call.args for call in shown.call_args_list] == [(case, made[case.key]) for case in cases[:begun]]
@@ -201,12 +202,13 @@ def test_a_run_that_goes_on_keeps_its_rule_for_disturbed_rounds():
 
 
 def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, monkeypatch):
-    full, shown = Mock(append=Mock(side_effect=JournalFull("no room"))), Mock()
+    full, shown = Mock(append=Mock(side_effect=JournalFull("no room")), finished=dict), Mock()
     records = [a_cell(), finished(MLA)]
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: records)
-    plan = SimpleNamespace(budget_s=1.0, per_case_s=1.0, record=SimpleNamespace(cases=[planned_case(MLA)]))
+    record = SimpleNamespace(cases=[planned_case(MLA)])
+    plan = SimpleNamespace(budget_s=1.0, per_case_s=1.0, record=record, retry=False)
     with pytest.raises(JournalFull):
-        measure(plan, None, full, Mock(), shown, finished={})
+        measure(RunCases(plan, full, shown), None, Mock())
     shown.assert_called_once_with(MLA, records)
     assert capsys.readouterr().err == "".join(f"{record.model_dump_json()}\n" for record in records)
 

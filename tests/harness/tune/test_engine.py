@@ -145,7 +145,7 @@ def on_case(gemm, tmp_path):
         display = Mock()
         display.stored = lambda *stored: RaceTables.stored(SimpleNamespace(print=said.append), *stored)
         run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
-        this = Race(gemm, H200, SimpleNamespace(record=run), display)
+        this = Race(gemm, H200, run, display)
         this.on_case(CASE, records)
         return " ".join(said), this.rows[0]
 

@@ -69,8 +69,7 @@ the same cases."""
 
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:
-    """A setting for each of two revisions, and the first one's rerun. Raises UsageError for a revision that
-    git does not know."""
+    """A setting for each of two revisions. Raises UsageError for a revision that git does not know."""
     commits = [_commit(name) for name in names]
     pair = [
         revision_setting(f"{name} ({commit[:9]})", commit)
@@ -78,7 +77,7 @@ def revision_settings(names: tuple[str, str]) -> list[Setting]:
     ]
     if pair[0].tree == pair[1].tree:
         raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return [*pair, Setting(is_rerun=True, tree=pair[0].tree, revision=pair[0].revision)]
+    return pair
 
 
 def revision_setting(name: str, commit: str) -> Setting:

@@ -105,8 +105,7 @@ def parse_flags(texts: Iterable[str]) -> Flags:
 
 
 def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Setting]:
-    """Settings of these variables and the common ones, each once, and at the end the rerun of the first one,
-    which gives the noise. Raises UsageError for too many."""
+    """Settings of these variables and the common ones, each once. Raises UsageError for too many."""
     named = {setting.name: setting for setting in (Setting(common | each) for each in combinations)}
     settings = list(named.values())
     for setting in settings:
@@ -115,7 +114,7 @@ def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Se
         raise UsageError(
             f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
         )
-    return [*settings, Setting(settings[0].variables, is_rerun=True)]
+    return settings
 
 
 def _effective(

@@ -110,6 +110,10 @@ class CaseChecks:
     def timed(self) -> list[tuple[Worker, Entry]]:
         return [(worker, entry) for worker, entry in self.living if not entry.interpreted]
 
+    @property
+    def timed_workers(self) -> list[Worker]:
+        return list(dict.fromkeys(worker for worker, _ in self.timed))
+
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the seconds of the `with` block to a phase. The first time the name of the phase is shown."""
@@ -126,7 +130,7 @@ class CaseChecks:
         judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
-        timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
+        timed = self.timed_workers
         with self.phase("starting"):
             judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
             self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
@@ -377,7 +381,6 @@ class CaseChecks:
         """Checks the timed entries with other live operands on the first set and, where the sets are copies,
         on the last one too, a user's own entry with each live operand changed alone, then all with other
         operands, and with others of the same lengths."""
-        workers = list(dict.fromkeys(worker for worker, _ in self.timed))
         # Where the sets are copies of each other, an entry that always reads the first set would not be
         # found. So other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
@@ -399,7 +402,7 @@ class CaseChecks:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")
 
-        self.side_by_side(workers, check)
+        self.side_by_side(self.timed_workers, check)
 
     def _check_each(
         self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any

@@ -72,8 +72,7 @@ def record_of(
 ) -> Run:
     """As `plan_run`, of these cases and implementations. The default budget is 60 s; that of a race, the sum
     of what its cases should get at least."""
-    settings = [setting for setting in request.settings if not setting.is_rerun]
-    settings = settings or [parse_setting(request.set)]
+    settings = request.settings or [parse_setting(request.set)]
     for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
         if own:
             own_folder(own)
@@ -151,8 +150,7 @@ def _new_folder(planned: Run, platform: Platform) -> Path:
 
 
 def planned_case(case: Case) -> PlannedCase:
-    facts = asdict(case) | {"key": case.key}
-    return PlannedCase(**{name: facts[name] for name in PlannedCase.model_fields})
+    return PlannedCase(**asdict(case), key=case.key)
 
 
 def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import kernels
 from harness.catalogue.devices import Ceilings
-from harness.plan import budget
+from harness.plan.budget import parse_seconds
 from harness.plan.entry import ConfigsOf, own_choice
 from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
@@ -80,15 +80,11 @@ class RunPlan:
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:
         """The plan of a recorded run under a request. Raises UsageError for a budget that cannot be read."""
-        budget_s, per_case_s = record.budget_s, record.per_case_s
-        if request.budget:
-            budget_s = budget.parse_seconds(request.budget, "--budget")
-        if request.per_case:
-            per_case_s = budget.parse_seconds(request.per_case, "--per-case")
+        budget, per_case = request.budget, request.per_case
         return RunPlan(
             record=record,
-            budget_s=budget_s,
-            per_case_s=per_case_s,
+            budget_s=parse_seconds(budget, "--budget") if budget else record.budget_s,
+            per_case_s=parse_seconds(per_case, "--per-case") if per_case else record.per_case_s,
             disturbed=request.disturbed or record.disturbed,
             retry=request.retry,
             deadlines=Deadlines(request.prepare_timeout, request.call_timeout),

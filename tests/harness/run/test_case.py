@@ -1,7 +1,6 @@
 """How a case is driven, where no worker is needed to tell."""
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,14 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import CaseMeasurer
+from harness.run.case import CaseMeasurer, opening_s
 from harness.run.cells import Group
-from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
+from harness.run.checks import NO_KERNELS, CaseChecks, comparing_s, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
 from harness.run.execute import Outcome, RunCases, code_of, exit_code, finish, measure
 from harness.run.folder import begin, finished_cases, plan_run, planned_case, record_of
 from harness.run.plan import Request, RunPlan, case_of
-from harness.timing.rounds import Policy, Round, Rounds, Sampler
+from harness.timing.rounds import Policy, Rounds, Sampler
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
@@ -147,20 +146,6 @@ def test_a_revision_in_which_a_row_has_no_time_any_more_has_regressed(tmp_path):
         assert finish(Request(), run, ended, SimpleNamespace(end=lambda *_: None)) == code
 
 
-def test_what_was_asked_for_is_written_before_the_end_is_shown(tmp_path):
-    def end(*_: object) -> None:
-        assert (
-            json.loads((tmp_path / "cells.json").read_text())["cells"]
-            and (tmp_path / "cells.csv").read_text()
-        )
-        raise KeyError("a defect of the display")
-
-    request = Request(json=str(tmp_path / "cells.json"), csv=str(tmp_path / "cells.csv"))
-    ended = Outcome([a_cell()], 1, [], 0.0, 60.0, tmp_path)
-    with pytest.raises(KeyError, match="a defect"):
-        finish(request, a_run(), ended, SimpleNamespace(end=end))
-
-
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
     trees = [
         SimpleNamespace(entries=[SimpleNamespace(setting=Setting(tree=tree))]) for tree in (None, "older")
@@ -211,19 +196,6 @@ def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, mon
         measure(RunCases(plan, full, shown), None, Mock())
     shown.assert_called_once_with(MLA, records)
     assert capsys.readouterr().err == "".join(f"{record.model_dump_json()}\n" for record in records)
-
-
-def test_what_is_not_measuring_is_set_up(monkeypatch):
-    """Of ten seconds by the clock, three were samples."""
-    group = Group(MLA, [], Rotation("warm", 1, 0, 0, False))
-    for name in ("before", "after"):
-        monkeypatch.setattr(CaseChecks, name, lambda *_: None)
-    monkeypatch.setattr(
-        CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds([Round(0, 0, {}, took={"a": 3.0})]))
-    )
-    monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
-    timing()._measure_group(group, 1.0, 1.0, Path())
-    assert group.setup_s == 7.0
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
@@ -307,13 +279,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
     ("samples_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
 )
 def test_comparing_takes_a_share_of_the_time_of_the_samples(samples_s, spent_s):
-    row, asked = entry(), []
-    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), request=lambda request: 0)
-    worker.living = worker.entries = (row,)
-    run = checking(workers=[worker])
-    run.digests["first"], row.samples_s = 0, samples_s
-    run._check_timed(worker, 1)
-    assert asked == [spent_s]
+    assert comparing_s(samples_s) == spent_s
 
 
 @pytest.mark.parametrize(("unread", "reason"), [
@@ -401,28 +367,11 @@ def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
     assert again == {"crashed", "timeout", "error"}
 
 
-@pytest.mark.parametrize(("call_s", "budget_s", "max_s", "given_s"), [
-    (0.01, 5.0, 10.0, 5.0),
-    # A sample of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
-    # in each of six blocks; and a fifth more.
-    (0.01, 0.5, 10.0, 0.864),
-    (0.1, 1.0, 10.0, 2.88),
-    (1.0, 1.0, 30.0, 14.4),
-    (1.0, 1.0, 10.0, 10.0),
-])  # fmt: skip
-def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s, max_s, given_s):
-    row = entry(call_s=call_s)
-    given: list[float] = []
-
-    def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
-        given.append(policy.budget_s)
-        return Rounds()
-
-    worker = answering(None)
-    worker.living = worker.entries = [row]
-    group = Group(MLA, [row], Rotation("warm", 1, 0, 0, False))
-    timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
-    assert given == [pytest.approx(given_s)]
+@pytest.mark.parametrize(("call_s", "opening"), [(0.01, 0.864), (0.1, 2.88), (1.0, 14.4)])
+def test_a_budget_covers_the_opening_blocks(call_s, opening):
+    """A sample of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
+    in each of six blocks; and a fifth more."""
+    assert opening_s([call_s] * 2) == pytest.approx(opening)
 
 
 @pytest.mark.parametrize(("baseline", "wanted"), [(1, 1), (None, 0)])
@@ -434,18 +383,22 @@ def test_rounds_compare_with_the_run_s_baseline_and_time_it_twice(baseline, want
     ]
     name = "" if baseline is None else rows[baseline].name
     asked: list[tuple[list[str], str, str]] = []
+    given_s: list[float] = []
 
     def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
         asked.append(([*samples], policy.baseline, policy.rerun))
+        given_s.append(policy.budget_s)
         return Rounds()
 
     worker = answering(None)
     worker.living = worker.entries = rows
     record = SimpleNamespace(margin=0.01, seed=0, race=None, baseline=name)
-    group = Group(MLA, rows, Rotation("warm", 1, 0, 0, False))
-    timing(make_rounds=make_rounds, record=record)._time(checking(workers=[worker]), group, 1.0, 1.0)
+    group, checks = Group(MLA, rows, Rotation("warm", 1, 0, 0, False)), checking(workers=[worker])
+    for budget_s, max_s in ((5.0, 9.0), (0.1, 9.0), (0.1, 1.0)):  # it is stretched for the opening blocks
+        timing(make_rounds=make_rounds, record=record)._time(checks, group, budget_s, max_s)
     again = f"{rows[wanted].name} (again)"
-    assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)]
+    assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)] * 3
+    assert given_s == [5.0, pytest.approx(1.1016), 1.0]
 
 
 @pytest.mark.parametrize(("captures", "launch"), [(True, "graph"), (False, "eager")])

@@ -37,10 +37,8 @@ AnyRequest = TypeVar("AnyRequest", bound=Request)
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
 """Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
-MOST_BYTES = 16_000_000
-"""The largest size of an archive."""
-BESIDE = (FILE, "tuned", "decision")
-"""What is archived beside the folders of steps."""
+MOST_BYTES = 16_000_000  # of an archive
+BESIDE = (FILE, "tuned", "decision")  # what is archived beside the folders of steps
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
 RUN = (
     "import os, sys; from harness.workers.child.main import die_with_parent; die_with_parent(); "

@@ -35,8 +35,7 @@ REFUSED = (
 )  # fmt: skip
 """Options of CASEWISE commands that the campaign itself sets."""
 LEAST_SHARE_S = 30.0
-BUDGET_OF_SHARE = 0.8
-"""The part of a whole command's time that is measuring; the rest is set-up."""
+BUDGET_OF_SHARE = 0.8  # the part of a whole command's time that is measuring; the rest is set-up
 
 Option = str | int | float | bool | list[str]
 
@@ -55,8 +54,7 @@ class StepTable(_Table):
     """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
     devices: list[str] = []  # types of devices; default: all that there are
     repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
-    share: float | None = Field(None, gt=0, le=1)
-    """For a command that runs whole: its part of the campaign's time."""
+    share: float | None = Field(None, gt=0, le=1)  # of the campaign's time, for a command that runs whole
     expected: str = "60s"  # the time of a command that runs whole and has no share
 
 

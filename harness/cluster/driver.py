@@ -49,11 +49,9 @@ class Job:
     name: str
     type: str
     rank: int  # jobs of a lower rank come first; those of one rank take turns
-    waiting: deque[Task] = field(default_factory=deque, kw_only=True)
-    """Tasks that no device has, the most valuable first."""
+    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # the most valuable first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    overhead_s: float = field(default=0.0, kw_only=True)
-    """Seconds that a task takes beside measuring: first a guess, then an average of those done."""
+    overhead_s: float = field(default=0.0, kw_only=True)  # beside measuring: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -140,8 +138,7 @@ class Driver:
     jobs: dict[str, Job] = field(default_factory=dict)
     there: set[str] = field(default_factory=set)  # ids of the devices that the pool had at the last look
     members: dict[str, Member] = field(default_factory=dict)  # by id
-    refused: dict[str, str] = field(default_factory=dict)
-    """Ids of the devices that are left out for good, with the reasons."""
+    refused: dict[str, str] = field(default_factory=dict)  # ids of devices that are left out, and why
     typical: dict[str, Opened] = field(default_factory=dict)
     """By type, the device that the others of the type must be like; empty until all have started."""
     names: set[str] = field(default_factory=set)  # of all devices that were taken

@@ -24,8 +24,7 @@ MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 GIB = 1 << 30
 MIB = 1 << 20
 
-WORKER_STREAMS = 2
-"""The streams that a worker on a GPU uses: the default one, and the one that graphs are captured on."""
+WORKER_STREAMS = 2  # of a worker on a GPU: the default one, and the one that graphs are captured on
 
 CONTEXT = 700 * MIB
 """What the driver takes in each process that computes on a GPU, with the loaded code of kernels:
@@ -47,9 +46,7 @@ UNKNOWN_LEVEL = 256 << 20  # the assumed size of an unknown last-level cache: th
 class Rotation:
     """The sets of operands that calls rotate over."""
 
-    mode: str
-    """serving: sets differ in the operands that a serving step streams; cold: in all; warm: there is one
-    set."""
+    mode: str  # serving: sets differ in what a serving step streams; cold: in all; warm: there is one set
     copies: int  # the number of sets
     bytes: int  # how many bytes calls touch before they come to the same set again
     last_level: int  # bytes of the last-level cache

@@ -17,8 +17,7 @@ from kernels.platform import Platform
 from shapes.names import near
 
 MARGIN = 0.02
-"""A smaller change counts as `same`: it is not worth changing production for, and few machines resolve
-less."""
+"""A smaller change counts as `same`: production is not changed for it, and few machines resolve less."""
 
 MOST_SETTINGS = 32  # the most settings that one run compares
 

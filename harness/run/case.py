@@ -30,9 +30,7 @@ from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
-SLOW = 4.0
-"""An entry that takes this many times as long as the fastest is no choice for production, so that its time
-need not be precise."""
+SLOW = 4.0  # an entry that takes so many times as long as the fastest is no choice: it is sampled rarely
 
 
 @dataclass
@@ -42,9 +40,7 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    memory_share: float = 1.0
-    """The share of the free memory that may be used, where other devices of this machine are measured at
-    the same time."""
+    memory_share: float = 1.0  # of the free memory, where other devices of this machine are measured too
     ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     """What was checked at ragged sizes in this run (see `_kind`), with the reason if it was wrong."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)

@@ -36,11 +36,9 @@ FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
 FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
 COMPARING_S."""
 
-SAMPLED = ("live", "lengths")
-"""Operands for which only a sample of the rows is compared. They show an answer that was kept from earlier
-operands, and such an answer is wrong in all rows."""
-
-FEW = 0.05  # the share of a reference's work that such a sample takes
+SAMPLED, FEW = ("live", "lengths"), 0.05
+"""Operands for which only a sample of the rows is compared, and its share of a reference's work. They show an
+answer that was kept from earlier operands, and such an answer is wrong in all rows."""
 
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
@@ -72,17 +70,14 @@ class CaseChecks:
     calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
     other values throughout, and adversarial; `lengths`, of other values except for the lengths of
     sequences."""
-    digests: dict[str, int] = field(init=False, default_factory=dict)
-    """The digests of the operands that the judge made, by the same names."""
-    phases: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
-    """Seconds spent in each phase."""
-    judging: threading.Lock = field(init=False, default_factory=threading.Lock)
-    """Held while the judge works on a request: workers are checked side by side."""
-    pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
-    """Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread that
-    started it (PR_SET_PDEATHSIG), so the threads last as long as this object."""
 
     def __post_init__(self) -> None:
+        self.digests: dict[str, int] = {}  # of the operands that the judge made, by the same names
+        self.phases: dict[str, float] = defaultdict(float)  # seconds spent in each phase
+        self.judging = threading.Lock()  # held while the judge works: workers are checked side by side
+        # Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread
+        # that started it (PR_SET_PDEATHSIG), so the threads last as long as this object.
+        self.pool = ThreadPoolExecutor()
         seed = self.seed
         # Kernels of older commits may not be able to make adversarial operands, or others of the same
         # lengths.

@@ -26,8 +26,7 @@ from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform, devices
 
 LOCKS = "KERNEL_BENCH_LOCKS"
-"""The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
-one place for all users of a machine, whatever their TMPDIR is."""
+"""The variable that names the folder of locks. The default is one for all users, whatever their TMPDIR is."""
 
 LONGEST_COMMAND = 100  # characters that are shown of the command that holds a device
 

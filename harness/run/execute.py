@@ -47,8 +47,7 @@ from shapes.case import Case
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
 
 ENOUGH = 0.9
-"""A case is begun only if this share of `per_case_s` is left of the budget. The share is below 1 because
-earlier cases may have taken a little more than they were given."""
+"""A case is begun if this share of `per_case_s` is left: earlier ones may have taken a little too long."""
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,8 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
-    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure
-    """How entries are timed: `measure`, or `halving` in a race of many."""
+    configs_of: ConfigsOf = own_choice  # an implementation's configurations that are measured in a case
+    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure  # or `halving`, in a race
 
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:

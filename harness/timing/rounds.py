@@ -42,8 +42,7 @@ class Policy:
     first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
-    """An interval of a ratio is tight enough at this half width; 0: measuring goes on until blocks or
-    budget are spent."""
+    """An interval of a ratio is tight enough at this half width; 0: blocks or budget end measuring."""
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
     rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
@@ -77,8 +76,7 @@ class Round:
     index: int  # the number of the round in its block
     seconds: Mapping[str, float]  # seconds per call of each entry that gave a time
     disturbed: str = ""  # what disturbed the round; empty if nothing did
-    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
-    """The seconds that each of these samples took."""
+    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)  # seconds of each
     use: Literal["counts", "left out", "elimination"] = "counts"
     """`left out` of the result because it was disturbed, or an `elimination` round of a race, which chooses
     the entries of later rounds and counts for nothing else (see successive_halving.py)."""
@@ -90,9 +88,8 @@ class Rounds:
 
     made: list[Round] = field(default_factory=list)  # all rounds, in the order in which they were made
     dropped: dict[str, str] = field(default_factory=dict)
-    """Entries that were taken out, each with the reason. Their earlier times stay in `made`."""
-    beaten: dict[str, str] = field(default_factory=dict)
-    """Entries that lost in the eliminations, each with the words for it."""
+    """Entries that were taken out, with the reasons. Their earlier times stay in `made`."""
+    beaten: dict[str, str] = field(default_factory=dict)  # entries that lost in eliminations, and how
     stopped: str = "complete"
     """Why measuring ended: `tight` (the wanted ratios' intervals are), `clear` (those intervals are tight
     or their verdicts clear), `budget`, `complete` (all blocks and rounds were made), `disturbed` (most
@@ -177,9 +174,7 @@ def _timed(rounds: Iterable[Round]) -> set[str]:
     return {name for r in rounds for name in r.seconds}
 
 
-TRIES = 2
-"""How many rounds a block may try for each that it wants: a disturbed round is made again, as long as most
-are quiet."""
+TRIES = 2  # a block tries so many rounds for each that it wants: a disturbed round is made again
 
 
 def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rounds:

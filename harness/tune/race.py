@@ -33,23 +33,20 @@ from kernels.tuning import TUNED, Target, Tunable
 from shapes.case import Case, merge, text_of
 from shapes.suites import suites
 
-KEEP, PER_CASE = 24, "30s"
-"""The defaults of --keep and --per-case."""
+KEEP, PER_CASE = 24, "30s"  # the defaults of --keep and --per-case
 CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 """Seconds beside measuring, for a case and for each of its configurations. On an H100 cases of four to seven
 configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
 row, which are compiled only then, took 23 to 41 s (results/h200/tune-*)."""
 
-Row = dict[str, Any]
-"""A row of `tune --json`: a stored choice with its op, implementation and target."""
+Row = dict[str, Any]  # of `tune --json`: a stored choice with its op, implementation and target
 
 
 @dataclass(frozen=True)
 class TuneRequest(Request):
     """The options of `tune` as they were given. `out` is the folder of the race's rounds."""
 
-    tuned: str | None = None
-    """The folder of the winners; None: kernels/tuned."""
+    tuned: str | None = None  # the folder of the winners; None: kernels/tuned
     shard: str | None = None
     dry_run: bool = False
     check: bool = False
@@ -256,8 +253,7 @@ class Race:
     display: RaceDisplay
     stores: bool = True
     rows: list[Row] = field(default_factory=list)
-    beaten: list[str] = field(default_factory=list)
-    """A line for each case in which a challenger was faster than the baseline."""
+    beaten: list[str] = field(default_factory=list)  # a line for each case that a challenger won
 
     def on_case(self, case: Case, records: list[Record]) -> None:
         self.display.case(self.record, case, records)

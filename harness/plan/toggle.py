@@ -122,9 +122,21 @@ def _effective(
     """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
     choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
     was named on the command line can have no effect."""
-    reasons = {
-        name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
-    }
+    reasons: dict[str, str] = {}  # why a flag can have no effect here; empty where nothing is known of it
+    for name, values in named.items():
+        entry = flags.catalogue().get(name)
+        if entry is None:
+            meant = near(name, flags.catalogue(), 0.75)
+            if meant and not force:
+                instead = " or ".join(meant)
+                raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
+            log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
+            reasons[name] = ""
+            continue
+        for value in values:
+            if not (meaning := entry.meaning(value)).ok:
+                log(meaning.reason)
+        reasons[name] = entry.can_touch(op, platform, launch).reason
     obstacles = [reason for reason in reasons.values() if reason]
     if force:
         for reason in obstacles:
@@ -147,30 +159,6 @@ def _effective(
 def _chooses(name: str) -> bool:
     entry = flags.catalogue().get(name)
     return entry is not None and bool(entry.chooses)
-
-
-def _obstacle(
-    name: str,
-    values: Sequence[str | None],
-    op: str,
-    platform: Platform,
-    launch: str,
-    force: bool,
-    log: Log,
-) -> str:
-    """Why a flag can have no effect here; empty if it can, or if nothing is known of it."""
-    entry = flags.catalogue().get(name)
-    if entry is None:
-        meant = near(name, flags.catalogue(), 0.75)
-        if meant and not force:
-            instead = " or ".join(meant)
-            raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
-        log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
-        return ""
-    for value in values:
-        if not (meaning := entry.meaning(value)).ok:
-            log(meaning.reason)
-    return entry.can_touch(op, platform, launch).reason
 
 
 def _stand_ins(toggled: Flags, op: str, log: Log) -> list[str]:

@@ -28,8 +28,6 @@ from kernels.platform import Platform, devices
 LOCKS = "KERNEL_BENCH_LOCKS"
 """The variable that names the folder of locks. The default is one for all users, whatever their TMPDIR is."""
 
-LONGEST_COMMAND = 100  # characters that are shown of the command that holds a device
-
 
 @dataclass(frozen=True)
 class OwnDevice:
@@ -137,7 +135,7 @@ def _holder(owner: str, about: str) -> str:
         return f"process {owner}"
     began = time.localtime(int(since))
     form = "%H:%M" if time.strftime("%F", began) == time.strftime("%F") else "%F %H:%M"
-    shown = textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
+    shown = textwrap.shorten(command, 100, placeholder=" ...")
     return f"`{shown}` (process {owner}, since {time.strftime(form, began)})"
 
 

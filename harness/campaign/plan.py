@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import kernels
 from harness.cluster.driver import Job, Task, next_task
@@ -40,11 +40,7 @@ BUDGET_OF_SHARE = 0.8  # the part of a whole command's time that is measuring; t
 Option = str | int | float | bool | list[str]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StepTable(_Table):
+class StepTable(BaseModel, extra="forbid"):
     """A `[[step]]` of the file."""
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
@@ -58,7 +54,7 @@ class StepTable(_Table):
     expected: str = "60s"  # the time of a command that runs whole and has no share
 
 
-class CampaignSpec(_Table):
+class CampaignSpec(BaseModel, extra="forbid"):
     step: list[StepTable] = Field(min_length=1)  # the most valuable first
 
 

@@ -49,7 +49,7 @@ class Job:
     name: str
     type: str
     rank: int  # jobs of a lower rank come first; those of one rank take turns
-    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # the most valuable first
+    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given yet; the best first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
     overhead_s: float = field(default=0.0, kw_only=True)  # beside measuring: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
@@ -133,20 +133,22 @@ class Driver:
     ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # how a person goes on where the pool is gone
-    calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
-    jobs: dict[str, Job] = field(default_factory=dict)
-    there: set[str] = field(default_factory=set)  # ids of the devices that the pool had at the last look
-    members: dict[str, Member] = field(default_factory=dict)  # by id
-    refused: dict[str, str] = field(default_factory=dict)  # ids of devices that are left out, and why
-    typical: dict[str, Opened] = field(default_factory=dict)
-    """By type, the device that the others of the type must be like; empty until all have started."""
-    names: set[str] = field(default_factory=set)  # of all devices that were taken
-    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
-    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    failed: bool = False  # whether there is work that no device did, though there was time
-    looked: float = -math.inf
-    idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.jobs: dict[str, Job] = {}  # by name
+        self.calibrations: list[Calibration] = []  # of devices, as far as they are known
+        self.there: set[str] = set()  # ids of the devices that the pool had at the last look
+        self.members: dict[str, Member] = {}  # by id
+        self.refused: dict[str, str] = {}  # ids of devices that are left out, and why
+        # By type, the device that the others of the type must be like; empty until all have started.
+        self.typical: dict[str, Opened] = {}
+        self.names: set[str] = set()  # of all devices that were taken
+        self.failures = Counter[str]()  # how often each device failed in a row
+        self.tried: dict[Task, list[str]] = {}  # the devices that failed at a task
+        self.failed = False  # whether there is work that no device did, though there was time
+        self.looked = -math.inf
+        self.idle_since: float | None = None
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from typing import Any
 import kernels
 from harness.catalogue.devices import last_level
 from harness.errors import UsageError
-from harness.files import require_writable_folder
+from harness.files import explained
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
@@ -173,9 +173,10 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
         return Checked(case, entry)
     tell_of_own_choices([setting.variables], say)
     if save is not None:
-        require_writable_folder(Path(save))
-        for file in (*SAVED, TRACEBACK):  # of an earlier check
-            Path(save, file).unlink(missing_ok=True)
+        with explained(f"cannot write {save}"):
+            Path(save).mkdir(parents=True, exist_ok=True)
+            for file in (*SAVED, TRACEBACK):  # of an earlier check
+                Path(save, file).unlink(missing_ok=True)
     threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []

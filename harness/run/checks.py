@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import kernels
@@ -65,11 +65,6 @@ class CaseChecks:
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
     ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
-    seeds: dict[str, dict[str, int]] = field(init=False)
-    """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
-    calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
-    other values throughout, and adversarial; `lengths`, of other values except for the lengths of
-    sequences."""
 
     def __post_init__(self) -> None:
         self.digests: dict[str, int] = {}  # of the operands that the judge made, by the same names
@@ -82,6 +77,9 @@ class CaseChecks:
         # Kernels of older commits may not be able to make adversarial operands, or others of the same
         # lengths.
         is_current = not any(worker.entries[0].setting.tree for worker in self.workers)
+        # The seeds of sets of operands: `first`, on which entries are timed; `last`, of the sets that calls
+        # rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
+        # other values throughout, and adversarial; `lengths`, of other values except for sequences' lengths.
         self.seeds = {
             "first": seeds_of(Seeds(seed, seed)),
             "live": seeds_of(Seeds(seed, seed + 1)),
@@ -153,18 +151,9 @@ class CaseChecks:
         `profiled`, and checks the interpreted entries. Raises WorkerFailure as `before` does."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
-        with self.phase("profiling") if profiled else contextlib.nullcontext():
-            # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
-            # not start, taking a profile fails with the reason.
-            timed = self.timed if profiled else []
-            on_gpu = [(worker, entry) for worker, entry in timed if worker.platform.kind != "cpu"]
-            workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
-            self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
-            for worker, entry in timed:
-                self._profile(worker, entry)
-            unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
-            if unseen:
-                self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
+        if profiled:
+            with self.phase("profiling"):
+                self._profile_all()
         with self.phase("checking again"):
             self._check_again(rotation.copies)
         interpreted = [(worker, entry) for worker, entry in self.living if entry.interpreted]
@@ -359,6 +348,18 @@ class CaseChecks:
             if name not in self.digests:
                 self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
         return name
+
+    def _profile_all(self) -> None:
+        on_gpu = self.workers[0].platform.kind != "cpu"
+        if on_gpu:  # It takes 5 s in each process. Where it fails, taking a profile fails with the reason.
+            self.side_by_side(
+                self.timed_workers, lambda worker: attempt([], worker.request, "start_profiler")
+            )
+        for worker, entry in self.timed:
+            self._profile(worker, entry)
+        unseen = [entry.name for _, entry in self.timed if not entry.kernels]
+        if on_gpu and unseen:
+            self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
         """Notes what ran in a call. Where the profiler does not work the entry keeps its time: whether the

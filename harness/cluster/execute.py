@@ -106,7 +106,7 @@ class RunJob(Job):
         """Records the case at once, with what is not recorded yet of devices, so that a kill loses none."""
         self.given_s.pop(task.key, None)
         self.met[by.used.name] = by.used
-        self.run.finish(task.key, result, self._new_of_devices())
+        self.run.take(task.key, result, self._new_of_devices())
         return measured_s(result)
 
     def _new_of_devices(self) -> list[Record]:

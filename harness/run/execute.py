@@ -47,62 +47,7 @@ from shapes.case import Case
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
 
 ENOUGH = 0.9
-"""A case is begun if this share of `per_case_s` is left: earlier ones may have taken a little too long."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a run."""
-
-    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
-    cases: int
-    left_out: list[Case]  # cases that the budget did not reach
-    before_s: float  # seconds from the beginning of the command to the first case
-    budget_s: float
-    folder: Path
-    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
-
-
-@dataclass
-class RunCases:
-    """The cases of a run: those that are finished, with their records, and the others."""
-
-    plan: RunPlan
-    journal: Journal
-    on_case: Callable[[Case, list[Record]], None]  # is given the records of each case that was measured
-
-    def __post_init__(self) -> None:
-        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}
-        self.finished = finished_cases(self.journal, self.plan.retry)  # records by the key of their case
-
-    @property
-    def left(self) -> dict[str, Case]:
-        """The unfinished cases by their keys, the heaviest first."""
-        return {key: case for key, case in self.all.items() if key not in self.finished}
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds that finished cases were measured."""
-        return sum(map(measured_s, self.finished.values()))
-
-    def finish(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
-        """Records a case, and what is said of devices before it. Raises JournalFull."""
-        self.finished[key] = records
-        try:
-            keep(self.journal, [*of_devices, *records])
-        finally:
-            self.on_case(self.all[key], records)
-
-    def outcome(self, before_s: float = 0.0, calibrations: Sequence[Calibration] = ()) -> Outcome:
-        return Outcome(
-            records=[record for records in self.finished.values() for record in records],
-            cases=len(self.finished),
-            left_out=list(self.left.values()),
-            before_s=before_s,
-            budget_s=self.plan.budget_s,
-            folder=self.journal.folder,
-            calibrations=calibrations,
-        )
+"""A case is begun if this share of `per_case_s` is left of the budget: earlier ones may have overrun theirs."""
 
 
 class Display(Protocol):
@@ -150,20 +95,46 @@ def resumable(name: str, journal: Journal) -> Iterator[None]:
         raise KeyboardInterrupt(f"finished cases are recorded; the rest:\n  {rest}") from None
 
 
-def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
-    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
-    try:
-        write_outputs(request.json, request.csv, record, outcome.records)
-    finally:
-        display.end(record, outcome)
-    code = exit_code(outcome.records)
-    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
-        asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
-        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
-    if code == OK and record.trees:
-        first = next(iter(record.settings))
-        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
-    return code
+@dataclass
+class RunCases:
+    """The cases of a run: those that are finished, with their records, and the others."""
+
+    plan: RunPlan
+    journal: Journal
+    on_case: Callable[[Case, list[Record]], None]  # is given the records of each case that was measured
+
+    def __post_init__(self) -> None:
+        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}
+        self.finished = finished_cases(self.journal, self.plan.retry)  # records by the key of their case
+
+    @property
+    def left(self) -> dict[str, Case]:
+        """The unfinished cases by their keys, the heaviest first."""
+        return {key: case for key, case in self.all.items() if key not in self.finished}
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that finished cases were measured."""
+        return sum(map(measured_s, self.finished.values()))
+
+    def take(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
+        """Records a case, and what is said of devices before it. Raises JournalFull."""
+        self.finished[key] = records
+        try:
+            keep(self.journal, [*of_devices, *records])
+        finally:
+            self.on_case(self.all[key], records)
+
+    def outcome(self, before_s: float = 0.0, calibrations: Sequence[Calibration] = ()) -> Outcome:
+        return Outcome(
+            records=[record for records in self.finished.values() for record in records],
+            cases=len(self.finished),
+            left_out=list(self.left.values()),
+            before_s=before_s,
+            budget_s=self.plan.budget_s,
+            folder=self.journal.folder,
+            calibrations=calibrations,
+        )
 
 
 def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: float = 0.0) -> Outcome:
@@ -181,7 +152,7 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
             key, case = next(iter(left.items()))
             share_s, reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
             progress.case(case, reached, share_s)
-            cases.finish(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
+            cases.take(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
     return cases.outcome(before_s)
 
 
@@ -199,6 +170,35 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
         for record in records:
             print(record.model_dump_json(), file=sys.stderr)
         raise
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
+    cases: int
+    left_out: list[Case]  # cases that the budget did not reach
+    before_s: float  # seconds from the beginning of the command to the first case
+    budget_s: float
+    folder: Path
+    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
+
+
+def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
+    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
+    try:
+        write_outputs(request.json, request.csv, record, outcome.records)
+    finally:
+        display.end(record, outcome)
+    code = exit_code(outcome.records)
+    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
+        asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
+        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
+    if code == OK and record.trees:
+        first = next(iter(record.settings))
+        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
+    return code
 
 
 def exit_code(records: Iterable[Record]) -> int:

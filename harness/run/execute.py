@@ -47,7 +47,7 @@ from shapes.case import Case
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
 
 ENOUGH = 0.9
-"""A case is begun if this share of `per_case_s` is left of the budget: earlier ones may have overrun theirs."""
+"""A case is begun if this share of `per_case_s` is left of the budget: earlier ones may have overrun it."""
 
 
 class Display(Protocol):

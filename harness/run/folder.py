@@ -1,4 +1,4 @@
-"""The folder of a run: created with a new plan (`begin`), or opened again to continue (`resume`)."""
+"""A new run planned (`plan_run`) and its folder begun (`begin`), or a run opened again to go on (`resume`)."""
 
 from __future__ import annotations
 

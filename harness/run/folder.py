@@ -1,4 +1,4 @@
-"""A new run planned (`plan_run`) and its folder begun (`begin`), or a run opened again to go on (`resume`)."""
+"""A new run, planned (`plan_run`) and begun in its folder (`begin`), or a run that goes on (`resume`)."""
 
 from __future__ import annotations
 

@@ -22,25 +22,23 @@ from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Agent, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.execute import RunJob, begin_race, begin_run, calibration_jobs
+from harness.cluster.execute import RunJob, begin_run, calibration_jobs
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.files import JournalFull, JsonObject
 from harness.paths import ROOT
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
-from harness.run.execute import BROKEN
+from harness.run.execute import BROKEN, RunCases
 from harness.run.plan import PLANNING, Request
-from harness.tune.race import RaceDisplay, TuneRequest, implementations_here
+from harness.tune.race import RaceDisplay, TuneRequest, begin_race, implementations_here
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
 """Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
-MOST_BYTES = 16_000_000
-"""The largest size of an archive."""
-BESIDE = (FILE, "tuned", "decision")
-"""What is archived beside the folders of steps."""
+MOST_BYTES = 16_000_000  # of an archive
+BESIDE = (FILE, "tuned", "decision")  # what is archived beside the folders of steps
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
 RUN = (
     "import os, sys; from harness.workers.child.main import die_with_parent; die_with_parent(); "
@@ -162,10 +160,9 @@ class CommandJob(Job):
     @property
     def statuses(self) -> dict[str, int]:
         """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
-        try:
-            code = json.loads(self.file.read_bytes())["code"]
-        except (OSError, ValueError, KeyError):
+        if not self.done:
             return {}
+        code = json.loads(self.file.read_bytes())["code"]
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
 
     def order(self, task: Task, left_s: float) -> CommandOrder:
@@ -248,14 +245,15 @@ class Steps:
             request = replace(request, tuned=str(self.folder / "tuned"))
             for implementation in implementations_here(request, device.facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
-                journal, race = begin_race(implementation, _into(request, where), device, self.display)
+                into = _into(request, where)
+                cases, _ = begin_race(implementation, into, device.facts, device.target, self.display)
                 of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
+                yield RunJob(of, type, step.rank, cases, 0, self.calibrations)
         else:
             run = _into(request(device.facts.platform), folder)
             journal, plan = begin_run(run, device, self.display.log)
-            on_case = functools.partial(self.display.case, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
+            cases = RunCases(plan, journal, functools.partial(self.display.case, plan.record))
+            yield RunJob(name, type, step.rank, cases, 0, self.calibrations)
 
 
 def _into(request: AnyRequest, folder: Path) -> AnyRequest:
@@ -313,8 +311,8 @@ def run_campaign(
         display.begin(driver, {type: len(devices) for type, devices in types.items()})
         driver.run()
     for job in jobs:
-        if isinstance(job, RunJob) and not job.journal.finished():
-            job.journal.remove()
+        if isinstance(job, RunJob) and not job.run.journal.finished():
+            job.run.journal.remove()
     for type in types:
         conclude(folder if alone else folder / type)
     archive = pack(folder, [step.name for step in steps])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import kernels
 from harness.cluster.driver import Job, Task, next_task
@@ -20,9 +20,9 @@ from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
-from harness.run.folder import select_all, worth_s
+from harness.run.folder import plan_run
 from harness.run.plan import Request
-from harness.tune.race import TuneRequest, implementations_here, race_selection
+from harness.tune.race import TuneRequest, implementations_here, plan_race
 from kernels.platform import Platform
 from shapes.suites import by_ops, cases_file
 
@@ -35,17 +35,12 @@ REFUSED = (
 )  # fmt: skip
 """Options of CASEWISE commands that the campaign itself sets."""
 LEAST_SHARE_S = 30.0
-BUDGET_OF_SHARE = 0.8
-"""The part of a whole command's time that is measuring; the rest is set-up."""
+BUDGET_OF_SHARE = 0.8  # the part of a whole command's time that is measuring; the rest is set-up
 
 Option = str | int | float | bool | list[str]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StepTable(_Table):
+class StepTable(BaseModel, extra="forbid"):
     """A `[[step]]` of the file."""
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
@@ -55,12 +50,11 @@ class StepTable(_Table):
     """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
     devices: list[str] = []  # types of devices; default: all that there are
     repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
-    share: float | None = Field(None, gt=0, le=1)
-    """For a command that runs whole: its part of the campaign's time."""
+    share: float | None = Field(None, gt=0, le=1)  # of the campaign's time, for a command that runs whole
     expected: str = "60s"  # the time of a command that runs whole and has no share
 
 
-class CampaignSpec(_Table):
+class CampaignSpec(BaseModel, extra="forbid"):
     step: list[StepTable] = Field(min_length=1)  # the most valuable first
 
 
@@ -219,19 +213,15 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
         keys, overhead_s = [step.name], step.wall_s(budget_s)
     elif isinstance(request, TuneRequest):
         request = replace(request, dry_run=True)
-        keys = [
-            f"{implementation.name} {case.key}"
-            for implementation in implementations_here(request, platform)
-            for case in race_selection(implementation, request, platform).cases
-        ]
-        measure_s = request.per_case_s
+        races = [plan_race(each, request, platform) for each in implementations_here(request, platform)]
+        keys = [f"{planned.baseline} {case.key}" for planned in races for case in planned.cases]
+        measure_s = races[0].per_case_s if races else 0.0
         overhead_s = expected_overhead_s("", platform.kind)
     else:
-        asked = request(platform)
-        selection = select_all(asked, platform)
-        keys = [case.key for case in selection.cases]
-        measure_s = worth_s(asked, selection.suite)
-        overhead_s = expected_overhead_s(selection.suite, platform.kind)
+        planned = plan_run(request(platform), platform)
+        keys = [case.key for case in planned.cases]
+        measure_s = planned.per_case_s
+        overhead_s = expected_overhead_s(planned.suite, platform.kind)
     waiting = deque(Task(name, key) for key in keys)
     return Job(name, type, step.rank, waiting=waiting, measure_s=measure_s, overhead_s=overhead_s)
 

@@ -72,7 +72,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from harness.machine.device import choose_device
     from harness.results.journal import Journal
     from harness.run import execute
-    from harness.run.folder import select_all
+    from harness.run.folder import plan_run
     from kernels.engines import engines
     from kernels.platform import detect
 
@@ -84,7 +84,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
                 Journal(Path(request.resume)).run()
             else:  # what depends on its devices is known when it is joined
                 named = request.baseline if request.baseline not in engines() else None
-                select_all(replace(request, launch=None, baseline=named), detect())
+                plan_run(replace(request, launch=None, baseline=named), detect())
             sys.exit(run_on_cluster(request, request_of, display))
         platform = choose_device(request.device)
         sys.exit(execute.run(request_of(platform), platform, display))

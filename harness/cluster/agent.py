@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,14 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
+from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import choose_device
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
 from harness.run.case import CaseMeasurer
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, device_used, own_device
+from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.plan import RunPlan, case_of
-from harness.tune.race import racing, target_here
+from harness.tune.race import target_of, with_configs
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from kernels.tuning import Target
@@ -56,12 +58,12 @@ class Device:
         if self.is_gpu and agent.platform.kind == "cpu":
             raise NothingRan(f"a device of type {self.type} is a GPU, but its agent sees none")
         own = agent.hold()
-        agent.used = device_used(agent.platform, self.type)
         threads = worker_threads(self.threads)
-        with contextlib.ExitStack() as stack:
-            target, _ = target_here(agent.platform, threads, stack)
+        target = target_of(agent.platform, threads)
         facts = device_facts(own, threads)
-        return Opened(agent.used, replace(facts, busy=[*facts.busy, *agent.notes]), target)
+        facts = replace(facts, busy=[*facts.busy, *agent.notes])
+        agent.opened = Opened(device_used(agent.platform, self.type), facts, target)
+        return agent.opened
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,15 @@ class CaseOrder:
     deadline_s: float = math.inf  # wall-clock after which the result is of no use
 
     def obey(self, agent: Agent) -> list[Record]:
-        own, plan, judge = agent.hold(), self.plan, None
+        own, plan = agent.hold(), self.plan
         case = case_of(plan.record.cases[0])
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-            if plan.record.race is not None:
-                kernels.import_plugins()  # their configurations are looked at in this process
-                plan, judge, _ = stack.enter_context(racing(plan, own))
-            measurer = CaseMeasurer(plan, own, Progress(quiet=True), judge, 1 / agent.device.beside)
+        if plan.record.race is not None:
+            kernels.import_plugins()  # their configurations are looked at in this process
+            plan = with_configs(plan, agent.platform, agent.opened.target)
+        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.beside)
+        with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             *cells, done = measurer.measure(case, self.budget_s, self.max_s, Path(folder))
-        return [*cells, done.model_copy(update={"device": agent.used.name})]
+        return [*cells, done.model_copy(update={"device": agent.opened.used.name})]
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Agent:
         self.notes: Sequence[str] = ()  # what makes this process doubtful, a line each
         self.device: Device
         self.platform: Platform
-        self.used: DeviceUsed
+        self.opened: Opened
 
     def answer(self, id: str, order: Order) -> Answer:
         """The result of an order, or the error as one line. id: of the device"""
@@ -135,6 +136,24 @@ class Agent:
         """Releases the device."""
         self.held.close()
         self.own = None
+
+
+def device_used(platform: Platform, type: str) -> DeviceUsed:
+    """The record of a device of a cluster."""
+    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
+    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
+    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 8] -> `0-2,8`"""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, pair)) for pair in ranges)
 
 
 class TimeIsUp(BaseException):

@@ -49,11 +49,9 @@ class Job:
     name: str
     type: str
     rank: int  # jobs of a lower rank come first; those of one rank take turns
-    waiting: deque[Task] = field(default_factory=deque, kw_only=True)
-    """Tasks that no device has, the most valuable first."""
+    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given yet; the best first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    overhead_s: float = field(default=0.0, kw_only=True)
-    """Seconds that a task takes beside measuring: first a guess, then an average of those done."""
+    overhead_s: float = field(default=0.0, kw_only=True)  # beside measuring: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -135,21 +133,22 @@ class Driver:
     ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # how a person goes on where the pool is gone
-    calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
-    jobs: dict[str, Job] = field(default_factory=dict)
-    there: set[str] = field(default_factory=set)  # ids of the devices that the pool had at the last look
-    members: dict[str, Member] = field(default_factory=dict)  # by id
-    refused: dict[str, str] = field(default_factory=dict)
-    """Ids of the devices that are left out for good, with the reasons."""
-    typical: dict[str, Opened] = field(default_factory=dict)
-    """By type, the device that the others of the type must be like; empty until all have started."""
-    names: set[str] = field(default_factory=set)  # of all devices that were taken
-    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
-    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    failed: bool = False  # whether there is work that no device did, though there was time
-    looked: float = -math.inf
-    idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.jobs: dict[str, Job] = {}  # by name
+        self.calibrations: list[Calibration] = []  # of devices, as far as they are known
+        self.there: set[str] = set()  # ids of the devices that the pool had at the last look
+        self.members: dict[str, Member] = {}  # by id
+        self.refused: dict[str, str] = {}  # ids of devices that are left out, and why
+        # By type, the device that the others of the type must be like; empty until all have started.
+        self.typical: dict[str, Opened] = {}
+        self.names: set[str] = set()  # of all devices that were taken
+        self.failures = Counter[str]()  # how often each device failed in a row
+        self.tried: dict[Task, list[str]] = {}  # the devices that failed at a task
+        self.failed = False  # whether there is work that no device did, though there was time
+        self.looked = -math.inf
+        self.idle_since: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -167,8 +166,7 @@ class Driver:
         self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
-            if member.opened:
-                self._welcome(member, member.opened)
+            self._welcome(member)
         types = self._types()
         if not types:
             reasons = "; ".join(self.refused.values())
@@ -274,7 +272,7 @@ class Driver:
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.typical:
-                self._welcome(member, answer.result)
+                self._welcome(member)
         else:
             assert task is not None and member.opened is not None
             wall_s, job = self.clock() - member.began, self.jobs[task.job]
@@ -320,9 +318,12 @@ class Driver:
         job.waiting.appendleft(task)
         return "given to another device"
 
-    def _welcome(self, member: Member, opened: Opened) -> None:
+    def _welcome(self, member: Member) -> None:
         """Keeps a device that has started, or leaves it out."""
-        type, name, jobs = member.device.type, opened.used.name, self.jobs.values()
+        opened = member.opened
+        if opened is None:
+            return
+        type, name, jobs = member.device.type, member.name, self.jobs.values()
         typical = self.typical.get(type, opened)
         if different := differences(typical.facts, opened.facts):
             self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,20 +17,19 @@ from harness.files import require_writable
 from harness.plan import budget
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
-from harness.run.execute import ENOUGH, Display, Outcome, exit_code, finish, keep, measured_s
-from harness.run.folder import begin, finished_cases, resume, select_all
-from harness.run.plan import Request, RunPlan, case_of
+from harness.run.execute import ENOUGH, Display, Outcome, RunCases, exit_code, finish, keep, measured_s
+from harness.run.folder import begin, plan_run, resume
+from harness.run.plan import Request, RunPlan
 from harness.tune.race import (
     Race,
     RaceDisplay,
     Row,
     TuneRequest,
+    begin_race,
     implementations_here,
-    open_race,
     race_result,
 )
 from kernels.platform import Platform
-from kernels.tuning import Tunable
 from shapes.case import Case
 
 MOST = 3.0  # a case may take this many times its budget, if its first rounds need more than the budget
@@ -55,58 +53,51 @@ def expected_overhead_s(suite: str, kind: str) -> float:
 class RunJob(Job):
     """The unfinished cases of a run."""
 
-    journal: Journal
-    plan: RunPlan
-    on_case: Callable[[Case, list[Record]], None]  # is given each finished case's records
+    run: RunCases
     device_count: int
     """How many devices share the cases. Each of them may measure for the run's budget. 0: only the driver's
     end limits the run, and each case has `per_case_s`."""
     calibrations: Sequence[Calibration] = ()  # of all devices, as far as they are known
 
     def __post_init__(self) -> None:
-        record = self.plan.record
-        self.measure_s = self.plan.per_case_s
-        self.overhead_s = expected_overhead_s(record.suite, record.provenance["machine"]["platform"])
-        self.planned = {planned.key: case_of(planned) for planned in record.cases}
-        self.finished = finished_cases(self.journal, self.plan.retry)
+        plan, journal = self.run.plan, self.run.journal
+        self.measure_s = plan.per_case_s
+        kind = plan.record.provenance["machine"]["platform"]
+        self.overhead_s = expected_overhead_s(plan.record.suite, kind)
         self.given_s: dict[str, float] = {}  # for cases that are being measured
         self.met: dict[str, DeviceUsed] = {}  # devices that measured a case in this command, by name
         # What is recorded of devices, in earlier commands too.
-        self.of_devices: list[Record] = [*self.journal.devices(), *self.journal.calibrations()]
+        self.of_devices: list[Record] = [*journal.devices(), *journal.calibrations()]
         # Cases that are measured again come last: what broke may break again.
-        before = self.journal.finished()
-        again = sorted(self.planned, key=lambda key: key in before)
-        self.waiting.extend(Task(self.name, key) for key in again if key not in self.finished)
+        before = journal.finished()
+        again = sorted(self.run.left, key=lambda key: key in before)
+        self.waiting.extend(Task(self.name, key) for key in again)
 
     @property
     def cases(self) -> int:
-        return len(self.planned)
+        return len(self.run.all)
 
     @property
     def done(self) -> int:
-        return len(self.finished)
-
-    @property
-    def left_out(self) -> list[Case]:
-        return [case for key, case in self.planned.items() if key not in self.finished]
+        return len(self.run.finished)
 
     @property
     def statuses(self) -> Counter[str]:
         """How many rows have each status."""
-        records = itertools.chain.from_iterable(self.finished.values())
+        records = itertools.chain.from_iterable(self.run.finished.values())
         return Counter(record.status for record in records if isinstance(record, Cell))
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
-        share_s, most_s = self.plan.per_case_s, MOST * self.plan.per_case_s
+        plan, spent_s = self.run.plan, self.run.spent_s
+        share_s, most_s = plan.per_case_s, MOST * plan.per_case_s
         if self.device_count:
-            spent_s = sum(measured_s(records) for records in self.finished.values())
-            most_s = self.plan.budget_s * self.device_count - spent_s - sum(self.given_s.values())
-            if (spent_s or self.given_s) and most_s < ENOUGH * self.plan.per_case_s:
+            most_s = plan.budget_s * self.device_count - spent_s - sum(self.given_s.values())
+            if (spent_s or self.given_s) and most_s < ENOUGH * plan.per_case_s:
                 return None
-            queue = [self.planned[each.key] for each in (task, *self.waiting)]
-            share_s, _ = budget.allowance(most_s, queue, self.plan.per_case_s)
+            queue = [self.run.all[each.key] for each in (task, *self.waiting)]
+            share_s, _ = budget.allowance(most_s, queue, plan.per_case_s)
         self.given_s[task.key] = share_s
-        return CaseOrder(_of_case(self.plan, task.key), min(share_s, left_s), min(most_s, left_s), left_s)
+        return CaseOrder(_of_case(plan, task.key), min(share_s, left_s), min(most_s, left_s), left_s)
 
     def take_back(self, task: Task) -> None:
         self.given_s.pop(task.key, None)
@@ -114,12 +105,8 @@ class RunJob(Job):
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
         """Records the case at once, with what is not recorded yet of devices, so that a kill loses none."""
         self.given_s.pop(task.key, None)
-        self.finished[task.key] = result
         self.met[by.used.name] = by.used
-        try:
-            keep(self.journal, [*self._new_of_devices(), *result])
-        finally:
-            self.on_case(self.planned[task.key], result)
+        self.run.take(task.key, result, self._new_of_devices())
         return measured_s(result)
 
     def _new_of_devices(self) -> list[Record]:
@@ -131,19 +118,10 @@ class RunJob(Job):
 
     def end(self) -> None:
         if new := self._new_of_devices():
-            keep(self.journal, new)
+            keep(self.run.journal, new)
 
     def outcome(self, before_s: float = 0.0) -> Outcome:
-        finished = self.journal.finished()
-        return Outcome(
-            records=[record for records in finished.values() for record in records],
-            cases=len(finished),
-            left_out=self.left_out,
-            before_s=before_s,
-            budget_s=self.plan.budget_s,
-            folder=self.journal.folder,
-            calibrations=self.journal.calibrations(),
-        )
+        return self.run.outcome(before_s, self.run.journal.calibrations())
 
 
 def _of_case(plan: RunPlan, key: str) -> RunPlan:
@@ -162,21 +140,13 @@ class CalibrationJob(Job):
     driver: Driver  # has the list of calibrations, which the jobs of runs read
 
     def __post_init__(self) -> None:
-        facts = replace(self.devices[0].facts, ceilings=None)  # only times are kept
+        facts = self.devices[0].facts
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
         self.measure_s, self.overhead_s = CALIBRATION_S, expected_overhead_s("smoke", kind)
-        with tempfile.TemporaryDirectory() as folder:  # only the plan is kept; its run folder is not
-            request = Request(
-                op=CALIBRATION_OP,
-                case=CALIBRATION_CASES[kind],
-                boundary="core",
-                launch="eager",
-                budget=f"{CALIBRATION_S}s",
-                out=f"{folder}/calibration",
-            )
-            selection = select_all(request, facts.platform)
-            selection = replace(selection, implementations=[selection.baseline])
-            _, self.plan = begin(request, facts.platform, lambda _: facts, selection, lambda _: None)
+        request = Request(op=CALIBRATION_OP, case=CALIBRATION_CASES[kind], boundary="core", launch="eager")
+        planned = plan_run(request, facts.platform)
+        only = {"implementations": [planned.baseline], "provenance": facts.provenance}
+        self.plan = RunPlan.of(planned.model_copy(update=only), request)
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
@@ -239,7 +209,8 @@ def run_on_cluster(
                 records = [each.nameless if isinstance(each, CaseDone) else each for each in records]
             display.case(record, case, records)
 
-        job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
+        cases = RunCases(plan, journal, on_case)
+        job = RunJob(record.id, type, 0, cases, count, driver.calibrations)
         before_s = time.perf_counter() - began
         _work(driver, [job], type, devices)
     code = finish(request, record, job.outcome(before_s), display)
@@ -254,7 +225,7 @@ def _driver(request: Request, display: Display, pool: Pool | None) -> Driver:
 def _work(driver: Driver, jobs: Sequence[RunJob], type: str, devices: Sequence[Opened]) -> None:
     """Does the jobs on devices of one type, with calibrations before and after them."""
     driver.add([*jobs, *calibration_jobs(driver, type, devices)])
-    folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
+    folders = ", ".join(f"--resume {job.run.journal.folder}" for job in jobs)
     driver.go_on = f"{folders} measures the rest"
     driver.run()
 
@@ -273,8 +244,7 @@ def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> t
     facts = device.facts
     if request.resume:
         return resume(request, facts.provenance)
-    selection = select_all(request, facts.platform)
-    return begin(request, facts.platform, lambda _: facts, selection, log)
+    return begin(plan_run(request, facts.platform), request, facts, log)
 
 
 def race_on_cluster(
@@ -291,28 +261,15 @@ def race_on_cluster(
         if not implementations:
             raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
         for implementation in implementations:
-            journal, race = begin_race(implementation, request, devices[0], display)
+            cases, race = begin_race(implementation, request, devices[0].facts, devices[0].target, display)
             name = implementation.name
-            display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
-            jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, driver.calibrations))
+            display.log(f"racing {name} on {count} of {type}; rounds in {cases.journal.folder}")
+            jobs.append(RunJob(name, type, 0, cases, count, driver.calibrations))
             races.append(race)
         _work(driver, jobs, type, devices)
     codes = [FAILED] if driver.failed else []
     for job in jobs:
         outcome = job.outcome()
-        display.end(job.plan.record, outcome)
+        display.end(job.run.plan.record, outcome)
         codes.append(exit_code(outcome.records))
     return race_result(codes, races, display.log)
-
-
-def begin_race(
-    implementation: Tunable, request: TuneRequest, device: Opened, display: RaceDisplay
-) -> tuple[Journal, Race]:
-    """Begins a race for devices that are like this one, or goes on with it."""
-    facts = device.facts
-    journal, plan = open_race(
-        implementation, request, facts.platform, lambda _: facts, display.log, facts.provenance
-    )
-    race = Race(implementation, device.target, plan, display, stores=request.stores)
-    race.resume(finished_cases(journal, plan.retry))
-    return journal, race

@@ -4,32 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from harness.errors import UsageError
-from harness.timing.rounds import Policy
 from shapes.case import Case
-
-TYPICAL = 4.0  # a good kernel takes about this many times the least time that the device's ceilings allow
-
-
-def well_measured_first(
-    cases: Sequence[Case], least_s: Callable[[Case], float], entries: int, case_s: float
-) -> list[Case]:
-    """The cases in the order in which they are measured: among cases of equal weight, those come first whose
-    opening blocks fit into the time of a case, because the first table is read most.
-
-    least_s: the seconds that a call of a case takes at least
-    entries: how many entries are sampled in each round
-    case_s:  seconds for a case
-    """
-    policy = Policy()
-    calls = 2 * entries * policy.opening * policy.first_rounds
-
-    def order(case: Case) -> tuple[float, bool]:
-        return -round(case.weight, 9), calls * TYPICAL * least_s(case) > case_s
-
-    return sorted(cases, key=order)
 
 
 def allowance(remaining_s: float, queue: Sequence[Case], min_s: float) -> tuple[float, int]:

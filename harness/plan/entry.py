@@ -3,7 +3,7 @@ timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,8 +20,7 @@ Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error",
 class ConfigSearch:
     """How the configurations of a race were found."""
 
-    baseline: dict[str, Any]
-    """The configuration that would be used without the race; the others are compared with it."""
+    baseline: dict[str, Any]  # what would be used without the race; the others are compared with it
     origin: str  # where that configuration comes from
     considered: int  # how many configurations there are
     pruned: dict[str, int]  # how many of them were left out, by reason
@@ -61,8 +60,7 @@ class Entry:
     setting: Setting
     launch: str  # graph or eager
     interpreted: bool = False  # whether it runs in an interpreter here: it is checked and not timed
-    config: dict[str, Any] | None = None
-    """The configuration that a tunable implementation has to use; None: it chooses one itself."""
+    config: dict[str, Any] | None = None  # what a tunable implementation has to use; None: it chooses
     status: Status | None = None  # where it ended; None while nothing is known against it
     reason: str = ""  # why it ended there
     beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
@@ -70,15 +68,12 @@ class Entry:
     call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
     samples_s: float = 0.0  # seconds that its samples took
     check: dict[str, Any] = field(default_factory=dict)  # what checks found (see schema.Cell.check)
-    kernels: list[dict[str, Any]] = field(default_factory=list)
-    """What ran in a call (see workers/child/profile.py)."""
+    kernels: list[dict[str, Any]] = field(default_factory=list)  # what ran in a call (child/profile.py)
     picked: str = ""  # what its library reports of the kernel that it chose
-    ran: list[str] = field(default_factory=list)
-    """What else identifies the code that ran (see workers/child/profile.py)."""
-    source: str = ""  # a hash of its code (see workers/child/profile.py)
+    ran: list[str] = field(default_factory=list)  # what else identifies the code that ran
+    source: str = ""  # a hash of its code
     synchronises: bool = False  # whether its calls wait for the device before they return
-    host_s: list[float] = field(default_factory=list)
-    """On a GPU, the host's seconds to launch one call, of each sample."""
+    host_s: list[float] = field(default_factory=list)  # to launch one call on a GPU, of each sample
     pinned: list[int] | str = ""  # the CPU that each of its worker's threads is bound to, or why none is
 
     @property
@@ -89,6 +84,14 @@ class Entry:
         """Writes down a failure, unless the entry has ended already."""
         if self.alive:
             self.status, self.reason = status, reason
+
+
+def by_worker(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries of each worker: one for each setting and runtime."""
+    workers: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
+    return list(workers.values())
 
 
 def entry_of(

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.plan.entry import Entry
+import kernels
+from harness.plan.entry import Entry, by_worker
 from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
+from shapes.case import Case
 
 MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 """A reference that needs more flops than this is computed for a sample of the rows: about 10 s of products
@@ -22,8 +24,7 @@ MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
 GIB = 1 << 30
 MIB = 1 << 20
 
-WORKER_STREAMS = 2
-"""The streams that a worker on a GPU uses: the default one, and the one that graphs are captured on."""
+WORKER_STREAMS = 2  # of a worker on a GPU: the default one, and the one that graphs are captured on
 
 CONTEXT = 700 * MIB
 """What the driver takes in each process that computes on a GPU, with the loaded code of kernels:
@@ -45,9 +46,7 @@ UNKNOWN_LEVEL = 256 << 20  # the assumed size of an unknown last-level cache: th
 class Rotation:
     """The sets of operands that calls rotate over."""
 
-    mode: str
-    """serving: sets differ in the operands that a serving step streams; cold: in all; warm: there is one
-    set."""
+    mode: str  # serving: sets differ in what a serving step streams; cold: in all; warm: there is one set
     copies: int  # the number of sets
     bytes: int  # how many bytes calls touch before they come to the same set again
     last_level: int  # bytes of the last-level cache
@@ -104,18 +103,11 @@ def rotation(
 class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
-    def __init__(
-        self,
-        op: Op,
-        sizes: Any,
-        platform: Platform,
-        baseline: str,
-        mode: str,
-        share: float = 1.0,
-        boundary: str = "core",
-    ) -> None:
+    def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
         """share: of the machine's free memory, where other devices are measured at the same time"""
-        self.op, self.sizes, self.baseline, self.mode, self.boundary = op, sizes, baseline, mode, boundary
+        op = self.op = kernels.OPS[case.op]
+        sizes = self.sizes = op.sizes(case.sizes)
+        self.boundary, self.baseline, self.mode = case.boundary, baseline, mode
         on_cpu = platform.kind == "cpu"
         free = free_memory(platform)
         self.usable = float("inf")  # where no tool says what is free
@@ -148,12 +140,9 @@ class Memory:
         )
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
-        workers: dict[tuple[str, str], list[Entry]] = {}
-        for entry in entries:
-            workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.beside
-            for members in workers.values()
+            for members in by_worker(entries)
         )
 
     def fits(self, group: Sequence[Entry], copies: int) -> bool:

@@ -50,8 +50,7 @@ def choose_cases(
 
 
 KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page", "q")
-"""Sizes by which a row decides what it runs and whether it can run: ragged cases take them from the timed
-case."""
+"""Sizes by which a row decides what it runs, and whether it can: ragged cases keep them."""
 
 
 def kept_sizes(case: Case) -> dict[str, Size]:

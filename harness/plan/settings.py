@@ -22,10 +22,8 @@ UNSET = "unset"  # stands for a variable that is not set, where values are given
 class Setting:
     """What entries run under: environment variables, none in the plain setting, or another source tree."""
 
-    variables: dict[str, str | None] = field(default_factory=dict)
-    """Environment variables; None: the variable is not set."""
-    is_rerun: bool = False
-    """Whether this is the first setting a second time, in workers of its own: the difference is noise."""
+    variables: dict[str, str | None] = field(default_factory=dict)  # None: the variable is not set
+    is_rerun: bool = False  # whether it is the first setting again, in workers of its own: the A/A pair
     tree: str | None = None  # the folder of the source tree that provides kernels/; None: this checkout
     revision: str = ""  # the name of that tree
 
@@ -64,13 +62,11 @@ def parse_threads(text: str | None) -> int | None:
 
 
 BESIDE = ("harness", "shapes")
-"""The packages of this checkout to which a revision's folder links: one harness measures all revisions, on
-the same cases."""
+"""What a revision's folder links to in this checkout: one harness and the same cases for all revisions."""
 
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:
-    """A setting for each of two revisions, and the first one's rerun. Raises UsageError for a revision that
-    git does not know."""
+    """A setting for each of two revisions. Raises UsageError for a revision that git does not know."""
     commits = [_commit(name) for name in names]
     pair = [
         revision_setting(f"{name} ({commit[:9]})", commit)
@@ -78,7 +74,7 @@ def revision_settings(names: tuple[str, str]) -> list[Setting]:
     ]
     if pair[0].tree == pair[1].tree:
         raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return [*pair, Setting(is_rerun=True, tree=pair[0].tree, revision=pair[0].revision)]
+    return pair
 
 
 def revision_setting(name: str, commit: str) -> Setting:

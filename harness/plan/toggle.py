@@ -17,13 +17,13 @@ from kernels.platform import Platform
 from shapes.names import near
 
 MARGIN = 0.02
-"""A smaller change counts as `same`: it is not worth changing production for, and few machines resolve
-less."""
+"""A smaller change counts as `same`: production is not changed for it, and few machines resolve less."""
 
 MOST_SETTINGS = 32  # the most settings that one run compares
 
 Log = Callable[[str], None]
 
+Variables = dict[str, str | None]  # environment variables; None: not set
 Flags = dict[str, list[str | None]]  # environment variables with the values that each takes; None: not set
 
 
@@ -64,16 +64,25 @@ def plan_toggle(
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    named = _recipe_flags(recipe) if recipe else parse_flags(flag_texts)
+    if recipe:
+        named: Flags = {name: [value, None] for name, value in recipes.find(recipe).environment.items()}
+    else:
+        named = parse_flags(flag_texts)
     op = select.choose_op(op).name
     launch = "eager" if platform.kind == "cpu" else launch or "graph"
     toggled = _effective(named, op, platform, launch, recipe, force, log)
     if not force and (stand_ins := _stand_ins(toggled, op, log)):
         return TogglePlan(implementations=stand_ins)
+    combinations: list[Variables]
     if recipe:
-        combinations = _of_recipe({name: values[0] for name, values in toggled.items()}, leave_one_out)
+        bare, whole = dict.fromkeys(toggled), {name: values[0] for name, values in toggled.items()}
+        without_one = [whole | {name: None} for name in whole]
+        combinations = [whole, *without_one, bare] if leave_one_out else [bare, whole]
+    elif design == "factorial":
+        every = itertools.product(*toggled.values())
+        combinations = [{}, *(dict(zip(toggled, values, strict=True)) for values in every)]
     else:
-        combinations = _of_flags(toggled, design)
+        combinations = [{}, *({name: value} for name, values in toggled.items() for value in values)]
     return TogglePlan(settings_of(combinations, parse_setting(common).variables), toggled)
 
 
@@ -86,11 +95,6 @@ def parse_flags(texts: Iterable[str]) -> Flags:
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name)):
             raise UsageError(f"cannot read --flag {text!r}; write NAME=value[,value...], or NAME=unset")
         values = [value.replace("\\,", ",") for value in re.split(r"(?<!\\),", rest)]
-        for value in values:
-            if not value.isprintable():
-                raise UsageError(
-                    f"a value of --flag {name} holds {value!r}: no line breaks or other control signs"
-                )
         if len(set(values)) < len(values):
             raise UsageError(f"--flag {name} names a value twice: {rest}")
         if name in found:
@@ -99,33 +103,8 @@ def parse_flags(texts: Iterable[str]) -> Flags:
     return found
 
 
-def _recipe_flags(name: str) -> Flags:
-    """The variables of a recipe, each with the recipe's value and not set."""
-    return {variable: [value, None] for variable, value in recipes.find(name).environment.items()}
-
-
-def _of_flags(toggled: Flags, design: str) -> list[dict[str, str | None]]:
-    """No variables, then each combination of values, or each value alone."""
-    if design == "factorial":
-        combinations = itertools.product(*toggled.values())
-        return [{}, *(dict(zip(toggled, values, strict=True)) for values in combinations)]
-    return [{}, *({name: value} for name, values in toggled.items() for value in values)]
-
-
-def _of_recipe(recipe: dict[str, str | None], leave_one_out: bool) -> list[dict[str, str | None]]:
-    """None of the recipe's variables, then the whole recipe. leave_one_out: the whole recipe, the recipe
-    without each one of its variables, then none of them"""
-    bare = dict.fromkeys(recipe)
-    if leave_one_out:
-        return [recipe, *(recipe | {name: None} for name in recipe), bare]
-    return [bare, recipe]
-
-
-def settings_of(
-    combinations: Iterable[dict[str, str | None]], common: dict[str, str | None]
-) -> list[Setting]:
-    """Settings of these variables and the common ones, each once, and at the end the rerun of the first one,
-    which gives the noise. Raises UsageError for too many."""
+def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Setting]:
+    """Settings of these variables and the common ones, each once. Raises UsageError for too many."""
     named = {setting.name: setting for setting in (Setting(common | each) for each in combinations)}
     settings = list(named.values())
     for setting in settings:
@@ -134,7 +113,7 @@ def settings_of(
         raise UsageError(
             f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
         )
-    return [*settings, Setting(settings[0].variables, is_rerun=True)]
+    return settings
 
 
 def _effective(
@@ -143,58 +122,43 @@ def _effective(
     """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
     choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
     was named on the command line can have no effect."""
-    reasons = {
-        name: _obstacle(name, values, op, platform, launch, force, log) for name, values in named.items()
-    }
-    if recipe and not force:
-        for name in named:
-            if _chooses(name) and not reasons[name]:
-                reasons[name] = (
-                    f"{name} chooses between implementations, which an engine does: toggle it alone"
-                )
+    reasons: dict[str, str] = {}  # why a flag can have no effect here; empty where nothing is known of it
+    for name, values in named.items():
+        entry = flags.catalogue().get(name)
+        if entry is None:
+            meant = near(name, flags.catalogue(), 0.75)
+            if meant and not force:
+                instead = " or ".join(meant)
+                raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
+            log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
+            reasons[name] = ""
+            continue
+        for value in values:
+            if not (meaning := entry.meaning(value)).ok:
+                log(meaning.reason)
+        reasons[name] = entry.can_touch(op, platform, launch).reason
     obstacles = [reason for reason in reasons.values() if reason]
-    if obstacles and not (force or recipe):
-        raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
-    for reason in obstacles if force else ():
-        log(reason)
-    able = {name: values for name, values in named.items() if force or not reasons[name]}
+    if force:
+        for reason in obstacles:
+            log(reason)
+        return named
+    if not recipe:
+        if obstacles:
+            raise NothingRan(f"{'; '.join(obstacles)} (--force runs it all the same)")
+        return named
+    able = {name: values for name, values in named.items() if not (reasons[name] or _chooses(name))}
     if not able:
         raise NothingRan(
             f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
         )
-    if recipe and not force:
-        many = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
-        log(f"{recipe}: {many}, and options of servers are not applied (`list recipes` says why)")
+    many = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
+    log(f"{recipe}: {many}, and options of servers are not applied (`list recipes` says why)")
     return able
 
 
 def _chooses(name: str) -> bool:
     entry = flags.catalogue().get(name)
     return entry is not None and bool(entry.chooses)
-
-
-def _obstacle(
-    name: str,
-    values: Sequence[str | None],
-    op: str,
-    platform: Platform,
-    launch: str,
-    force: bool,
-    log: Log,
-) -> str:
-    """Why a flag can have no effect here; empty if it can, or if nothing is known of it."""
-    entry = flags.catalogue().get(name)
-    if entry is None:
-        meant = near(name, flags.catalogue(), 0.75)
-        if meant and not force:
-            instead = " or ".join(meant)
-            raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
-        log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
-        return ""
-    for value in values:
-        if not (meaning := entry.meaning(value)).ok:
-            log(meaning.reason)
-    return entry.can_touch(op, platform, launch).reason
 
 
 def _stand_ins(toggled: Flags, op: str, log: Log) -> list[str]:

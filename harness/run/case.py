@@ -11,10 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import kernels
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
-from harness.plan.entry import ConfigSearch, Entry, entry_of, own_choice
+from harness.plan.entry import ConfigSearch, Entry, by_worker, entry_of, own_choice
 from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.progress import MEASURING, Progress
@@ -25,15 +24,13 @@ from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.timing.rounds import Policy, Rounds
 from harness.workers.child.timers import LONG_S
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure
 from harness.workers.worker import Worker, attempt
 from kernels.engines import choices, engines
 from kernels.platform import Platform
 from shapes.case import Case
 
-SLOW = 4.0
-"""An entry that takes this many times as long as the fastest is no choice for production, so that its time
-need not be precise."""
+SLOW = 4.0  # an entry that takes so many times as long as the fastest is no choice: it is sampled rarely
 
 
 @dataclass
@@ -43,14 +40,10 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    judge: WorkerProcess | None = None
-    """A judge that runs already, for the first case; each other case starts one."""
-    memory_share: float = 1.0
-    """The share of the free memory that may be used, where other devices of this machine are measured at
-    the same time."""
-    ragged: dict[tuple[str, ...], str] = field(default_factory=dict)
+    memory_share: float = 1.0  # of the free memory, where other devices of this machine are measured too
+    ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     """What was checked at ragged sizes in this run (see `_kind`), with the reason if it was wrong."""
-    far: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
     """Whether these were right with addresses of more than 32 bits, where that was checked."""
 
     @property
@@ -69,8 +62,7 @@ class CaseMeasurer:
             refusing.append(Group(case, [*refused, *too_large], sets))
         for group in groups:
             self._measure_group(group, budget_s / len(groups), max_s / len(groups), scratch)
-        yardsticks = self.plan.yardsticks(self.platform)
-        records, done = build_records(case, [*refusing, *groups], self.platform, yardsticks, search)
+        records, done = build_records(case, [*refusing, *groups], self.platform, self.plan.record, search)
         return [*records, done]
 
     def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
@@ -110,26 +102,22 @@ class CaseMeasurer:
         rivals: dict[tuple[str, str], list[Entry]] = {}
         for entry in entries:
             rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
-        if not rivals:
-            return [(self._baseline(case), [])]
-        return [(name, settings) for (name, _), settings in rivals.items()]
+        return [(name, of_name) for (name, _), of_name in rivals.items()] or [(self._baseline(case), [])]
 
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
     ) -> tuple[list[Group], list[Entry], Rotation]:
         """The groups of entries, each of which memory holds at once; the entries that are too large for
         memory; and the sets of operands that calls rotate over."""
-        op, cache = self.plan.op, self.plan.record.cache
-        sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, self.platform, baseline, cache, self.memory_share, case.boundary)
-        ceilings = self.plan.yardsticks(self.platform).ceilings
+        memory = Memory(case, self.platform, baseline, self.plan.record.cache, self.memory_share)
+        ceilings = self.plan.ceilings
         sets = rotation(
-            op,
-            sizes,
-            cache,
+            memory.op,
+            memory.sizes,
+            memory.mode,
             last_level(self.platform, ceilings),
             ceilings.reach if ceilings else 0,
-            lambda copies: memory.holds(entries, copies),
+            functools.partial(memory.holds, entries),
         )
         groups, too_large = memory.groups(entries, sets.copies)
         return [Group(case, members, sets) for members in groups], too_large, sets
@@ -142,10 +130,8 @@ class CaseMeasurer:
             workers=self._workers(group.entries, scratch),
             say=self.progress.say,
             seed=self.plan.record.seed,
-            running_judge=self.judge,
             ragged=self._ragged(group),
         )
-        self.judge = None
         try:
             checks.before(group.rotation)
             self.progress.say(MEASURING)
@@ -174,6 +160,9 @@ class CaseMeasurer:
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
             timed.append((worker, rerun))
+        budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed])))
+        self.device.monitor.conditions()  # forgets what was seen before this case
+        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         policy = Policy(
             disturbed=self.plan.disturbed,
             margin=self.plan.record.margin,
@@ -181,19 +170,13 @@ class CaseMeasurer:
             seed=self.plan.record.seed,
             baseline=baseline.name,
             rerun=rerun.name,
+            budget_s=budget_s,
+            begin_block=samples.begin_block,
+            begin_round=samples.begin_round,
+            end_round=self.device.monitor.end,
         )
-        budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed], policy)))
-        self.device.monitor.conditions()  # forgets what was seen before this case
-        samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         rounds = self.plan.make_rounds(
-            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed},
-            replace(
-                policy,
-                budget_s=budget_s,
-                begin_block=samples.begin_block,
-                begin_round=samples.begin_round,
-                end_round=self.device.monitor.end,
-            ),
+            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed}, policy
         )
         group.rounds, group.baseline, group.rerun = rounds, baseline, rerun
         group.conditions = self.device.monitor.conditions()
@@ -202,10 +185,8 @@ class CaseMeasurer:
                 entry.fail("error", rounds.dropped[entry.name])
             if rounds.stopped == "disturbed":
                 share = f"{len(rounds.left_out)} of {len(rounds.made)} rounds"
-                reason = f"{share}: {rounds.left_out[-1].disturbed}"
-                entry.fail(
-                    "error", f"too disturbed to measure, {reason} (without --disturbed refuse they count)"
-                )
+                reason = f"too disturbed to measure, {share}: {rounds.left_out[-1].disturbed}"
+                entry.fail("error", f"{reason} (without --disturbed refuse they count)")
             entry.beaten = rounds.beaten.get(entry.name, "")
 
     def _remember(self, group: Group) -> None:
@@ -229,15 +210,11 @@ class CaseMeasurer:
         return ragged_cases(self.plan.op, group.case, self.platform.arch)
 
     def _workers(self, entries: Sequence[Entry], scratch: Path) -> list[Worker]:
-        """One worker for each setting and runtime."""
-        workers: dict[tuple[str, str], Worker] = {}
-        for entry in entries:
-            key = (entry.setting.name, entry.impl.runtime)
-            if key not in workers:
-                log = scratch / f"{entry.impl.runtime}-{len(workers)}.log"
-                workers[key] = Worker([], self.platform, self.plan.threads, self.plan.deadlines, log)
-            workers[key].entries.append(entry)
-        return list(workers.values())
+        workers = []
+        for number, members in enumerate(by_worker(entries)):
+            log = scratch / f"{members[0].impl.runtime}-{number}.log"
+            workers.append(Worker(members, self.platform, self.plan.record.threads, self.plan.deadlines, log))
+        return workers
 
 
 @dataclass
@@ -303,23 +280,12 @@ class GroupSampler:
         raise RuntimeError(entry.reason)
 
 
-def rotation_of_one(entry: Entry, case: Case, platform: Platform, cache: str) -> Rotation:
-    """The sets of operands that the calls of a single entry rotate over."""
-    op = kernels.OPS[case.op]
-    sizes = op.sizes(case.sizes)
-    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
-
-
-def opening_s(calls_s: Sequence[float], policy: Policy) -> float:
+def opening_s(calls_s: Sequence[float]) -> float:
     """The seconds that one round in each of the opening blocks takes, and a fifth more for what is not
-    foreseen.
-
-    calls_s: seconds of a call of each entry
-    """
+    foreseen. calls_s: seconds of a call of each entry"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
     untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
-    return 1.2 * policy.opening * (sampling_s + untimed_s)
+    return 1.2 * Policy().opening * (sampling_s + untimed_s)
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from harness import files
@@ -19,7 +19,6 @@ from harness.paths import cache
 from harness.workers.child import METER
 from harness.workers.environment import thread_environment
 from harness.workers.process import WorkerFailure, WorkerProcess
-from kernels.op import DTYPES
 from kernels.platform import Platform, version
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -74,10 +73,11 @@ def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
     """Stores and returns the higher rates of these and of the stored ones. Where they cannot be stored, they
     will be measured again."""
     key, known = _key(platform, threads), _read()
-    known[key] = new.or_better(known.get(key))
+    best = new.or_better(known.get(key))
+    content = {name: asdict(each) for name, each in (known | {key: best}).items()}
     with contextlib.suppress(OSError):
-        files.replace(_store(), json.dumps({key: asdict(each) for key, each in known.items()}, indent=1))
-    return known[key]
+        files.replace(_store(), json.dumps(content, indent=1))
+    return best
 
 
 @contextlib.contextmanager
@@ -113,11 +113,8 @@ def _key(platform: Platform, threads: int) -> str:
 
 
 def _read() -> dict[str, Ceilings]:
-    """The stored ceilings by key, without those that cannot be read or that have another version's form."""
-    names = {field.name for field in fields(Ceilings)}
+    """The stored ceilings by key; none where they cannot be read or have another version's form."""
     try:
-        entries = json.loads(_store().read_bytes()).items()
-        whole = {key: Ceilings(**facts) for key, facts in entries if set(facts) == names}
-        return {key: each for key, each in whole.items() if each.rates and {*each.rates} <= {*DTYPES}}
+        return {key: Ceilings(**facts) for key, facts in json.loads(_store().read_bytes()).items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import kernels
-from harness.catalogue.devices import Ceilings
+from harness.catalogue.devices import Ceilings, peaks
 from harness.plan.entry import ConfigSearch, Entry
 from harness.plan.memory import Rotation
-from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples, Verdict
+from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Run, Samples, Verdict
 from harness.statistics.intervals import interval
 from harness.statistics.multiple import JointVerdict, joint_verdicts
-from harness.statistics.paired import MARGIN, compare
+from harness.statistics.paired import compare
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child.outputs import LEAST_CALLS
 from kernels.defects import known_defects
@@ -42,22 +42,8 @@ class Group:
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Yardsticks:
-    """What times and their differences are held against."""
-
-    ceilings: Ceilings | None  # the measured ceilings, for percentages
-    peaks: Ceilings | None  # the datasheet's peaks: a time that beats them is impossible
-    confidence: float  # the confidence in all verdicts together
-    margin: float = MARGIN  # a smaller difference than this counts as none
-
-
 def build_records(
-    case: Case,
-    groups: Sequence[Group],
-    platform: Platform,
-    yardsticks: Yardsticks,
-    search: ConfigSearch | None = None,
+    case: Case, groups: Sequence[Group], platform: Platform, run: Run, search: ConfigSearch | None = None
 ) -> tuple[list[Record], CaseDone]:
     """The cells and verdicts of a case that was measured in groups, and the record that it is finished."""
     cells: dict[str, Cell] = {}
@@ -70,7 +56,7 @@ def build_records(
         group = replace(group, rounds=group.rounds.numbered(blocks))
         blocks = max(blocks, group.rounds.next_block)
         numbered.append(group)
-        more, compared = build_cells(group, platform, yardsticks)
+        more, compared = build_cells(group, platform, run)
         # The baseline is in every group. Its cell is that of the first group, with the samples of all.
         for name, cell in more.items():
             first = cells.setdefault(name, cell)
@@ -112,22 +98,20 @@ def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
     ]
 
 
-def build_cells(
-    group: Group, platform: Platform, yardsticks: Yardsticks
-) -> tuple[dict[str, Cell], list[Verdict]]:
+def build_cells(group: Group, platform: Platform, run: Run) -> tuple[dict[str, Cell], list[Verdict]]:
     """The cells of a group by the names of its entries, without reruns, and the verdicts between them."""
     op = kernels.OPS[group.case.op]
     work = op.work(op.sizes(group.case.sizes), group.case.boundary)
     cells = {
-        entry.name: _cell(entry, group, platform, work, yardsticks)
+        entry.name: _cell(entry, group, platform, work, run)
         for entry in group.entries
         if not entry.setting.is_rerun
     }
     valid = [name for name, cell in cells.items() if cell.status == "ok" and cell.samples.seconds]
-    return cells, _verdicts(group, valid, yardsticks.confidence, yardsticks.margin)
+    return cells, _verdicts(group, valid, run.confidence, run.margin)
 
 
-def _cell(entry: Entry, group: Group, platform: Platform, work: Work, yardsticks: Yardsticks) -> Cell:
+def _cell(entry: Entry, group: Group, platform: Platform, work: Work, run: Run) -> Cell:
     case, rotation = group.case, group.rotation
     cell = Cell(
         op=case.op,
@@ -169,10 +153,11 @@ def _cell(entry: Entry, group: Group, platform: Platform, work: Work, yardsticks
     if not entry.beaten:
         cell.samples = samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
-    over_blocks = interval(logs, yardsticks.confidence)
+    over_blocks = interval(logs, run.confidence)
     time = math.exp(over_blocks.mean)
     bound = replace(work, bytes=_from_memory(group, work))
-    min_s = yardsticks.peaks.min_time(bound) if yardsticks.peaks else 0.0
+    limit = peaks(platform)
+    min_s = limit.min_time(bound) if limit else 0.0
     if time < min_s:
         cell.status = "impossible"
         cell.reason = f"{time * 1e6:.3g} us; the datasheet's peaks allow no less than {min_s * 1e6:.3g} us"
@@ -182,8 +167,8 @@ def _cell(entry: Entry, group: Group, platform: Platform, work: Work, yardsticks
         cell.low_us, cell.high_us = (math.exp(v) * 1e6 for v in (over_blocks.low, over_blocks.high))
     cell.tflops = work.flops / time / 1e12
     cell.gbps = work.bytes / time / 1e9
-    if yardsticks.ceilings:
-        cell.percent_of_ceiling = 100 * yardsticks.ceilings.min_time(bound) / time
+    if ceilings := Ceilings.recorded(run.ceilings):
+        cell.percent_of_ceiling = 100 * ceilings.min_time(bound) / time
     return cell
 
 

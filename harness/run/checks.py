@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import kernels
@@ -36,11 +36,9 @@ FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
 FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
 COMPARING_S."""
 
-SAMPLED = ("live", "lengths")
-"""Operands for which only a sample of the rows is compared. They show an answer that was kept from earlier
-operands, and such an answer is wrong in all rows."""
-
-FEW = 0.05  # the share of a reference's work that such a sample takes
+SAMPLED, FEW = ("live", "lengths"), 0.05
+"""Operands for which only a sample of the rows is compared, and its share of a reference's work. They show an
+answer that was kept from earlier operands, and such an answer is wrong in all rows."""
 
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
@@ -66,28 +64,22 @@ class CaseChecks:
     workers: Sequence[Worker]
     say: Callable[[str], None]  # shows the name of each phase as it begins
     seed: int = 0
-    running_judge: WorkerProcess | None = None  # a judge that runs already; None: one is started
     ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
-    seeds: dict[str, dict[str, int]] = field(init=False)
-    """The seeds of the sets of operands: `first`, on which entries are timed; `last`, of the sets that
-    calls rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
-    other values throughout, and adversarial; `lengths`, of other values except for the lengths of
-    sequences."""
-    digests: dict[str, int] = field(init=False, default_factory=dict)
-    """The digests of the operands that the judge made, by the same names."""
-    phases: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
-    """Seconds spent in each phase."""
-    judging: threading.Lock = field(init=False, default_factory=threading.Lock)
-    """Held while the judge works on a request: workers are checked side by side."""
-    pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
-    """Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread that
-    started it (PR_SET_PDEATHSIG), so the threads last as long as this object."""
 
     def __post_init__(self) -> None:
+        self.digests: dict[str, int] = {}  # of the operands that the judge made, by the same names
+        self.phases: dict[str, float] = defaultdict(float)  # seconds spent in each phase
+        self.judging = threading.Lock()  # held while the judge works: workers are checked side by side
+        # Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread
+        # that started it (PR_SET_PDEATHSIG), so the threads last as long as this object.
+        self.pool = ThreadPoolExecutor()
         seed = self.seed
         # Kernels of older commits may not be able to make adversarial operands, or others of the same
         # lengths.
         is_current = not any(worker.entries[0].setting.tree for worker in self.workers)
+        # The seeds of sets of operands: `first`, on which entries are timed; `last`, of the sets that calls
+        # rotate over, where these differ in value; `live`, the first with other live operands; `other`, of
+        # other values throughout, and adversarial; `lengths`, of other values except for sequences' lengths.
         self.seeds = {
             "first": seeds_of(Seeds(seed, seed)),
             "live": seeds_of(Seeds(seed, seed + 1)),
@@ -98,8 +90,6 @@ class CaseChecks:
 
     @functools.cached_property
     def judge(self) -> WorkerProcess:
-        if self.running_judge is not None and self.running_judge.alive:
-            return self.running_judge
         worker = self.workers[0]
         log = worker.log.with_name("judge.log")
         return start_judge(worker.platform, worker.threads, worker.deadlines.prepare, log)
@@ -112,6 +102,10 @@ class CaseChecks:
     @property
     def timed(self) -> list[tuple[Worker, Entry]]:
         return [(worker, entry) for worker, entry in self.living if not entry.interpreted]
+
+    @property
+    def timed_workers(self) -> list[Worker]:
+        return list(dict.fromkeys(worker for worker, _ in self.timed))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -129,7 +123,7 @@ class CaseChecks:
         judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
-        timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
+        timed = self.timed_workers
         with self.phase("starting"):
             judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
             self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
@@ -157,18 +151,9 @@ class CaseChecks:
         `profiled`, and checks the interpreted entries. Raises WorkerFailure as `before` does."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
-        with self.phase("profiling") if profiled else contextlib.nullcontext():
-            # Starting the profiler takes 5 s in each process; profiles are taken one at a time. Where it does
-            # not start, taking a profile fails with the reason.
-            timed = self.timed if profiled else []
-            on_gpu = [(worker, entry) for worker, entry in timed if worker.platform.kind != "cpu"]
-            workers = list(dict.fromkeys(worker for worker, _ in on_gpu))
-            self.side_by_side(workers, lambda worker: attempt([], worker.request, "start_profiler"))
-            for worker, entry in timed:
-                self._profile(worker, entry)
-            unseen = [entry.name for _, entry in on_gpu if entry.alive and not entry.kernels]
-            if unseen:
-                self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
+        if profiled:
+            with self.phase("profiling"):
+                self._profile_all()
         with self.phase("checking again"):
             self._check_again(rotation.copies)
         interpreted = [(worker, entry) for worker, entry in self.living if entry.interpreted]
@@ -364,6 +349,18 @@ class CaseChecks:
                 self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
         return name
 
+    def _profile_all(self) -> None:
+        on_gpu = self.workers[0].platform.kind != "cpu"
+        if on_gpu:  # It takes 5 s in each process. Where it fails, taking a profile fails with the reason.
+            self.side_by_side(
+                self.timed_workers, lambda worker: attempt([], worker.request, "start_profiler")
+            )
+        for worker, entry in self.timed:
+            self._profile(worker, entry)
+        unseen = [entry.name for _, entry in self.timed if not entry.kernels]
+        if on_gpu and unseen:
+            self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
+
     def _profile(self, worker: Worker, entry: Entry) -> None:
         """Notes what ran in a call. Where the profiler does not work the entry keeps its time: whether the
         call itself works is checked afterwards."""
@@ -380,7 +377,6 @@ class CaseChecks:
         """Checks the timed entries with other live operands on the first set and, where the sets are copies,
         on the last one too, a user's own entry with each live operand changed alone, then all with other
         operands, and with others of the same lengths."""
-        workers = list(dict.fromkeys(worker for worker, _ in self.timed))
         # Where the sets are copies of each other, an entry that always reads the first set would not be
         # found. So other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
@@ -402,7 +398,7 @@ class CaseChecks:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")
 
-        self.side_by_side(workers, check)
+        self.side_by_side(self.timed_workers, check)
 
     def _check_each(
         self, worker: Worker, name: str, stage: str, *, interpreted: bool = False, **how: Any

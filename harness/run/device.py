@@ -6,14 +6,12 @@ import contextlib
 import os
 import re
 import shlex
-import socket
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.catalogue.devices import Ceilings, known_type
 from harness.errors import NothingRan
@@ -27,14 +25,8 @@ from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure, worker_pids
 from kernels.platform import Platform, devices
 
-if TYPE_CHECKING:
-    from harness.results.schema import DeviceUsed
-
 LOCKS = "KERNEL_BENCH_LOCKS"
-"""The name of an environment variable: a folder for locks, for tests of the suite itself. The default is
-one place for all users of a machine, whatever their TMPDIR is."""
-
-LONGEST_COMMAND = 100  # characters that are shown of the command that holds a device
+"""The variable that names the folder of locks. The default is one for all users, whatever their TMPDIR is."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +80,6 @@ def device_type(platform: Platform) -> str:
     return "cpu" if platform.kind == "cpu" else known_type(platform.name or platform.arch)
 
 
-def device_used(platform: Platform, type: str) -> DeviceUsed:
-    """The record of a device of a cluster."""
-    from harness.results.schema import DeviceUsed  # with pydantic, which `doctor --quick` does without
-
-    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
-    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
-    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, pair)) for pair in ranges)
-
-
 def machine_name(platform: Platform) -> str:
     """The name of a machine in folders of results: `h200`; of a CPU its name and cores, `epyc-9654-2core`."""
     if platform.kind != "cpu":
@@ -156,13 +128,14 @@ def _this_command() -> str:
 
 
 def _holder(owner: str, about: str) -> str:
-    """The command that holds a device, its process and since when; of an earlier version the process."""
-    since, _, command = "".join(filter(str.isprintable, about)).partition(" ")  # another user wrote it
-    if not (since.isdecimal() and len(since) < 12):
+    """The command that holds a device, its process and since when; the process alone where it has not
+    written more yet."""
+    since, _, command = about.partition(" ")
+    if not since:
         return f"process {owner}"
     began = time.localtime(int(since))
     form = "%H:%M" if time.strftime("%F", began) == time.strftime("%F") else "%F %H:%M"
-    shown = textwrap.shorten(command, LONGEST_COMMAND, placeholder=" ...")
+    shown = textwrap.shorten(command, 100, placeholder=" ...")
     return f"`{shown}` (process {owner}, since {time.strftime(form, began)})"
 
 

@@ -19,7 +19,7 @@ import functools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -38,30 +38,16 @@ from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device
-from harness.run.folder import begin, finished_cases, resume, select_all
+from harness.run.folder import begin, finished_cases, plan_run, resume
 from harness.run.plan import Request, RunPlan, case_of
-from harness.workers.process import WorkerProcess
+from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from shapes.case import Case
 
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
 
 ENOUGH = 0.9
-"""A case is begun only if this share of `per_case_s` is left of the budget. The share is below 1 because
-earlier cases may have taken a little more than they were given."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a run."""
-
-    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
-    cases: int
-    left_out: list[Case]  # cases that the budget did not reach
-    before_s: float  # seconds from the beginning of the command to the first case
-    budget_s: float
-    folder: Path
-    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
+"""A case is begun if this share of `per_case_s` is left of the budget: earlier ones may have overrun it."""
 
 
 class Display(Protocol):
@@ -69,43 +55,33 @@ class Display(Protocol):
 
     progress: Progress
 
-    def log(self, line: str) -> None:
-        """Shows a line before anything is measured."""
+    def log(self, line: str) -> None: ...
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """Shows a finished case."""
 
-    def end(self, run: Run, outcome: Outcome) -> None:
-        """Shows the finished run."""
+    def end(self, run: Run, outcome: Outcome) -> None: ...
 
 
 def run(request: Request, platform: Platform, display: Display) -> int:
     """Measures what a request asks for on this device, and returns the exit code. Raises HarnessError."""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
-    resumed: tuple[Journal, RunPlan] | None = None
+    threads = worker_threads(request.threads)
     if request.resume:  # a mistake is said before the device is waited for
-        resumed = resume(request, surroundings(platform))
+        journal, plan = resume(request, surroundings(platform))
     else:
-        selection = select_all(request, platform)
+        planned = plan_run(request, platform)
     with own_device(platform) as device:
-        facts_of = functools.partial(device_facts, device)
-        journal, plan = resumed or begin(request, platform, facts_of, selection, display.log)
-        finished = finished_cases(journal, plan.retry)
-        if resumed and request.budget:  # as much again
-            plan = replace(plan, budget_s=plan.budget_s + sum(map(measured_s, finished.values())))
+        if not request.resume:
+            journal, plan = begin(planned, request, device_facts(device, threads), display.log)
+        cases = RunCases(plan, journal, functools.partial(display.case, plan.record))
+        if request.resume and request.budget:  # as much again
+            cases.plan = replace(plan, budget_s=plan.budget_s + cases.spent_s)
         for line in device.busy:
             display.log(f"note: {line}")
         with resumable("run", journal):
-            outcome = measure(
-                plan,
-                device,
-                journal,
-                display.progress,
-                functools.partial(display.case, plan.record),
-                finished=finished,
-                began=began,
-            )
+            outcome = measure(cases, device, display.progress, time.perf_counter() - began)
         return finish(request, plan.record, outcome, display)
 
 
@@ -119,69 +95,65 @@ def resumable(name: str, journal: Journal) -> Iterator[None]:
         raise KeyboardInterrupt(f"finished cases are recorded; the rest:\n  {rest}") from None
 
 
-def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
-    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
-    try:
-        write_outputs(request.json, request.csv, record, outcome.records)
-    finally:
-        display.end(record, outcome)
-    code = exit_code(outcome.records)
-    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
-        asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
-        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
-    if code == OK and record.trees:
-        first = next(iter(record.settings))
-        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
-    return code
+@dataclass
+class RunCases:
+    """The cases of a run: those that are finished, with their records, and the others."""
+
+    plan: RunPlan
+    journal: Journal
+    on_case: Callable[[Case, list[Record]], None]  # is given the records of each case that was measured
+
+    def __post_init__(self) -> None:
+        self.all = {planned.key: case_of(planned) for planned in self.plan.record.cases}
+        self.finished = finished_cases(self.journal, self.plan.retry)  # records by the key of their case
+
+    @property
+    def left(self) -> dict[str, Case]:
+        """The unfinished cases by their keys, the heaviest first."""
+        return {key: case for key, case in self.all.items() if key not in self.finished}
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that finished cases were measured."""
+        return sum(map(measured_s, self.finished.values()))
+
+    def take(self, key: str, records: list[Record], of_devices: Sequence[Record] = ()) -> None:
+        """Records a case, and what is said of devices before it. Raises JournalFull."""
+        self.finished[key] = records
+        try:
+            keep(self.journal, [*of_devices, *records])
+        finally:
+            self.on_case(self.all[key], records)
+
+    def outcome(self, before_s: float = 0.0, calibrations: Sequence[Calibration] = ()) -> Outcome:
+        return Outcome(
+            records=[record for records in self.finished.values() for record in records],
+            cases=len(self.finished),
+            left_out=list(self.left.values()),
+            before_s=before_s,
+            budget_s=self.plan.budget_s,
+            folder=self.journal.folder,
+            calibrations=calibrations,
+        )
 
 
-def measure(
-    plan: RunPlan,
-    device: OwnDevice,
-    journal: Journal,
-    progress: Progress,
-    on_case: Callable[[Case, list[Record]], None],
-    *,
-    finished: Mapping[str, list[Record]],
-    judge: WorkerProcess | None = None,
-    began: float | None = None,
-) -> Outcome:
-    """Measures the planned cases that are not finished yet, heaviest first, as far as the budget reaches;
-    each is recorded before the next one begins. Raises JournalFull.
+def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: float = 0.0) -> Outcome:
+    """Measures the cases that are not finished yet, the heaviest first, as far as the budget reaches; each is
+    recorded before the next one begins. Raises JournalFull.
 
-    on_case:  is given the records of each case that was measured
-    finished: the records of finished cases, by their key
-    judge:    a judge that runs already
-    began:    when the command began, by time.perf_counter; None: now
+    before_s: seconds since the command began
     """
-    before_s = 0.0 if began is None else time.perf_counter() - began
-    records = dict(finished)
-    spent_s = sum(measured_s(of) for of in records.values())
-    measurer = CaseMeasurer(plan, device, progress, judge)
-    queue = [case_of(planned) for planned in plan.record.cases if planned.key not in finished]
+    plan, measurer = cases.plan, CaseMeasurer(cases.plan, device, progress)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        while queue:
-            remaining_s = plan.budget_s - spent_s
-            if spent_s and remaining_s < ENOUGH * plan.per_case_s:
+        while left := cases.left:
+            remaining_s = plan.budget_s - cases.spent_s
+            if cases.spent_s and remaining_s < ENOUGH * plan.per_case_s:
                 break
-            share_s, reached = budget.allowance(remaining_s, queue, plan.per_case_s)
-            case = queue.pop(0)
+            key, case = next(iter(left.items()))
+            share_s, reached = budget.allowance(remaining_s, list(left.values()), plan.per_case_s)
             progress.case(case, reached, share_s)
-            of_case = measurer.measure(case, share_s, remaining_s, Path(scratch))
-            spent_s += measured_s(of_case)
-            records[case.key] = of_case
-            try:
-                keep(journal, of_case)
-            finally:
-                on_case(case, of_case)
-    return Outcome(
-        records=[record for of_case in records.values() for record in of_case],
-        cases=len(records),
-        left_out=queue,
-        before_s=before_s,
-        budget_s=plan.budget_s,
-        folder=journal.folder,
-    )
+            cases.take(key, measurer.measure(case, share_s, remaining_s, Path(scratch)))
+    return cases.outcome(before_s)
 
 
 def measured_s(records: Iterable[Record]) -> float:
@@ -198,6 +170,35 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
         for record in records:
             print(record.model_dump_json(), file=sys.stderr)
         raise
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
+    cases: int
+    left_out: list[Case]  # cases that the budget did not reach
+    before_s: float  # seconds from the beginning of the command to the first case
+    budget_s: float
+    folder: Path
+    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
+
+
+def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
+    """Writes `--json` and `--csv`, shows a finished run, and returns the exit code."""
+    try:
+        write_outputs(request.json, request.csv, record, outcome.records)
+    finally:
+        display.end(record, outcome)
+    code = exit_code(outcome.records)
+    if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
+        asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
+        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
+    if code == OK and record.trees:
+        first = next(iter(record.settings))
+        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
+    return code
 
 
 def exit_code(records: Iterable[Record]) -> int:

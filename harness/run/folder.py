@@ -1,4 +1,4 @@
-"""The folder of a run: created with a new plan (`begin`), or opened again to continue (`resume`)."""
+"""A new run, planned (`plan_run`) and begun in its folder (`begin`), or a run that goes on (`resume`)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,32 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import kernels
-from harness.catalogue.devices import Ceilings
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import differing
 from harness.paths import RESULTS, command, portable
 from harness.plan import budget, select
-from harness.plan.settings import Setting, parse_setting
+from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
 from harness.run.plan import PLANNING, Request, RunPlan
 from harness.statistics.intervals import CONFIDENCE
-from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from kernels.tuning import OWN, own_folder
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What a new run measures."""
-
-    suite: str  # the name of the suite; `ad hoc` for cases that were written out
-    cases: Sequence[Case]
-    implementations: Sequence[str]
-    baseline: str  # the implementation that the others are compared with
-
-
-def select_all(request: Request, platform: Platform) -> Selection:
-    """What a request selects. Raises UsageError for what cannot be understood."""
+def plan_run(request: Request, platform: Platform) -> Run:
+    """The record of the run that a request asks for on a platform, without the facts of a device that `begin`
+    adds. Raises UsageError or StoredError for what cannot be understood."""
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
     if sum(map(bool, (request.suite, request.case, request.cases))) > 1:
@@ -66,81 +55,48 @@ def select_all(request: Request, platform: Platform) -> Selection:
         named = next((i for i in implementations if i.name == request.baseline), None)
         if named and not (support := named.available(platform)).ok:
             raise UsageError(f"--baseline {named.name} cannot run here: {support.reason}")
-    require_understood(request, platform)
     suite = "ad hoc" if request.case else request.suite or "smoke"
     if request.cases:
         suite = Path(request.cases).name
-    return Selection(suite, cases, [i.name for i in implementations], baseline)
+    return record_of(request, platform, suite, cases, [i.name for i in implementations], baseline)
 
 
-def tell_of_own_choices(settings: Sequence[Setting], log: Callable[[str], None]) -> None:
-    """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
-    StoredError where it is no folder."""
-    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
-    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
-        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
-            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
-
-
-def require_understood(request: Request, platform: Platform) -> None:
-    """Raises UsageError or StoredError for what `begin` would refuse, before a device is waited for."""
-    select.launches(platform, request.launch)
-    worker_threads(request.threads)
-    for own in (os.environ.get(OWN), parse_setting(request.set).variables.get(OWN)):
-        if own:
-            own_folder(own)
-    for option, text in (("--budget", request.budget), ("--per-case", request.per_case)):
-        if text:
-            budget.parse_seconds(text, option)
-    if request.out:
-        Journal.require_new(Path(request.out))
-
-
-def begin(
+def record_of(
     request: Request,
     platform: Platform,
-    facts_of: Callable[[int], DeviceFacts],
-    selection: Selection,
-    log: Callable[[str], None],
+    suite: str,
+    cases: Sequence[Case],
+    implementations: Sequence[str],
+    baseline: str,
     race: RaceSettings | None = None,
-) -> tuple[Journal, RunPlan]:
-    """Creates the folder of a new run. The default budget is 60 s; that of a race, the sum of what its cases
-    should get at least. Raises StoredError where KERNEL_BENCH_TUNED names something that is no folder.
-
-    facts_of: the facts of the device, given the threads of each worker
-    log:      is told in a line that there are no ceilings, or that a folder of the user's has no
-              configurations
-    """
-    suite, op = selection.suite, selection.cases[0].op
-    settings = [setting for setting in request.settings if not setting.is_rerun]
-    settings = settings or [parse_setting(request.set)]
-    launches = select.launches(platform, request.launch)
-    tell_of_own_choices(settings, log)
-    per_case_s = worth_s(request, suite)
+) -> Run:
+    """As `plan_run`, of these cases and implementations. The default budget is 60 s; that of a race, the sum
+    of what its cases should get at least."""
+    settings = request.settings or [parse_setting(request.set)]
+    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
+        if own:
+            own_folder(own)
+    if request.out:
+        Journal.require_new(Path(request.out))
+    per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
+    if request.per_case:
+        per_case_s = budget.parse_seconds(request.per_case, "--per-case")
+    budget_s = 60.0 if race is None else per_case_s * len(cases)
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")
-    else:
-        budget_s = 60.0 if race is None else per_case_s * len(selection.cases)
-    what = op if race is None else f"{op}-{selection.baseline}-race"
-    facts, cases = facts_of(worker_threads(request.threads)), selection.cases
-    folder = Path(request.out) if request.out else _new_folder(what, suite, platform)
-    if facts.ceilings is None:
-        log(f"no limits, so no percentages: {facts.no_ceilings}")
-    elif suite in suites():
-        cases = _well_measured_first(selection, platform, facts.ceilings, per_case_s)
-    record = Run(
-        id=portable(folder.name),
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    return Run(
+        id="",
+        created="",
         command=[portable(word) for word in sys.argv[1:]],
-        op=op,
+        op=cases[0].op,
         suite=suite,
         cases=[planned_case(case) for case in cases],
-        implementations=list(selection.implementations),
-        baseline=selection.baseline,
+        implementations=list(implementations),
+        baseline=baseline,
         settings={setting.name: setting.variables for setting in settings},
         flags=request.flags,
         trees={setting.name: Path(setting.tree).name for setting in settings if setting.tree},
-        launches=launches,
+        launches=select.launches(platform, request.launch),
         cache=request.cache or "serving",
         budget_s=budget_s,
         per_case_s=per_case_s,
@@ -148,53 +104,53 @@ def begin(
         confidence=CONFIDENCE,
         margin=request.margin,
         disturbed=request.disturbed or "prefer",
-        busy=list(facts.busy),
         race=race,
-        ceilings=asdict(facts.ceilings) if facts.ceilings else {},
-        provenance=facts.provenance,
+        ceilings={},
+        provenance={},
     )
+
+
+def tell_of_own_choices(settings: Iterable[Mapping[str, str | None]], log: Callable[[str], None]) -> None:
+    """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
+    StoredError where it is no folder. settings: their variables"""
+    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
+    for own in (os.environ.get(OWN), *(variables.get(OWN) for variables in settings)):
+        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
+            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+
+
+def begin(
+    planned: Run, request: Request, facts: DeviceFacts, log: Callable[[str], None]
+) -> tuple[Journal, RunPlan]:
+    """Creates the folder of a planned run on a device. `log` is told in a line that there are no ceilings, or
+    that a folder of the user's has no configurations."""
+    tell_of_own_choices(planned.settings.values(), log)
+    if facts.ceilings is None:
+        log(f"no limits, so no percentages: {facts.no_ceilings}")
+    folder = Path(request.out) if request.out else _new_folder(planned, facts.platform)
+    of_device = {
+        "id": portable(folder.name),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "busy": list(facts.busy),
+        "ceilings": asdict(facts.ceilings) if facts.ceilings else {},
+        "provenance": facts.provenance,
+    }
+    record = planned.model_copy(update=of_device)
     return Journal.create(folder, record), RunPlan.of(record, request)
 
 
-def worth_s(request: Request, suite: str) -> float:
-    """How many seconds of measuring a case should get at least."""
-    if request.per_case:
-        return budget.parse_seconds(request.per_case, "--per-case")
-    return suites()[suite].per_case_s if suite in suites() else CASE_S
-
-
-def _new_folder(what: str, suite: str, platform: Platform) -> Path:
+def _new_folder(planned: Run, platform: Platform) -> Path:
     """A folder that is not there yet: another run may have begun in the same second."""
+    what = planned.op if planned.race is None else f"{planned.op}-{planned.baseline}-race"
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
-    name = f"{created}-{what}-{re.sub('[ /]+', '-', suite)}-{device}"
+    name = f"{created}-{what}-{re.sub('[ /]+', '-', planned.suite)}-{device}"
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     return next(path for end in ends if not (path := RESULTS / "local" / (name + end)).exists())
 
 
-def _well_measured_first(
-    selection: Selection, platform: Platform, known: Ceilings, case_s: float
-) -> list[Case]:
-    op = kernels.OPS[selection.cases[0].op]
-    timed = [
-        implementation
-        for implementation in kernels.implementations(op.name)
-        if implementation.name in selection.implementations
-        and implementation.available(platform).ok
-        and not implementation.interpreted(platform)
-    ]
-
-    return budget.well_measured_first(
-        selection.cases,
-        lambda case: known.min_time(op.work(op.sizes(case.sizes), case.boundary)),
-        len(timed) + 1,
-        case_s,
-    )
-
-
 def planned_case(case: Case) -> PlannedCase:
-    facts = asdict(case) | {"key": case.key}
-    return PlannedCase(**{name: facts[name] for name in PlannedCase.model_fields})
+    return PlannedCase(**asdict(case), key=case.key)
 
 
 def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journal, RunPlan]:
@@ -220,13 +176,7 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
         raise UsageError(
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
-    then = record.provenance
-    try:
-        int(then["machine"]["threads"])
-        dict(then["versions"])
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"cannot read {journal.folder / 'run.json'}: its provenance is not whole") from None
-    for name, before, after in differing(then, now, ("device", "device_id", "arch", "driver")):
+    for name, before, after in differing(record.provenance, now, ("device", "device_id", "arch", "driver")):
         then_do = f"give --device {before}" if name == "device_id" else "start a new run"
         raise UsageError(f"{journal.folder} was measured with {name} {before}; here it is {after}: {then_do}")
     return journal, RunPlan.of(record, request)

@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import kernels
-from harness.catalogue.devices import Ceilings, peaks
-from harness.plan import budget
+from harness.catalogue.devices import Ceilings
+from harness.plan.budget import parse_seconds
 from harness.plan.entry import ConfigsOf, own_choice
 from harness.plan.settings import Setting, revision_setting
 from harness.results.schema import PlannedCase, Run
-from harness.run.cells import Yardsticks
 from harness.statistics.paired import MARGIN
 from harness.timing.rounds import Disturbed, Policy, Rounds, Sampler, measure
 from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
-from kernels.platform import Platform
 from shapes.case import Case
 
 
@@ -75,22 +73,17 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice  # the configurations of an implementation that are measured in a case
-    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure
-    """How entries are timed: `measure`, or `halving` in a race of many."""
+    configs_of: ConfigsOf = own_choice  # an implementation's configurations that are measured in a case
+    make_rounds: Callable[[Mapping[str, Sampler], Policy], Rounds] = measure  # or `halving`, in a race
 
     @staticmethod
     def of(record: Run, request: Request) -> RunPlan:
         """The plan of a recorded run under a request. Raises UsageError for a budget that cannot be read."""
-        budget_s, per_case_s = record.budget_s, record.per_case_s
-        if request.budget:
-            budget_s = budget.parse_seconds(request.budget, "--budget")
-        if request.per_case:
-            per_case_s = budget.parse_seconds(request.per_case, "--per-case")
+        budget, per_case = request.budget, request.per_case
         return RunPlan(
             record=record,
-            budget_s=budget_s,
-            per_case_s=per_case_s,
+            budget_s=parse_seconds(budget, "--budget") if budget else record.budget_s,
+            per_case_s=parse_seconds(per_case, "--per-case") if per_case else record.per_case_s,
             disturbed=request.disturbed or record.disturbed,
             retry=request.retry,
             deadlines=Deadlines(request.prepare_timeout, request.call_timeout),
@@ -117,15 +110,8 @@ class RunPlan:
         return settings
 
     @property
-    def threads(self) -> int:
-        return self.record.threads
-
-    def yardsticks(self, platform: Platform) -> Yardsticks:
-        """What the times and differences of the run are held against."""
-        record = self.record
-        return Yardsticks(
-            Ceilings.recorded(record.ceilings), peaks(platform), record.confidence, record.margin
-        )
+    def ceilings(self) -> Ceilings | None:
+        return Ceilings.recorded(self.record.ceilings)
 
 
 def case_of(planned: PlannedCase) -> Case:

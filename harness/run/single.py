@@ -4,26 +4,27 @@ knows is measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kernels
+from harness.catalogue.devices import last_level
 from harness.errors import UsageError
+from harness.files import explained
 from harness.machine.cpu_threads import default_threads
 from harness.machine.device import choose_device
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.plan import select
 from harness.plan.entry import Entry, entry_of
+from harness.plan.memory import Memory, rotation
 from harness.plan.settings import Setting, parse_setting
-from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import own_device
 from harness.run.folder import tell_of_own_choices
@@ -39,6 +40,7 @@ from kernels.tuning import Tunable
 from shapes.case import Case, parse
 
 SAVED = ("output.pt", "reference.pt", "sigma.pt", "check.json")  # what `check --save` writes of an output
+TRACEBACK = "traceback.txt"  # and of a call that failed
 
 
 class SingleEntry:
@@ -58,11 +60,11 @@ class SingleEntry:
         begins"""
         self.case, self.worker, self.monitor = case, worker, monitor
         (self.entry,) = worker.entries
-        self.rotation = rotation_of_one(self.entry, case, worker.platform, cache)
-        # What disturbed each disturbed sample. These are made again, unless most are disturbed.
-        self.disturbed: list[str] = []
-        # The number of samples, with the disturbed ones.
-        self.made = 0
+        memory = Memory(case, worker.platform, self.entry.impl.name, cache)
+        fits = functools.partial(memory.fits, [self.entry])
+        self.rotation = rotation(memory.op, memory.sizes, cache, last_level(worker.platform), fits=fits)
+        self.disturbed: list[str] = []  # what disturbed each sample that was disturbed
+        self.made = 0  # the number of samples, with the disturbed ones
         self.checks = CaseChecks(case=case, workers=[worker], say=say, seed=seed)
 
     def begin(self) -> None:
@@ -124,7 +126,7 @@ class SingleEntry:
         told = log.read_text("utf-8", errors="replace") if log.exists() else ""
         begins = re.search("Traceback \\(most recent|Fatal Python error", told)
         if self.entry.status in ("error", "crashed") and begins:
-            files.append(folder / "traceback.txt")
+            files.append(folder / TRACEBACK)
             files[0].write_text(told[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
@@ -169,13 +171,17 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     entry = entry_of(implementation, case, platform, launch, setting, words)
     if not entry.alive:
         return Checked(case, entry)
-    tell_of_own_choices([setting], say)
+    tell_of_own_choices([setting.variables], say)
+    if save is not None:
+        with explained(f"cannot write {save}"):
+            Path(save).mkdir(parents=True, exist_ok=True)
+            for file in (*SAVED, TRACEBACK):  # of an earlier check
+                Path(save, file).unlink(missing_ok=True)
     threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
     saved: list[Path] = []
     with (
         own_device(platform, shared=platform.kind == "cpu") as device,  # nothing is timed
-        _folder(save) as folder,
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
@@ -187,31 +193,13 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
                 # The time of this sample is not used, but some kernels are wrong from their third call on.
                 attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
             single.end(profiled=False)
-            if folder:
-                saved = single.save(folder)
+            if save is not None:
+                saved = single.save(Path(save))
         except WorkerFailure as failure:
             entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
         finally:
             single.close()
     return Checked(case, entry, saved)
-
-
-@contextlib.contextmanager
-def _folder(name: str | None) -> Iterator[Path | None]:
-    """A folder without files of an earlier check; it is removed if nothing is written. Raises UsageError."""
-    folder = None if name is None else Path(name)
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in (*SAVED, "traceback.txt"):
-                (folder / file).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        if folder and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
@@ -224,14 +212,11 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
         (words,) = parse(text)
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
-    config: dict[str, Any] = {}
-    for name, value in words.items():
-        try:
-            read = ast.literal_eval(value)
-        except (SyntaxError, ValueError, TypeError):
-            read = value
-        config[name] = read if isinstance(read, int | float | None) else value
-    return config
+    named: dict[str, Any] = {"True": True, "False": False, "None": None}
+    return {
+        name: int(value) if re.fullmatch(r"-?\d+", value) else named.get(value, value)
+        for name, value in words.items()
+    }
 
 
 def benchmark(

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 
-MIN_BLOCKS = 6
-"""The results are not looked at before there are so many blocks: with fewer Student's t is too wide to be
-of use."""
+MIN_BLOCKS = 6  # the results are not looked at with fewer: Student's t is too wide to be of use then
 
 LOOK_WIDENING = 1.2
 """With MIN_BLOCKS or more, a look at the results may have decided the number of blocks, so that the

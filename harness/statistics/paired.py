@@ -14,9 +14,7 @@ from harness.statistics.intervals import CONFIDENCE, interval
 MARGIN = 0.005  # a smaller difference than this counts as none
 
 MAX_NOISE = 0.25
-"""An A/A pair that may differ by more than this shows a disturbance: then no two entries are called the
-same."""
-
+"""An A/A pair that may differ by more shows a disturbance: then no two entries are called the same."""
 
 VerdictName = Literal["faster", "slower", "same", "unclear"]
 

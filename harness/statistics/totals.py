@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from harness.statistics.intervals import CONFIDENCE, Interval, interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
 
-Times = Mapping[tuple[int, int], float]
-"""Seconds per call by block and round."""
-TINY = 1e-9
-"""What a weight of 0 counts as, so that cases that all have it count alike."""
+Times = Mapping[tuple[int, int], float]  # seconds per call by block and round
+TINY = 1e-9  # what a weight of 0 counts as, so that cases that all have it count alike
 
 
 def total_ratio(

@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -42,8 +42,7 @@ class Policy:
     first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
-    """An interval of a ratio is tight enough at this half width; 0: measuring goes on until blocks or
-    budget are spent."""
+    """An interval of a ratio is tight enough at this half width; 0: blocks or budget end measuring."""
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
     rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
@@ -77,8 +76,7 @@ class Round:
     index: int  # the number of the round in its block
     seconds: Mapping[str, float]  # seconds per call of each entry that gave a time
     disturbed: str = ""  # what disturbed the round; empty if nothing did
-    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
-    """The seconds that each of these samples took."""
+    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)  # seconds of each
     use: Literal["counts", "left out", "elimination"] = "counts"
     """`left out` of the result because it was disturbed, or an `elimination` round of a race, which chooses
     the entries of later rounds and counts for nothing else (see successive_halving.py)."""
@@ -90,9 +88,8 @@ class Rounds:
 
     made: list[Round] = field(default_factory=list)  # all rounds, in the order in which they were made
     dropped: dict[str, str] = field(default_factory=dict)
-    """Entries that were taken out, each with the reason. Their earlier times stay in `made`."""
-    beaten: dict[str, str] = field(default_factory=dict)
-    """Entries that lost in the eliminations, each with the words for it."""
+    """Entries that were taken out, with the reasons. Their earlier times stay in `made`."""
+    beaten: dict[str, str] = field(default_factory=dict)  # entries that lost in eliminations, and how
     stopped: str = "complete"
     """Why measuring ended: `tight` (the wanted ratios' intervals are), `clear` (those intervals are tight
     or their verdicts clear), `budget`, `complete` (all blocks and rounds were made), `disturbed` (most
@@ -148,11 +145,6 @@ class Rounds:
         )
 
     @property
-    def mostly_left_out(self) -> bool:
-        """Whether most rounds are left out."""
-        return len(self.left_out) > MAX_DISTURBED * len(self.made)
-
-    @property
     def never_quiet(self) -> bool:
         """Whether most rounds were disturbed, whether they count or not."""
         return sum(bool(r.disturbed) for r in self.made) > MAX_DISTURBED * len(self.made)
@@ -182,19 +174,7 @@ def _timed(rounds: Iterable[Round]) -> set[str]:
     return {name for r in rounds for name in r.seconds}
 
 
-TRIES = 2
-"""How many rounds a block may try for each that it wants: a disturbed round is made again, as long as most
-are quiet."""
-
-
-@dataclass(frozen=True)
-class RoundOrder:
-    """Which entries are sampled in the next round, in this order."""
-
-    block: int
-    round: int
-    names: Sequence[str]
-    keep: bool  # whether the round counts if something disturbs it
+TRIES = 2  # a block tries so many rounds for each that it wants: a disturbed round is made again
 
 
 def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rounds:
@@ -211,52 +191,12 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
 
     policy = policy or Policy()
     rounds = Rounds()
-    for order in orders(list(entries), policy, rounds):
-        policy.begin_round()
-        seconds, took = _one_round(order.names, entries, rounds.dropped, policy.clock)
-        disturbed = policy.end_round()
-        use: Literal["counts", "left out"] = "left out" if disturbed and not order.keep else "counts"
-        rounds.made.append(Round(order.block, order.round, seconds, disturbed, took, use))
-    if not rounds.lasting(entries):
-        rounds.stopped = "no entries"
-    elif rounds.mostly_left_out:
-        rounds.stopped = "disturbed"
-    return rounds
-
-
-def _one_round(
-    names: Sequence[str],
-    entries: Mapping[str, Sampler],
-    dropped: dict[str, str],
-    clock: Callable[[], float],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds per call of each entry, and the seconds that its sample took. An entry that gives no time is
-    added to `dropped`; what it took is not taken from the others' budget."""
-    seconds, took = {}, {}
-    for name in names:
-        started = clock()
-        try:
-            value = entries[name]()
-        except Exception as error:
-            dropped[name] = str(error) or type(error).__name__
-            continue
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
-            seconds[name] = float(value)
-            took[name] = clock() - started
-        else:
-            dropped[name] = f"gave {value!r} as its time"
-    return seconds, took
-
-
-def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[RoundOrder]:
-    """Yields the order of each round; the caller adds that round to `rounds.made` before it asks for the
-    next one. When the generator ends, `rounds.stopped` says why."""
     shuffle = random.Random(policy.seed).shuffle
     round_s = preparing_s = 0.0
     for block in range(policy.blocks):
-        lasting = rounds.lasting(names)
+        lasting = rounds.lasting(entries)
         if not lasting:
-            return
+            break
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
         # A later block is worth its preparation if there is time for as many rounds as a first block had,
@@ -265,7 +205,7 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Rou
         longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)
         if rounds.made and remaining_s < max(longest_s, worth_s):
             rounds.stopped = "budget"
-            return
+            break
         started = policy.clock()
         policy.begin_block(block, lasting)
         preparing_s = policy.clock() - started
@@ -282,10 +222,9 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Rou
             if index and rounds.spent_s + round_s > end_s:
                 rounds.stopped = "budget"
                 break
-            shuffled = list(lasting)
-            shuffle(shuffled)
-            yield RoundOrder(block, index, shuffled, keep)
-            last = rounds.made[-1]
+            order = list(lasting)
+            shuffle(order)
+            last = _one_round(block, index, keep, {name: entries[name] for name in order}, rounds, policy)
             if not last.seconds:
                 break
             counted = keep or not last.disturbed
@@ -293,12 +232,45 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Rou
             had_sample = counted or (index > 0 and policy.disturbed == "prefer")
             lasting = _contending(last, policy) if had_sample else list(last.seconds)
             round_s = sum(last.took[name] for name in lasting)
-            if counted:
-                wanted -= 1
+            wanted -= counted
             if not wanted:
                 break
-        if _enough(block, names, policy, rounds):
-            return
+        if _enough(block, list(entries), policy, rounds):
+            break
+    if not rounds.lasting(entries):
+        rounds.stopped = "no entries"
+    elif len(rounds.left_out) > MAX_DISTURBED * len(rounds.made):
+        rounds.stopped = "disturbed"
+    return rounds
+
+
+def _one_round(
+    block: int, index: int, keep: bool, samples: Mapping[str, Sampler], rounds: Rounds, policy: Policy
+) -> Round:
+    """Takes one sample of each entry, in this order, and adds the round. An entry that gives no time is
+    dropped; what it took is not taken from the others' budget.
+
+    keep: whether the round counts if something disturbs it
+    """
+    policy.begin_round()
+    seconds, took = {}, {}
+    for name, sample in samples.items():
+        started = policy.clock()
+        try:
+            value = sample()
+        except Exception as error:
+            rounds.dropped[name] = str(error) or type(error).__name__
+            continue
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            seconds[name] = float(value)
+            took[name] = policy.clock() - started
+        else:
+            rounds.dropped[name] = f"gave {value!r} as its time"
+    disturbed = policy.end_round()
+    use: Literal["counts", "left out"] = "left out" if disturbed and not keep else "counts"
+    made = Round(block, index, seconds, disturbed, took, use)
+    rounds.made.append(made)
+    return made
 
 
 def _contending(last: Round, policy: Policy) -> list[str]:

@@ -36,8 +36,7 @@ from shapes.case import Case
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-NEIGHBOURS = 8
-"""At most so many configurations that are in use for neighbouring sizes come before the random ones."""
+NEIGHBOURS = 8  # at most so many configurations of neighbouring sizes come before the random ones
 NOT_KEPT = "left out by --keep"
 
 

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import kernels
 from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
-from harness.files import JsonObject
 from harness.machine.device import choose_device, surroundings
 from harness.plan import select
-from harness.plan.budget import parse_seconds, parse_shard
+from harness.plan.budget import parse_shard
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, RaceSettings, Record
-from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
-from harness.run.execute import Display, exit_code, measure, resumable
-from harness.run.folder import Selection, begin, finished_cases, require_understood, resume
+from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run
+from harness.run.device import DeviceFacts, device_facts, own_device
+from harness.run.execute import Display, RunCases, exit_code, measure, resumable
+from harness.run.folder import begin, record_of, resume
 from harness.run.plan import Request, RunPlan, case_of
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
 from harness.tune.store import choice, folder_name, path, provenance, store, store_winner
 from harness.workers.environment import worker_threads
-from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
+from harness.workers.process import WorkerFailure, start_judge
 from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES
 from kernels.platform import Platform
@@ -36,23 +33,20 @@ from kernels.tuning import TUNED, Target, Tunable
 from shapes.case import Case, merge, text_of
 from shapes.suites import suites
 
-KEEP, PER_CASE = 24, "30s"
-"""The defaults of --keep and --per-case."""
+KEEP, PER_CASE = 24, "30s"  # the defaults of --keep and --per-case
 CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 """Seconds beside measuring, for a case and for each of its configurations. On an H100 cases of four to seven
 configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
 row, which are compiled only then, took 23 to 41 s (results/h200/tune-*)."""
 
-Row = dict[str, Any]
-"""A row of `tune --json`: a stored choice with its op, implementation and target."""
+Row = dict[str, Any]  # of `tune --json`: a stored choice with its op, implementation and target
 
 
 @dataclass(frozen=True)
 class TuneRequest(Request):
     """The options of `tune` as they were given. `out` is the folder of the race's rounds."""
 
-    tuned: str | None = None
-    """The folder of the winners; None: kernels/tuned."""
+    tuned: str | None = None  # the folder of the winners; None: kernels/tuned
     shard: str | None = None
     dry_run: bool = False
     check: bool = False
@@ -65,10 +59,6 @@ class TuneRequest(Request):
     @property
     def stores(self) -> bool:
         return not (self.check or self.dry_run)
-
-    @property
-    def per_case_s(self) -> float:
-        return parse_seconds(self.per_case or PER_CASE, "--per-case")
 
 
 class RaceDisplay(Display, Protocol):
@@ -87,28 +77,31 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
-    for implementation in implementations:
-        require_race(implementation, request, platform)
+    for implementation in implementations:  # what cannot be raced is said before the device is waited for
+        if request.resume:
+            resume(request, surroundings(platform), race=True)
+        else:
+            plan_race(implementation, request, platform)
     if request.dry_run:
         display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
-    races, codes = [], []
+    races, codes, threads = [], [], worker_threads(request.threads)
     with own_device(platform) as device:
         for line in device.busy:
             display.log(f"note: {line}")
-        facts_of = functools.partial(device_facts, device)
+        target = target_of(platform, threads)
+        if request.resume:
+            facts = DeviceFacts(platform, surroundings(platform), ceilings=None)
+        else:
+            facts = device_facts(device, threads)
         for implementation in implementations:
-            journal, plan = open_race(implementation, request, platform, facts_of, display.log)
+            cases, this = begin_race(implementation, request, facts, target, display)
             name = f"{platform.name or platform.kind} {implementation.name}"
-            display.log(f"racing {name}; rounds in {journal.folder}")
-            finished = finished_cases(journal, plan.retry)
-            with resumable("tune", journal), racing(plan, device) as (raced, judge, target):
-                this = Race(implementation, target, plan, display, stores=request.stores)
-                this.resume(finished)
-                outcome = measure(
-                    raced, device, journal, display.progress, this.on_case, finished=finished, judge=judge
-                )
-            display.end(plan.record, outcome)
+            display.log(f"racing {name}; rounds in {cases.journal.folder}")
+            with resumable("tune", cases.journal):
+                cases.plan = with_configs(cases.plan, platform, target)
+                outcome = measure(cases, device, display.progress)
+            display.end(cases.plan.record, outcome)
             codes.append(exit_code(outcome.records))
             races.append(this)
     return race_result(codes, races, display.log)
@@ -149,28 +142,25 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
     """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
     asked what it is."""
     keep = request.keep or KEEP
-    with ExitStack() as stack:
-        target, _ = target_here(platform, worker_threads(), stack)
-        for implementation in implementations:
-            name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
-            cases = race_selection(implementation, request, platform).cases
-            for case in cases:
-                known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
-                count = min(keep, known) + 1
-                entries += count
-                yield f"{name}: {case.text}: up to {count} of {known} configurations"
-            measuring_s = request.per_case_s * len(cases)
-            if request.budget:
-                measuring_s = parse_seconds(request.budget, "--budget")
-            is_engine = isinstance(implementation, EngineTuned)
-            overhead_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
-            each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
-            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
-            if isinstance(implementation, EngineTuned):
-                yield (
-                    f"{name}: against what the engine takes now; what is faster goes into "
-                    f"tables in --out: {implementation.reads}"
-                )
+    target = target_of(platform, worker_threads())
+    for implementation in implementations:
+        name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
+        planned = plan_race(implementation, request, platform)
+        cases = [case_of(each) for each in planned.cases]
+        for case in cases:
+            known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
+            count = min(keep, known) + 1
+            entries += count
+            yield f"{name}: {case.text}: up to {count} of {known} configurations"
+        is_engine = isinstance(implementation, EngineTuned)
+        overhead_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
+        each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
+        yield f"{each}: {planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
+        if isinstance(implementation, EngineTuned):
+            yield (
+                f"{name}: against what the engine takes now; what is faster goes into "
+                f"tables in --out: {implementation.reads}"
+            )
 
 
 def race_result(
@@ -187,39 +177,25 @@ def race_result(
     return (OK if OK in codes else NOTHING_RAN), rows
 
 
-def require_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> None:
-    """Raises HarnessError for what `open_race` would refuse, before a device is waited for."""
+def begin_race(
+    implementation: Tunable, request: TuneRequest, facts: DeviceFacts, target: Target, display: RaceDisplay
+) -> tuple[RunCases, Race]:
+    """Begins the run that races one implementation's configurations on such devices, or goes on with it."""
     if request.resume:
-        resume(request, surroundings(platform), race=True)
+        journal, plan = resume(request, facts.provenance, race=True)
     else:
-        race_selection(implementation, request, platform)
-        require_understood(request, platform)
+        planned = plan_race(implementation, request, facts.platform)
+        journal, plan = begin(planned, request, facts, display.log)
+    race = Race(implementation, target, plan.record, display, stores=request.stores)
+    cases = RunCases(plan, journal, race.on_case)
+    race.resume(cases.finished)
+    return cases, race
 
 
-def open_race(
-    implementation: Tunable,
-    request: TuneRequest,
-    platform: Platform,
-    facts_of: Callable[[int], DeviceFacts],
-    log: Callable[[str], None],
-    now: JsonObject | None = None,
-) -> tuple[Journal, RunPlan]:
-    """Begins the run that races one implementation's configurations, or opens it again.
-
-    facts_of: gives the device's facts for a number of threads of each worker
-    now:      the provenance of the device; None: that of this machine
-    """
-    if request.resume:
-        return resume(request, now or surroundings(platform), race=True)
-    selection = race_selection(implementation, request, platform)
-    asked = replace(request, per_case=request.per_case or PER_CASE)
-    settings = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
-    return begin(asked, platform, facts_of, selection, log, settings)
-
-
-def race_selection(implementation: Tunable, request: TuneRequest, platform: Platform) -> Selection:
-    """The cases that an implementation takes here, at the narrowest boundary of its call. All have the same
-    weight: each is a question of its own. Raises NothingRan where there is none."""
+def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> Run:
+    """As harness.run.folder.plan_run, of the cases that an implementation takes here, at the narrowest
+    boundary of its call. All have the same weight: each is a question of its own. Raises NothingRan where
+    there is none."""
     op = kernels.OPS[implementation.op]
     boundary = next(b for b in BOUNDARIES if b in implementation.boundaries)
     if request.suite or request.case:
@@ -235,39 +211,36 @@ def race_selection(implementation: Tunable, request: TuneRequest, platform: Plat
     at, of = parse_shard(request.shard)
     chosen = [replace(case, weight=1 / len(able)) for case in able[at - 1 :: of]]
     suite = "ad hoc" if request.case else request.suite or "all"
-    return Selection(suite, chosen, [implementation.name], implementation.name)
+    name, asked = implementation.name, replace(request, per_case=request.per_case or PER_CASE)
+    race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
+    return record_of(asked, platform, suite, chosen, [name], name, race)
 
 
-@contextlib.contextmanager
-def racing(plan: RunPlan, device: OwnDevice) -> Iterator[tuple[RunPlan, WorkerProcess | None, Target]]:
-    """Yields a race's plan with the configurations that are raced on this device, the judge of the first case
-    if one is ready, and the target that the configurations are chosen for. Raises NothingRan."""
+def with_configs(plan: RunPlan, platform: Platform, target: Target) -> RunPlan:
+    """A race's plan, with the configurations that are raced on a device. Raises NothingRan."""
     record = plan.record
     assert record.race is not None
     implementation = next(i for i in plan.implementations if i.name == record.baseline)
-    assert isinstance(implementation, Tunable)
-    with ExitStack() as stack:
-        target, judge = target_here(device.platform, plan.threads, stack)
-        tables = {}
-        if isinstance(implementation, EngineTuned):
-            cases = [case_of(planned) for planned in record.cases]
-            tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-        configs_of = functools.partial(raced_configs, target=target, keep=record.race.keep, tables=tables)
-        yield replace(plan, configs_of=configs_of, make_rounds=halving), judge, target
+    tables = {}
+    if isinstance(implementation, EngineTuned):
+        cases = [case_of(planned) for planned in record.cases]
+        tables = ask_tables(implementation, cases, platform, plan.deadlines.prepare)
+    configs_of = functools.partial(raced_configs, target=target, keep=record.race.keep, tables=tables)
+    return replace(plan, configs_of=configs_of, make_rounds=halving)
 
 
-def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, WorkerProcess | None]:
-    """The target that configurations are chosen for on this device, as a worker finds it, and that worker,
-    which can judge the first case; `stack` ends it. Raises NothingRan where the device cannot be used."""
+def target_of(platform: Platform, threads: int) -> Target:
+    """The target that configurations are chosen for on this device, as a worker finds it. Raises NothingRan
+    where the device cannot be used."""
     if platform.kind == "cpu":
-        return CPU, None
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-"))
-    try:
-        judge = start_judge(platform, threads, 120, Path(scratch) / "judge.log")
-    except WorkerFailure as failure:
-        raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
-    stack.callback(judge.kill)
-    return Target(**judge.facts["target"]), judge
+        return CPU
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        try:
+            worker = start_judge(platform, threads, 120, Path(scratch) / "judge.log")
+        except WorkerFailure as failure:
+            raise NothingRan(f"{platform.device} cannot be used: {failure.reason}") from None
+        worker.kill()
+    return Target(**worker.facts["target"])
 
 
 @dataclass
@@ -276,20 +249,19 @@ class Race:
 
     implementation: Tunable
     target: Target
-    plan: RunPlan
+    record: Run
     display: RaceDisplay
     stores: bool = True
     rows: list[Row] = field(default_factory=list)
-    beaten: list[str] = field(default_factory=list)
-    """A line for each case in which a challenger was faster than the baseline."""
+    beaten: list[str] = field(default_factory=list)  # a line for each case that a challenger won
 
     def on_case(self, case: Case, records: list[Record]) -> None:
-        self.display.case(self.plan.record, case, records)
+        self.display.case(self.record, case, records)
         self.display.stored(*self._take(case, records))
 
     def resume(self, finished: Mapping[str, list[Record]]) -> None:
         """Stores what an earlier command chose, unless a newer choice is stored."""
-        for planned in self.plan.record.cases:
+        for planned in self.record.cases:
             if planned.key in finished:
                 self._take(case_of(planned), finished[planned.key], unless_newer=True)
 
@@ -298,7 +270,7 @@ class Race:
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
         """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
         would be, and the choice, if there is one."""
-        record, name = self.plan.record, self.implementation.name
+        record, name = self.record, self.implementation.name
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")

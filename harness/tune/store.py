@@ -25,8 +25,7 @@ from shapes.case import Case
 ABOUT = "What `python -m harness tune` measured."
 
 
-OPPOSITE = {"faster": "slower", "slower": "faster"}
-"""What a verdict becomes where its two sides are exchanged; `same` and `unclear` stay."""
+OPPOSITE = {"faster": "slower", "slower": "faster"}  # if the two sides are exchanged; other verdicts stay
 
 
 def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:

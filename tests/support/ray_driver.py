@@ -14,6 +14,7 @@ from harness.errors import HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import DeviceUsed
 from harness.run.device import DeviceFacts
+from harness.run.execute import RunCases
 from harness.run.plan import Request, RunPlan
 from kernels.platform import named
 from kernels.triton_runtime import CPU
@@ -64,7 +65,7 @@ def main() -> int:
         with (driving := driver.Driver(pool, lambda line: print(line, flush=True))):
             (type,) = driving.open()
             print("opened", flush=True)
-            job = RunJob("run", type, 0, journal, plan, lambda case, _: None, 0)
+            job = RunJob("run", type, 0, RunCases(plan, journal, lambda case, _: None), 0)
             driving.add([job])
             driving.run()
     except PoolGone as gone:
@@ -73,7 +74,7 @@ def main() -> int:
     except HarnessError as error:
         print(f"error: {error}", flush=True)
         return error.exit_code
-    print(f"left: {len(job.left_out)}", flush=True)
+    print(f"left: {len(job.run.left)}", flush=True)
     return 0
 
 

@@ -35,7 +35,6 @@ from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
 from kernels.platform import named
-from tests.support.command_line import error_line
 from tests.support.simulated_pool import SimulatedPool, pool, records
 
 HERE = Path(__file__).parent
@@ -228,33 +227,13 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
 @pytest.mark.parametrize("command", ["run", "tune"])
 def test_a_step_that_was_begun_goes_on_with_its_own_plan(tmp_path, command):
     """What a run's plan decides is not given again; how long its cases are measured is."""
-    words = [
-        "--op",
-        "mla_decode",
-        "--impl",
-        "torch.*",
-        "--suite",
-        "smoke",
-        "--launch",
-        "eager",
-        "--per-case",
-        "5s",
-    ]
-    read = read_step(Step("x", command, 0, "mla_decode", words))
+    options = "--op mla_decode --impl torch.* --suite smoke --launch eager --per-case 5s"
+    read = read_step(Step("x", command, 0, "mla_decode", options.split()))
     request = read if command == "tune" else read(named("cpu"))
     assert _into(request, tmp_path) == replace(request, out=str(tmp_path))
     (tmp_path / "run.json").touch()
     planned = {"impl": None, "suite": None, "launch": None}
     assert _into(request, tmp_path) == replace(request, **planned, resume=str(tmp_path), retry=True)
-
-
-def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkeypatch):
-    def pool(*arguments: object) -> None:
-        raise UsageError(f"asked: {arguments}")
-
-    monkeypatch.setattr("harness.cluster.ray_cluster.RayPool", pool)
-    done = here("campaign", "--cluster", "head:1", "--device", "H200")
-    assert error_line(done) == "asked: ('head:1', 'H200')"
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

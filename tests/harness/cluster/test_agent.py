@@ -19,6 +19,7 @@ from harness.cluster.agent import (
     Opened,
     Order,
     ThisMachine,
+    _ranges,
 )
 from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
@@ -26,7 +27,7 @@ from harness.machine.cpu_threads import ALLOWED
 from harness.plan.select import choose_cases
 from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
-from harness.run.device import _ranges, device_lock
+from harness.run.device import device_lock
 from harness.run.folder import planned_case
 from harness.run.plan import Request, RunPlan
 from kernels import OPS

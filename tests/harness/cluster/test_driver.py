@@ -21,6 +21,7 @@ from harness.files import JournalFull
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
+from harness.run.execute import RunCases
 from harness.run.plan import Request, RunPlan
 from kernels.platform import named
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
@@ -37,7 +38,7 @@ class Driven:
         run = made_up_run(cases)
         self.journal = Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, run)
         plan = RunPlan.of(self.journal.run(), Request())
-        self.job = RunJob("run", type, 0, self.journal, plan, self._on_case, 0)
+        self.job = RunJob("run", type, 0, RunCases(plan, self.journal, self._on_case), 0)
         self.driver = Driver(pool, self.lines.append, ends=ends, clock=pool.clock)
         with self.driver:
             self.driver.open()
@@ -139,7 +140,7 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
         for device, case in devices.measured:
             by.setdefault(device, []).append(case.removeprefix("case "))
         given_up = driven.given_up
-        left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
+        left_out = driven.job.run.left
         cut_off = sum(line.startswith("the time is up") for line in driven.lines)
         assert driven.job.given == len(driven.recorded) + cut_off, "what failed was given back"
         assert devices.closed and max(Counter(driven.recorded).values(), default=1) == 1
@@ -189,7 +190,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
-    job = RunJob("run", "cpu", 0, journal, plan, print, device_count=2)
+    job = RunJob("run", "cpu", 0, RunCases(plan, journal, print), 2)
     first = job.waiting.popleft()
     last = job.order(first, 4.0)
     assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
@@ -198,16 +199,16 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
     plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
-    assert RunJob("run", "cpu", 0, journal, plan, print, device_count=1).order(first, math.inf)
+    assert RunJob("run", "cpu", 0, RunCases(plan, journal, print), 1).order(first, math.inf)
     crash = {"status": "crashed"}
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
-    again = RunJob("run", "cpu", 0, journal, plan, print, device_count=1)
+    again = RunJob("run", "cpu", 0, RunCases(plan, journal, print), 1)
     assert again.waiting[-1].key == first.key, "what broke may break again"
-    full = RunJob("run", "cpu", 0, journal, plan, Mock(), device_count=1)
+    full = RunJob("run", "cpu", 0, RunCases(plan, journal, Mock()), 1)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
     with pytest.raises(JournalFull):
         full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
-    assert full.on_case.called, "what cannot be kept is printed all the same"
+    assert full.run.on_case.called, "what cannot be kept is printed all the same"
 
 
 def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_time():

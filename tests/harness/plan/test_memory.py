@@ -22,14 +22,14 @@ def entries(op: str, *names: str) -> list[Entry]:
     return [Entry(name, known[name], Setting(), "eager") for name in names]
 
 
-def judge_memory(op, sizes) -> int:
+def judge_memory(op, **sizes) -> int:
     """Of a CPU."""
-    return Memory(op, sizes, CPU, "", "serving").judge_bytes
+    return Memory(op.case(sizes), CPU, "", "serving").judge_bytes
 
 
 def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
     monkeypatch.setattr(memory, "free_memory", lambda platform: int(free))
-    plan = Memory(op, op.sizes(sizes), CPU, baseline, "serving")
+    plan = Memory(op.case(sizes), CPU, baseline, "serving")
     together, too_large = plan.groups(found, copies)
     return [[c.name for c in group] for group in together], too_large
 
@@ -51,7 +51,7 @@ def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     moe = kernels.OPS["fused_moe"]
     two = entries("fused_moe", "torch.bf16", "torch.compile")
     sizes = moe.sizes({"tokens": 64})
-    pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0]] * 2, 1)
+    pair = judge_memory(moe, tokens=64) + memory_needed(moe, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
     found = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
     assert found == ([["torch.bf16"], ["torch.compile"]], [])
@@ -116,9 +116,9 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
     sizes = {"batch": 64, "ctx": 4096}
     sdpa, triton = entries("mla_decode", "torch.sdpa", "triton.split_kv")
     triton.interpreted = True
-    plan = Memory(OP, OP.sizes(sizes), CPU, "torch.sdpa", "serving")
+    plan = Memory(OP.case(sizes), CPU, "torch.sdpa", "serving")
     assert plan.needed([sdpa, triton], 5) == plan.needed([sdpa], 5)
-    assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, OP.sizes(sizes))
+    assert plan.needed([triton], 5) == plan.needed([triton], 1) > judge_memory(OP, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
 def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind, arch, mebibytes):
     """The judge on the default one; two workers, of torch and of vLLM, on the one of graphs too."""
     found = entries("mla_decode", "torch.sdpa", "vllm.triton")
-    sizes = OP.sizes({"batch": 4, "ctx": 512})
-    plan = Memory(OP, sizes, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
+    case = OP.case({"batch": 4, "ctx": 512})
+    plan = Memory(case, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
     plan.computing = 0
     workers = [[found[0]] * 2, [found[1]]]
-    own = sum(memory_needed(OP, sizes, members, 3) for members in workers)
+    own = sum(memory_needed(OP, plan.sizes, members, 3) for members in workers)
     assert plan.needed(found, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
 
 
 def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
     monkeypatch.setattr(memory, "free_memory", lambda platform: free)
     platform = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", memory=80 * GIB, here=False)
-    return Memory(op, op.sizes({**op.defaults("sm_90"), **given}), platform, op.baseline["cuda"], "serving")
+    return Memory(op.case({**op.defaults("sm_90"), **given}), platform, op.baseline["cuda"], "serving")
 
 
 def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
@@ -190,16 +190,16 @@ def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
 
 def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda platform: 64 * GIB)
-    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    case = OP.case({"batch": 4, "ctx": 512})
     for kind, part in (("cpu", 0.5), ("cuda", 1)):
-        whole, half = (Memory(OP, sizes, Platform(kind, "x"), "", "warm", share).usable for share in (1, 0.5))
+        whole, half = (Memory(case, Platform(kind, "x"), "", "warm", share).usable for share in (1, 0.5))
         assert half == part * whole
 
 
 def test_memory_counts_the_baseline_twice(monkeypatch):
     sizes = {"batch": 64, "ctx": 4096}
     (sdpa,) = entries("mla_decode", "torch.sdpa")
-    once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
+    once = judge_memory(OP, **sizes) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
     for share, wanted in ((1.1, ([], [sdpa])), (1.6, ([["torch.sdpa"]], []))):
         free = share * once / MEMORY_SHARE["cpu"]
         assert groups(monkeypatch, free, "torch.sdpa", [sdpa], **sizes) == wanted
@@ -210,7 +210,7 @@ def test_settings_that_do_not_fit_together_each_meet_the_first_and_its_rerun(mon
     settings = [Setting(), *(Setting({"A": str(i)}) for i in range(4)), Setting(is_rerun=True)]
     found = [Entry(setting.name, sdpa.impl, setting, "eager") for setting in settings]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
-    four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa], 1)
+    four = judge_memory(OP, batch=64, ctx=4096) + 4 * memory_needed(OP, sizes, [sdpa], 1)
     free = 1.01 * four / MEMORY_SHARE["cpu"]
     together = [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
     assert groups(monkeypatch, free, "torch.sdpa", found, batch=64, ctx=4096) == (together, [])

@@ -6,8 +6,6 @@ import kernels
 from harness.errors import UsageError
 from harness.plan import budget as budget_module
 from harness.plan import select
-from harness.plan.budget import TYPICAL, well_measured_first
-from harness.timing.rounds import Policy
 from shapes.case import Case
 
 OP = kernels.OPS["mla_decode"]
@@ -47,21 +45,3 @@ def test_seconds_are_read_and_others_refused_in_one_line():
     for text in ("", "s", "inf"):  # others: transcripts of ../cli
         with pytest.raises(UsageError, match="--budget"):
             budget_module.parse_seconds(text, "--budget")
-
-
-FITS_S = 20 / (2 * 4 * Policy().opening * Policy().first_rounds * TYPICAL)
-"""Of a call: what the opening blocks of four entries take within 20 s."""
-
-
-@pytest.mark.parametrize(("weights", "least_s", "entries", "wanted"), [
-    # Among equal weights those come first whose opening blocks fit.
-    ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 4, [1, 2, 0, 3]),
-    ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 5, [1, 0, 2, 3]),
-    # Weight goes before what is well measured.
-    ([0.5, 0.3, 0.2], [9.0, 9.0, 1e-6], 4, [0, 1, 2]),
-    # Where none fits the order is the suite's.
-    ([0.5, 0.5], [9.0, 1.0], 4, [0, 1]),
-])  # fmt: skip
-def test_cases_that_are_measured_well_come_first(weights, least_s, entries, wanted):
-    found = well_measured_first(cases(*weights), lambda case: least_s[case.sizes["batch"] - 1], entries, 20)
-    assert [case.sizes["batch"] - 1 for case in found] == wanted

@@ -1,6 +1,5 @@
 """The small cases of uneven sizes beside a case that is timed."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from harness.plan.select import choose_baseline, kept_sizes, ragged_cases
 from harness.plan.settings import Setting
 from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
+from harness.run.checks import CaseChecks
 from harness.run.device import OwnDevice
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, named
@@ -81,23 +81,11 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, fp8) == 0
 
 
-def test_groups_share_the_seconds_of_a_case(monkeypatch):
-    answers = {"_entries": ([], [], None), "_compared": [("a", []), ("b", [])], "_groups": ([""], [], "")}
-    for name, answer in answers.items():
-        monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
-    given = []
-    monkeypatch.setattr(CaseMeasurer, "_measure_group", lambda *asked: given.append(asked[2:4]))
-    monkeypatch.setattr("harness.run.case.build_records", lambda *_: ([], None))
-    measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
-    measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
-    assert given == [(3.0, 4.5)] * 2
-
-
 def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
     impls = kernels.implementations("mla_decode")[:2]
     settings = [Setting(), Setting({"A": "1"}), Setting(is_rerun=True)]
-    record = SimpleNamespace(contrast="settings", baseline="torch.sdpa")
-    plan = SimpleNamespace(threads=1, deadlines=None, record=record)
+    record = SimpleNamespace(contrast="settings", baseline="torch.sdpa", threads=1)
+    plan = SimpleNamespace(deadlines=None, record=record)
     made = [
         Entry(i.name, i, setting, how) for i in impls for setting in settings for how in ("graph", "eager")
     ]
@@ -142,44 +130,29 @@ def test_a_baseline_that_cannot_run_is_refused_with_the_reason(engine, sizes, sa
         choose_baseline(op, here, engine, [], [op.case({"batch": 1, "ctx": 9, **sizes})])
 
 
-def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
+def test_later_cases_say_too_that_far_addresses_are_wrong():
     """They are checked once a run; a row of a library keeps its time in all of its cases."""
     of = kernels.OPS["mla_decode"]
     impl = kernels.implementations("mla_decode")[0]
-    told = iter(
-        [{"ok": True, "far": False}, {"ok": True}, {}, {"ok": True}, WorkerFailure("crashed", "gone")]
-    )
-
-    class Checks:
-        phases: Mapping[str, float] = {"starting": 1.0}
-        timed = ()
-
-        def __init__(self, case: Case, **given: object) -> None:
-            self.case = case
-
-        def before(self, *_: object) -> None:
-            if isinstance(found := next(told), WorkerFailure):
-                raise found
-            entry.check |= found
-
-        def after(self, *_: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("harness.run.case.CaseChecks", Checks)
-    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None, seed=0), threads=1, deadlines=None)
-    progress = SimpleNamespace(say=lambda stage: None)
-    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress)
+    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))
+    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
     seen = []
-    for more in ({}, {"ctx": 4000}, {"ctx": 5000}, {"kv": "fp8"}):
-        entry = Entry(impl.name, impl, Setting(), "eager")
-        case = of.case({"batch": 1, "ctx": 3} | more)
-        measurer._measure_group(Group(case, [entry], None), 1.0, 1.0, Path())
+    for more, told in (({}, {"far": False}), ({"ctx": 4000}, {}), ({"ctx": 5000}, None), ({"kv": "fp8"}, {})):
+        entry = Entry(impl.name, impl, Setting(), "eager", check={} if told is None else {"ok": True} | told)
+        measurer._remember(Group(of.case({"batch": 1, "ctx": 3} | more), [entry], None))
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
-    made = Group(case, [entry], None)
-    measurer._measure_group(made, 1.0, 1.0, Path())
-    assert (entry.status, made.entries, made.phases) == ("error", [entry], Checks.phases)
+
+
+def test_a_judge_that_fails_fails_the_entries_of_its_group(monkeypatch):
+    def fails(*_: object) -> None:
+        raise WorkerFailure("crashed", "gone")
+
+    monkeypatch.setattr(CaseChecks, "before", fails)
+    entry = Entry("a", kernels.implementations("mla_decode")[0], Setting(), "eager")
+    plan = SimpleNamespace(record=SimpleNamespace(race="", seed=0, threads=1), deadlines=None)
+    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), SimpleNamespace(say=print))
+    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3})
+    measurer._measure_group(Group(case, [entry], None), 1.0, 1.0, Path())
+    assert entry.status == "error"
     assert entry.reason == "the reference could not be computed or compared: gone"

@@ -1,7 +1,6 @@
 """How a case is driven, where no worker is needed to tell."""
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,14 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.progress import Progress
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import CaseMeasurer
+from harness.run.case import CaseMeasurer, opening_s
 from harness.run.cells import Group
-from harness.run.checks import NO_KERNELS, CaseChecks, seeds_of
+from harness.run.checks import NO_KERNELS, CaseChecks, comparing_s, seeds_of
 from harness.run.device import DeviceFacts, OwnDevice
-from harness.run.execute import Outcome, code_of, exit_code, finish, measure
-from harness.run.folder import begin, finished_cases, planned_case, select_all
-from harness.run.plan import Request, RunPlan
-from harness.timing.rounds import Policy, Round, Rounds, Sampler
+from harness.run.execute import Outcome, RunCases, code_of, exit_code, finish, measure
+from harness.run.folder import begin, finished_cases, plan_run, planned_case, record_of
+from harness.run.plan import Request, RunPlan, case_of
+from harness.timing.rounds import Policy, Rounds, Sampler
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
@@ -53,7 +52,6 @@ def timing(**plan: Any) -> CaseMeasurer:
     plan = {
         "disturbed": "prefer",
         "record": SimpleNamespace(margin=0.01, seed=0, race=True, baseline=""),
-        "threads": 1,
     } | plan
     return CaseMeasurer(
         SimpleNamespace(**plan), OwnDevice(named("cpu"), Blind("a test")), Progress(quiet=True)
@@ -70,11 +68,9 @@ def entry(op: str = "mla_decode", **facts: Any) -> Entry:
     return Entry(impl.name, impl, Setting(), "eager", **facts)
 
 
-def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
+def test_a_new_run_s_record_is_as_committed(tmp_path, snapshot):
     """Asked for a race, a budget, nothing, written cases: a race has what each of its cases is worth."""
-    cpu, asked, lines = named("cpu"), [], []
-    told = lambda cases, least_s, entries, case_s: asked.append((entries, case_s)) or cases  # noqa: E731
-    monkeypatch.setattr("harness.plan.budget.well_measured_first", told)
+    cpu, lines = named("cpu"), []
     facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
     race, written = RaceSettings(keep=3, folder=""), ("batch=1 ctx=5",)
     for budget, eliminations, case in (
@@ -86,10 +82,14 @@ def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
         out = str(tmp_path / str(len(lines)))
         asked_for = {"op": "mla_decode", "impl": "torch.sdpa", "per_case": "7s"}
         request = Request(**asked_for, case=case, budget=budget, out=out)
-        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, eliminations)[1]
+        planned = plan_run(request, cpu)
+        if eliminations:
+            cases = [case_of(each) for each in planned.cases]
+            names = planned.implementations
+            planned = record_of(request, cpu, planned.suite, cases, names, names[0], eliminations)
+        _, plan = begin(planned, request, facts, print)
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
-    assert asked == [(2, 7.0)] * 3, "torch.sdpa and its rerun"
 
 
 @pytest.mark.parametrize("by_set", [False, True])
@@ -106,7 +106,7 @@ def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, 
         lines: list[str] = []
         request = Request(**given, out=str(tmp_path / run))
         facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
-        begin(request, cpu, lambda threads: facts, select_all(request, cpu), lines.append)
+        begin(plan_run(request, cpu), request, facts, lines.append)
         return lines
 
     with pytest.raises(StoredError, match=f"KERNEL_BENCH_TUNED names {own}, which is not a folder"):
@@ -146,20 +146,6 @@ def test_a_revision_in_which_a_row_has_no_time_any_more_has_regressed(tmp_path):
         assert finish(Request(), run, ended, SimpleNamespace(end=lambda *_: None)) == code
 
 
-def test_what_was_asked_for_is_written_before_the_end_is_shown(tmp_path):
-    def end(*_: object) -> None:
-        assert (
-            json.loads((tmp_path / "cells.json").read_text())["cells"]
-            and (tmp_path / "cells.csv").read_text()
-        )
-        raise KeyError("a defect of the display")
-
-    request = Request(json=str(tmp_path / "cells.json"), csv=str(tmp_path / "cells.csv"))
-    ended = Outcome([a_cell()], 1, [], 0.0, 60.0, tmp_path)
-    with pytest.raises(KeyError, match="a defect"):
-        finish(request, a_run(), ended, SimpleNamespace(end=end))
-
-
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
     trees = [
         SimpleNamespace(entries=[SimpleNamespace(setting=Setting(tree=tree))]) for tree in (None, "older")
@@ -187,8 +173,9 @@ def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(
     monkeypatch.setattr(CaseMeasurer, "measure", given)
     record = SimpleNamespace(cases=[planned_case(case) for case in cases])
     before = {"before": [a_cell(), finished(MLA, measured_s=spent_s)]}
-    plan, shown = SimpleNamespace(budget_s=budget_s, per_case_s=4.0, record=record), Mock()
-    outcome = measure(plan, None, Mock(), Mock(), shown, finished=before)
+    plan = SimpleNamespace(budget_s=budget_s, per_case_s=4.0, record=record, retry=False)
+    journal, shown = Mock(finished=lambda: dict(before)), Mock()
+    outcome = measure(RunCases(plan, journal, shown), None, Mock())
     assert given.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
     assert (outcome.left_out, outcome.cases) == (cases[begun:], 1 + begun)
     assert [call.args for call in shown.call_args_list] == [(case, made[case.key]) for case in cases[:begun]]
@@ -200,27 +187,15 @@ def test_a_run_that_goes_on_keeps_its_rule_for_disturbed_rounds():
 
 
 def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys, monkeypatch):
-    full, shown = Mock(append=Mock(side_effect=JournalFull("no room"))), Mock()
+    full, shown = Mock(append=Mock(side_effect=JournalFull("no room")), finished=dict), Mock()
     records = [a_cell(), finished(MLA)]
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: records)
-    plan = SimpleNamespace(budget_s=1.0, per_case_s=1.0, record=SimpleNamespace(cases=[planned_case(MLA)]))
+    record = SimpleNamespace(cases=[planned_case(MLA)])
+    plan = SimpleNamespace(budget_s=1.0, per_case_s=1.0, record=record, retry=False)
     with pytest.raises(JournalFull):
-        measure(plan, None, full, Mock(), shown, finished={})
+        measure(RunCases(plan, full, shown), None, Mock())
     shown.assert_called_once_with(MLA, records)
     assert capsys.readouterr().err == "".join(f"{record.model_dump_json()}\n" for record in records)
-
-
-def test_what_is_not_measuring_is_set_up(monkeypatch):
-    """Of ten seconds by the clock, three were samples."""
-    group = Group(MLA, [], Rotation("warm", 1, 0, 0, False))
-    for name in ("before", "after"):
-        monkeypatch.setattr(CaseChecks, name, lambda *_: None)
-    monkeypatch.setattr(
-        CaseMeasurer, "_time", lambda *_: setattr(group, "rounds", Rounds([Round(0, 0, {}, took={"a": 3.0})]))
-    )
-    monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
-    timing()._measure_group(group, 1.0, 1.0, Path())
-    assert group.setup_s == 7.0
 
 
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
@@ -304,13 +279,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
     ("samples_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
 )
 def test_comparing_takes_a_share_of_the_time_of_the_samples(samples_s, spent_s):
-    row, asked = entry(), []
-    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), request=lambda request: 0)
-    worker.living = worker.entries = (row,)
-    run = checking(workers=[worker])
-    run.digests["first"], row.samples_s = 0, samples_s
-    run._check_timed(worker, 1)
-    assert asked == [spent_s]
+    assert comparing_s(samples_s) == spent_s
 
 
 @pytest.mark.parametrize(("unread", "reason"), [
@@ -398,28 +367,11 @@ def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
     assert again == {"crashed", "timeout", "error"}
 
 
-@pytest.mark.parametrize(("call_s", "budget_s", "max_s", "given_s"), [
-    (0.01, 5.0, 10.0, 5.0),
-    # A sample of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
-    # in each of six blocks; and a fifth more.
-    (0.01, 0.5, 10.0, 0.864),
-    (0.1, 1.0, 10.0, 2.88),
-    (1.0, 1.0, 30.0, 14.4),
-    (1.0, 1.0, 10.0, 10.0),
-])  # fmt: skip
-def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s, max_s, given_s):
-    row = entry(call_s=call_s)
-    given: list[float] = []
-
-    def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
-        given.append(policy.budget_s)
-        return Rounds()
-
-    worker = answering(None)
-    worker.living = worker.entries = [row]
-    group = Group(MLA, [row], Rotation("warm", 1, 0, 0, False))
-    timing(make_rounds=make_rounds)._time(checking(workers=[worker]), group, budget_s, max_s)
-    assert given == [pytest.approx(given_s)]
+@pytest.mark.parametrize(("call_s", "opening"), [(0.01, 0.864), (0.1, 2.88), (1.0, 14.4)])
+def test_a_budget_covers_the_opening_blocks(call_s, opening):
+    """A sample of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
+    in each of six blocks; and a fifth more."""
+    assert opening_s([call_s] * 2) == pytest.approx(opening)
 
 
 @pytest.mark.parametrize(("baseline", "wanted"), [(1, 1), (None, 0)])
@@ -431,18 +383,22 @@ def test_rounds_compare_with_the_run_s_baseline_and_time_it_twice(baseline, want
     ]
     name = "" if baseline is None else rows[baseline].name
     asked: list[tuple[list[str], str, str]] = []
+    given_s: list[float] = []
 
     def make_rounds(samples: dict[str, Sampler], policy: Policy) -> Rounds:
         asked.append(([*samples], policy.baseline, policy.rerun))
+        given_s.append(policy.budget_s)
         return Rounds()
 
     worker = answering(None)
     worker.living = worker.entries = rows
     record = SimpleNamespace(margin=0.01, seed=0, race=None, baseline=name)
-    group = Group(MLA, rows, Rotation("warm", 1, 0, 0, False))
-    timing(make_rounds=make_rounds, record=record)._time(checking(workers=[worker]), group, 1.0, 1.0)
+    group, checks = Group(MLA, rows, Rotation("warm", 1, 0, 0, False)), checking(workers=[worker])
+    for budget_s, max_s in ((5.0, 9.0), (0.1, 9.0), (0.1, 1.0)):  # it is stretched for the opening blocks
+        timing(make_rounds=make_rounds, record=record)._time(checks, group, budget_s, max_s)
     again = f"{rows[wanted].name} (again)"
-    assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)]
+    assert asked == [([rows[0].name, rows[1].name, again], rows[wanted].name, again)] * 3
+    assert given_s == [5.0, pytest.approx(1.1016), 1.0]
 
 
 @pytest.mark.parametrize(("captures", "launch"), [(True, "graph"), (False, "eager")])

@@ -1,7 +1,7 @@
 """What a worker tells of an entry beside its times, in its cell and in the table; a run's environment."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseMeasurer
-from harness.run.cells import Group, Yardsticks, build_cells, build_records
+from harness.run.cells import Group, build_cells, build_records
 from harness.run.checks import CaseChecks
 from harness.run.device import OwnDevice
 from harness.timing.rounds import Round, Rounds, measure
@@ -28,6 +28,7 @@ from harness.workers.environment import provenance
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
+from tests.support.written_runs import a_run
 
 GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")
 
@@ -44,7 +45,7 @@ def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = G
     """The cell and the table of an entry that had so many rounds of a block each."""
     made = Rounds([Round(block, 0, {entry.name: 0.01}) for block in range(rounds)])
     measured = Group(case, [entry], Rotation("warm", 1, 0, 0, False), made)
-    cells, _ = build_cells(measured, device, Yardsticks(None, None, 0.95))
+    cells, _ = build_cells(measured, device, a_run())
     cell = cells[entry.name]
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
     return cell, plain(case_table([cell, done]))
@@ -62,7 +63,7 @@ def test_what_a_worker_tells_is_in_the_table_as_committed(snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "told.txt", text)
 
 
-def test_records_of_a_case_in_parts_are_as_committed(snapshot):
+def test_records_of_a_case_in_parts_are_as_committed(monkeypatch, snapshot):
     facts = {"kernels": [{"name": "sum", "us": 0.5}], "host_s": [3e-6, 4e-6], "ran": ["a hash"]}
     facts |= {"setup_s": 1.5, "pinned": [0, 2], "source": "code", "check": {"ok": True, "calls": 30}}
     base = contending("torch.sdpa", **facts)
@@ -83,7 +84,9 @@ def test_records_of_a_case_in_parts_are_as_committed(snapshot):
         facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
         parts.append(Group(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, rerun, **facts))
     peak = Ceilings({"bf16": 1e12}, read=1e8)
-    records, done = build_records(CASE, parts, GPU, Yardsticks(peak, replace(peak, read=4e10), 0.9, 0.02))
+    monkeypatch.setattr("harness.run.cells.peaks", lambda _: replace(peak, read=4e10))
+    run = a_run(ceilings=asdict(peak), confidence=0.9, margin=0.02)
+    records, done = build_records(CASE, parts, GPU, run)
     text = json.dumps([record.model_dump(exclude={"version"}) for record in (*records, done)])
     shorter = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     lines = "".join(f"{json.dumps(record)}\n" for record in shorter)
@@ -120,10 +123,9 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
     case = op.case({"batch": 4, "ctx": 100, "heads": 64, "kv": "fp8", "fp8": "e4m3fnuz"})
     place = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=1 << 37)
     impls = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
-    record = {"launches": ["graph"], "contrast": "implementations", "baseline": "torch.sdpa", "cache": "warm"}
     settings = [Setting(), Setting(is_rerun=True)]
     plan = SimpleNamespace(op=op, implementations=impls, settings=settings, configs_of=own_choice)
-    plan.yardsticks, plan.record = lambda platform: Yardsticks(None, None, 0.95), SimpleNamespace(**record)
+    plan.record, plan.ceilings = a_run(launches=["graph"], cache="warm"), None
     measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
     cell, done = measurer.measure(case, 1, 1, tmp_path)
     assert (cell.status, cell.time_us) == ("unsupported", None)

@@ -11,13 +11,14 @@ from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
 from harness.results.comparison import paired
 from harness.results.schema import Cell
-from harness.run.cells import Group, Yardsticks, build_records
+from harness.run.cells import Group, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
 from harness.timing.rounds import Rounds, measure
 from kernels.platform import Platform
 from shapes.case import Case
 from tests.support.recorded_verdicts import redo
 from tests.support.simulated_machine import OFFSETS, QUIET, Machine, Noise
+from tests.support.written_runs import a_run
 
 
 def session(true: dict[str, float], noise: Noise = QUIET, seed: int = 1, **policy: object) -> Rounds:
@@ -123,7 +124,7 @@ def test_verdicts_of_groups_are_redone_from_the_record():
     parts = [group(1.0, 5, one, mortal), nothing, group(2.0, 4, two)]
     mortal.fail("error", parts[0].rounds.dropped[mortal.name])
     parts[2].rounds.dropped[rerun.name] = "it gives no noise, far off as it was"
-    records, _ = build_records(case, parts, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
+    records, _ = build_records(case, parts, Platform("cpu", "x86"), a_run())
     redone = redo([type(r).model_validate_json(r.model_dump_json()) for r in records])
     assert [v.about for v, _ in redone].count("A/A") == 2
     assert [(v.a, v.about) for v, _ in redone if mortal.name in (v.a, v.b)] == []

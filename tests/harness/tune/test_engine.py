@@ -145,7 +145,7 @@ def on_case(gemm, tmp_path):
         display = Mock()
         display.stored = lambda *stored: RaceTables.stored(SimpleNamespace(print=said.append), *stored)
         run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
-        this = Race(gemm, H200, SimpleNamespace(record=run), display)
+        this = Race(gemm, H200, run, display)
         this.on_case(CASE, records)
         return " ".join(said), this.rows[0]
 
@@ -290,7 +290,7 @@ def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path
 
 def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
-    monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
+    monkeypatch.setattr(race, "target_of", lambda *_: H200)
     asked = TuneRequest(op="block_scale_gemm", impl="vllm.triton", case=["m=1,64 n=512 k=256"], dry_run=True,
                         keep=6, per_case="5s")  # fmt: skip
     lines = list(would_race([gemm], asked, ON))

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -325,7 +324,7 @@ def test_a_check_stores_nothing_and_fails_where_what_is_used_was_beaten(chunked,
     """The same records are taken with --check and without."""
     run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
     for stores in (False, True):
-        race = Race(chunked, CPU, SimpleNamespace(record=run), Mock(), stores=stores)
+        race = Race(chunked, CPU, run, Mock(), stores=stores)
         race.on_case(CASE, records(("128", word, 0.0), anchor=16))
         said: list[str] = []
         found, (row,) = race_result([OK], [race], said.append)

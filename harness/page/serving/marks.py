@@ -1,12 +1,12 @@
-"""Parts that the charts of serving share: colours, data, cells of tables, numbers as text."""
+"""Parts that the charts of serving share: colours, an axis of names, numbers as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from harness.page.document import TableValue
-from harness.page.style import PROVIDERS
+import altair as alt
+
+from harness.page.style import PROVIDERS, coded
 from harness.serving.ledger import NOT_OBSERVED, NOT_PREDICTED
 from harness.serving.names import OP_CLASSES
 
@@ -21,26 +21,28 @@ VERDICT_COLOURS = {
 }
 PREDICTED, OBSERVED = "#0072B2", "#E69F00"
 BEFORE, AFTER, TARGET = "#7f7f7f", "#0072B2", "#D55E00"
-
-
-def op_colours(classes: list[str]) -> tuple[list[str], list[str]]:
-    """The domain and the range of a scale, in the order of OP_CLASSES; a class that it lacks comes last."""
-    order = list(OP_CLASSES)
-    domain = sorted(set(classes), key=lambda name: (order.index(name) if name in order else len(order), name))
-    return domain, [OP_CLASSES.get(name, {"colour": PROVIDERS["torch"]})["colour"] for name in domain]
-
-
 WIDTH = 640
-LABEL = 240  # pixels that labels left of a plot may take
 
 
-def records(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as a chart's data. Their text stays data: charts name fields, never values of the rows."""
-    return {"values": [dict(row) for row in rows]}
+def op_colours(classes: Iterable[str]) -> alt.Scale:
+    """The colours of op classes, in the order of OP_CLASSES; a class that it lacks comes last."""
+    order = list(OP_CLASSES)
+    known = sorted(set(classes), key=lambda name: (order.index(name) if name in order else len(order), name))
+    return coded({name: OP_CLASSES.get(name, {"colour": PROVIDERS["torch"]})["colour"] for name in known})
 
 
-def cell(value: float | None, form: str = ".5g") -> TableValue | str:
-    return "" if value is None else TableValue(f"{value:{form}}", float(value))
+def names_axis(field: str) -> alt.Y:
+    """An axis of names in the order of the data. They may take 240 pixels left of the plot."""
+    return alt.Y(f"{field}:N", sort=None, title=None, axis=alt.Axis(labelLimit=240))
+
+
+def zero_line() -> alt.Chart:
+    return alt.Chart({"values": [{"at": 0}]}).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q")
+
+
+def digits(form: str = ".5g") -> Callable[[float | None], str]:
+    """What makes the text of a number; an empty one for None."""
+    return lambda value: "" if value is None else f"{value:{form}}"
 
 
 def distinct(names: Sequence[str]) -> list[str]:

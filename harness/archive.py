@@ -22,8 +22,7 @@ from harness.errors import UsageError, one_line
 from harness.files import replace
 
 NAME = "raw.zip"
-SUMS = "SHA256SUMS"
-"""A member with the hashes of the others, as sha256sum writes and checks them."""
+SUMS = "SHA256SUMS"  # a member with the hashes of the others, as sha256sum writes and checks them
 NEVER_PACKED = ("ab.json", "journal.jsonl", "experiment.json", "ledger.jsonl", "live.jsonl", "NOTES.md")
 """Files that people read, and files that a resumed run appends to."""
 COMPRESSED = (".gz", ".npz")

@@ -16,8 +16,7 @@ from harness.errors import HarnessError, UsageError, mistake
 
 Kind = TypeVar("Kind")
 
-JsonObject = dict[str, Any]
-"""As json.loads returns it."""
+JsonObject = dict[str, Any]  # as json.loads returns it
 
 
 def whole_lines(data: bytes) -> int:
@@ -84,8 +83,7 @@ class JsonLines(Generic[Kind]):
     parse: Callable[[bytes], Kind]
     """Makes a record of a line; raises ValueError, KeyError or TypeError where it is none."""
     read: Callable[[Path], bytes] = Path.read_bytes
-    finished: Callable[[bytes], int] = whole_lines
-    """See `append`."""
+    finished: Callable[[bytes], int] = whole_lines  # see `append`
 
     def append(self, *lines: str) -> None:
         """Appends all of the lines or none; they are on the disk when this returns. Raises JournalFull."""

@@ -13,8 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
-_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"
-"""Folders that all machines have in the same place."""
+_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"  # folders that all machines have in the same place
 _FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_ALIKE})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
 """The folders of an absolute path in a text, without the last name."""
 

@@ -113,7 +113,6 @@ OF_A_DEPLOYMENT = [
 
 
 def deployment(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say how a model is served."""
     return functools.reduce(lambda made, option: option(made), reversed(OF_A_DEPLOYMENT), command)
 
 

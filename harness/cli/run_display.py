@@ -43,7 +43,6 @@ class TerminalDisplay:
         self.progress.clear()
 
     def log(self, line: str) -> None:
-        """Prints a line before anything is measured."""
         self.progress.note(line)
 
     def print(self, what: RenderableType) -> None:
@@ -62,7 +61,6 @@ class RunDisplay(TerminalDisplay):
         self.resumed, self.measured = request.resume, 0
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """Prints the table of a finished case."""
         self.measured += 1
         self.print("")
         self.print(case_table.case_table(records, run))
@@ -102,7 +100,6 @@ class RaceTables(TerminalDisplay):
         super().__init__(quiet=False, file=sys.stdout)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """The table of the configurations that were not beaten, with the numbers of the others."""
         beaten = {
             id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds
         }
@@ -149,5 +146,4 @@ def end_text(outcome: Outcome) -> str:
 
 
 def print_note(line: str) -> None:
-    """Prints a note about the request on stderr."""
     show(f"note: {line}", sys.stderr)

@@ -61,9 +61,6 @@ COLUMNS: Columns = {
     "kernel": "entry_kernel", "us": ("entry_us", us_text), "entry in": "entry_file",
     "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
-"""The table of shapes."""
-
-
 SHOWN = "runs, A/B tests, ledgers, and what serving predict, what-if, replay or compile wrote with --json"
 
 
@@ -116,14 +113,11 @@ def engine_section(view: EngineView) -> PageSection:
     )
 
 
-RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
-"""Files that stand for the folder that they are in."""
+RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)  # files that stand for the folder that they are in
 EXPERIMENT = "experiment.json"
 """A file of earlier releases: the ledger of its folder is shown, but not the runs of its predictions."""
-MOST_CASES = 40
-"""The number of cases with charts of their own: more would make a page slow to open."""
-MOST_ROUNDS = 4000
-"""The number of rounds that a chart draws one by one."""
+MOST_CASES = 40  # the number of cases with charts of their own: more would make a page slow to open
+MOST_ROUNDS = 4000  # the number of rounds that a chart draws one by one
 MOST_INPUTS = 8
 """The number of records whose charts stand together; a page of more has an index, and no rounds."""
 
@@ -132,14 +126,10 @@ MOST_INPUTS = 8
 class Inputs:
     """Paths, each once."""
 
-    runs: list[Path]
-    """Folders with run.json that are not parts of an earlier release's experiment."""
-    abs: list[Path]
-    """Folders with ab.json."""
-    ledgers: list[Path]
-    """Files with the lines of a ledger."""
-    documents: list[Path]
-    """Files that a command wrote with --json."""
+    runs: list[Path]  # folders with run.json that are not parts of an earlier release's experiment
+    abs: list[Path]  # folders with ab.json
+    ledgers: list[Path]  # files with the lines of a ledger
+    documents: list[Path]  # files that a command wrote with --json
 
 
 def inputs(names: Iterable[str]) -> Inputs:
@@ -311,14 +301,12 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
 
 
 def _headline(same: Sequence[MeasuredCase]) -> str:
-    """The fastest row of a case in each run."""
     return "; ".join(
         f"{case.label}: {headline(case)}" if case.label else str(headline(case)) for case in same
     )
 
 
 def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
-    """The section for a case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
     if first.run.contrast == "settings":

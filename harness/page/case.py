@@ -19,14 +19,12 @@ from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
 from shapes.case import text_of
 
-FEW = 8
-"""The number of rows that a chart shows side by side without a choice."""
+FEW = 8  # the number of rows that a chart shows side by side without a choice
 FAR = 5.0
 """Rows that take more than this many times as long as the fastest are not shown beside it by default."""
 
 
 def device(run: Run) -> str:
-    """The name of the device that a run was made on."""
     return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
@@ -36,11 +34,9 @@ class MeasuredCase(CaseResult):
 
     folder: Path
     run: Run
-    label: str
-    """Names the run where a page has several runs of the op; else empty."""
+    label: str  # names the run where a page has several runs of the op; else empty
     planned: PlannedCase
-    calibrations: Sequence[Calibration]
-    """Those of all devices of the run, where there are several."""
+    calibrations: Sequence[Calibration]  # those of all devices of the run, where there are several
     spreads: Sequence[Spread]
 
     @property
@@ -50,7 +46,6 @@ class MeasuredCase(CaseResult):
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
     def named(self, text: str) -> str:
-        """The text and the label."""
         return f"{text} · {self.label}" if self.label else text
 
     def row_anchor(self, cell: Cell) -> str:
@@ -149,7 +144,6 @@ def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False
 
 
 def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
-    """The sizes that all cases have."""
     first = cases[0].planned.sizes
     return {k: v for k, v in first.items() if all(case.planned.sizes.get(k) == v for case in cases)}
 

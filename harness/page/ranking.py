@@ -48,10 +48,8 @@ TICKS = "Each tick is the time per call in one round; blocks are below each othe
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
 DISTURBED = " Crosses are disturbed rounds that count, triangles disturbed rounds that were left out."
 CHOICE = " Choose a row below the picture to see it beside its baseline alone."
-AGAIN = " (again)"
-"""Ends the name of the second of an A/A pair."""
-SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
-"""The marks of rounds."""
+AGAIN = " (again)"  # ends the name of the second of an A/A pair
+SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}  # the marks of rounds
 SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of_ceiling", "reason")
 """The attributes of a cell that the table of a ranking shows."""
 

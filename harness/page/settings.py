@@ -22,8 +22,7 @@ from harness.report.text import microseconds, ratio_text, short_ratio, significa
 from harness.results.comparison import Compared
 from harness.results.read import RecordedRun
 
-RAN = {"the same": "circle", "other kernels": "diamond"}
-"""Shapes of the dots, by what ran."""
+RAN = {"the same": "circle", "other kernels": "diamond"}  # shapes of the dots, by what ran
 
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
@@ -114,7 +113,6 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
-    """A chart of the effects of flags, if there are any."""
     values = [
         {
             "name": comparison.name,

@@ -30,16 +30,13 @@ PROVIDERS = {
     "hipblaslt": "#F0E442",
     "tilelang": "#117733",
 }
-OTHER = "#44AA99"
-"""The colour of a provider that a plug-in brings."""
+OTHER = "#44AA99"  # the colour of a provider that a plug-in brings
 
-LINE = 16
-"""Pixels of a line of text."""
+LINE = 16  # pixels of a line of text
 
 VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
 
-BREAKS = ", | · | @ "
-"""Where the name of a row breaks into lines on an axis."""
+BREAKS = ", | · | @ "  # where the name of a row breaks into lines on an axis
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -155,7 +152,6 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
 
 
 def noise_band(noise: float) -> alt.Chart:
-    """A grey band of ratios around 1."""
     values = [{"from": 1 / (1 + noise), "to": 1 + noise}]
     return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
 

@@ -30,18 +30,15 @@ from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
 from shapes.case import Case
 
-STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
-"""Styles of verdicts."""
-LONG = 40
-"""Characters of a setting in one line; a longer one has a line for each variable."""
+STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}  # styles of verdicts
+LONG = 40  # characters of a setting in one line; a longer one has a line for each variable
 
 LONGEST_BASELINE = 40
 """The longest name of a baseline, in characters, that stands in the header of a column. Headers do not wrap,
 and in a race the name includes the configuration."""
 
 
-Part = Text | str | FittingTable | Notes
-"""What is printed of a case."""
+Part = Text | str | FittingTable | Notes  # what is printed of a case
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:

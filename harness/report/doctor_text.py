@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
     from harness.files import JsonObject
 
-LABEL = 20
-"""The least width of the column of labels."""
+LABEL = 20  # the least width of the column of labels
 STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
 
-Lines = list[tuple[str, str]]
-"""(label, text) of each line; an empty label makes an item of a list."""
+Lines = list[tuple[str, str]]  # (label, text) of each line; an empty label makes an item of a list
 
 
 def doctor_text(facts: JsonObject) -> str:

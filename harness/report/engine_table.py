@@ -235,7 +235,6 @@ def by_share(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def _share(shapes: Iterable[Shape]) -> float:
-    """The sum of their shares of the time."""
     return sum(shape.share for shape in shapes)
 
 
@@ -282,7 +281,6 @@ def flat(shape: Shape) -> dict[str, Any]:
 
 
 def engine_csv(view: EngineView) -> str:
-    """A line for each shape."""
     import pandas
 
     rows = [flat(shape) for shape in view.shapes]

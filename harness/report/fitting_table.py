@@ -15,8 +15,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 GAP = 2
-NUMBER = re.compile(r"[-+(]?\d.{,40}")
-"""A cell that is a number, perhaps with a unit or an interval."""
+NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
 LEAST = 24
 """The least width of a wrapped column in characters, unless its text is shorter; its longest word always
 fits."""
@@ -27,16 +26,13 @@ RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 @dataclass(frozen=True)
 class Column:
     header: str
-    right: bool = False
-    """Whether cells are aligned at the right."""
+    right: bool = False  # whether cells are aligned at the right
     spare: int = 0
     """Where there is no room, the column with the highest number is left out first; 0 is never left out."""
-    wraps: bool = False
-    """Whether long cells are broken into lines."""
+    wraps: bool = False  # whether long cells are broken into lines
 
 
-Columns = dict[Column, Sequence[str | Text]]
-"""The cells of each column."""
+Columns = dict[Column, Sequence[str | Text]]  # the cells of each column
 
 
 def as_table(columns: Columns) -> FittingTable:

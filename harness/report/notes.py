@@ -24,8 +24,7 @@ from harness.statistics.paired import MAX_NOISE, noise_of
 from kernels.engines import SPELLED
 from shapes.case import Case, text_of
 
-REPRODUCE = "reproduce"
-"""The label of a command, which stands below all other notes on a line of its own."""
+REPRODUCE = "reproduce"  # the label of a command, which stands below all other notes on a line of its own
 STOPPED = {
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",

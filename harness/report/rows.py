@@ -33,8 +33,7 @@ class Row:
     is_baseline: bool
     ran: str = ""
     """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
-    change: str = ""
-    """Which kernels ran in place of which; without a time the reason for that."""
+    change: str = ""  # which kernels ran in place of which; without a time the reason for that
 
     @property
     def word(self) -> str:
@@ -146,13 +145,10 @@ class CaseResult:
 class SettingComparison:
     """The settings of one implementation (and launch mode) in a case."""
 
-    name: str
-    """The name of the implementation, without a setting."""
-    baseline: Row
-    """The first setting."""
+    name: str  # the name of the implementation, without a setting
+    baseline: Row  # the first setting
     others: list[Row]
-    noise: Verdict | None
-    """The first setting against itself in other workers; None where it has no time."""
+    noise: Verdict | None  # the first setting against itself in other workers; None where it has no time
 
 
 def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComparison]:

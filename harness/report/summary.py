@@ -18,8 +18,7 @@ from kernels.engines import SPELLED
 
 Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
 """Cases with their rows that have a time, by name, the fastest first."""
-Pair = tuple[CaseResult, Cell, Cell]
-"""A case and two rows of it that share rounds."""
+Pair = tuple[CaseResult, Cell, Cell]  # a case and two rows of it that share rounds
 
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:

@@ -16,8 +16,7 @@ Item = TypeVar("Item")
 
 WIDE = 20.0
 """An interval whose upper end is more than this many times the lower, with 1 between, tells nothing."""
-WIDTH = 150
-"""Characters of a line of text."""
+WIDTH = 150  # characters of a line of text
 
 
 def decimals(half_width: float) -> int:
@@ -94,8 +93,7 @@ def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
 
 
-Interval = tuple[float, float | None, float | None]
-"""A time and the ends of its interval, in microseconds."""
+Interval = tuple[float, float | None, float | None]  # a time and the ends of its interval, in microseconds
 
 
 def time_column(times: Sequence[Interval | None]) -> tuple[str, list[str]]:

@@ -28,8 +28,7 @@ STATISTICS = {"total": "", "unknown": "?"}
 SPREAD = ("std", "min")
 BOUNDS = {"max": "up to ", "min": "down to "}
 TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "note"}
-ASSUMED = "assumed"
-"""Taken for granted, or repaired."""
+ASSUMED = "assumed"  # taken for granted, or repaired
 DERIVED = " *"
 NAMED = 3  # runs that a line names before it counts the rest
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")

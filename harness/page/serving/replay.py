@@ -25,12 +25,10 @@ from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
 TWIN = "base again"
-WHOLE, ALONE = "the whole step", "swapped calls alone"
-"""The two ways to know an arm's difference."""
+WHOLE, ALONE = "the whole step", "swapped calls alone"  # the two ways to know an arm's difference
 
 
 def replay_section(steps: Sequence[Replay], title: str) -> PageSection:
-    """A section for each step that was replayed."""
     names = distinct([step_name(replay.step) for replay in steps])
     return PageSection(
         anchor=anchor("replay", title),
@@ -111,7 +109,6 @@ def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
 
 
 def _places_table(replay: Replay) -> Table:
-    """A row for each place, a column for each arm."""
     arms = {name: arm.places_alone for name, arm in replay.arms.items() if arm.places_alone}
     places = dict.fromkeys(place for alone in arms.values() for place in alone)
     rows = [
@@ -173,7 +170,6 @@ def place_marks(replay: Replay) -> list[dict[str, Any]]:
 
 
 def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
-    """A bar for each arm's own calls at each place."""
     legend = alt.Legend(title=None, orient="bottom", columns=5)
     return (
         alt.Chart({"values": list(marks)})

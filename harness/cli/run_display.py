@@ -87,10 +87,9 @@ class RunDisplay(TerminalDisplay):
 def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
     """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
     which to take."""
-    if run.contrast == "settings":
-        return [conclusion(records, run)]
     by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
-    return [*summary([CaseResult.of(of_case) for of_case in by_case], run)]
+    cases = [CaseResult.of(of_case) for of_case in by_case]
+    return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]
 
 
 class RaceTables(TerminalDisplay):

@@ -278,8 +278,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
             label = f"{of_run[0].label}: " if of_run[0].label else ""
             headlines.append(f"{label}{'. '.join(said)}.")
     for of_run in under_settings:
-        records = [record for case in of_run for record in (*case.cells, *case.verdicts, case.done)]
-        title, lines = conclusion_lines(records, of_run[0].run)
+        title, lines = conclusion_lines(of_run, of_run[0].run)
         name = f"{of_run[0].label}: " if of_run[0].label else ""
         headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
     if len(inner) > 1:

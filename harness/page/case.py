@@ -110,7 +110,7 @@ def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
         for cell in case.timed:
             ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
             ratios.setdefault(cell.name, []).append(math.log(ratio))
-            if case.default_of(cell):
+            if case.engines_of(cell):
                 defaults[cell.name] = cell.impl
     if len(ratios) <= FEW:
         return {*ratios}

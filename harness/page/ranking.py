@@ -89,7 +89,8 @@ def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float)
     """shown: names of cells
     fastest: the least time of all, in microseconds"""
     cell = row.cell
-    engine = case.default_of(cell)
+    engines = case.engines_of(cell)
+    engine = "both" if len(engines) == 2 else "".join(engines)
     name, time = case.named(cell.name), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,

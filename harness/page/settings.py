@@ -26,7 +26,7 @@ RAN = {"the same": "circle", "other kernels": "diamond"}  # shapes of the dots, 
 
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
-    comparisons = setting_comparisons([*case.cells, *case.verdicts], case.run)
+    comparisons = setting_comparisons(case, case.run)
     rows = [
         ratio_mark(f"{comparison.name} · {row.cell.setting}", row.verdict)
         | {
@@ -86,7 +86,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
             "verdict": row.verdict.verdict,
         }
         for case in cases
-        for comparison in setting_comparisons([*case.cells, *case.verdicts], case.run)
+        for comparison in setting_comparisons(case, case.run)
         for row in comparison.others
         if row.verdict and row.verdict.ratio is not None
     ]

@@ -16,7 +16,6 @@ Item = TypeVar("Item")
 
 WIDE = 20.0
 """An interval whose upper end is more than this many times the lower, with 1 between, tells nothing."""
-WIDTH = 150  # characters of a line of text
 
 
 def decimals(half_width: float) -> int:
@@ -43,15 +42,10 @@ def uncertain_ratio(value: float | None, low: float | None, high: float | None) 
         return "?", ""
     if low is None or high is None:
         return f"{value:.2f}x", ""
-    if holds_everything(low, high):
+    if low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low):
         return "not known", ""
     digits = min(3, decimals((high - low) / 2))
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
-
-
-def holds_everything(low: float, high: float) -> bool:
-    """Whether the interval of a ratio tells nothing: it reaches from far below 1 to far above."""
-    return low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low)
 
 
 def ratio_text(of: Verdict | Comparison) -> str:

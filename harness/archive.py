@@ -1,4 +1,4 @@
-"""Recorded files in archives: `raw.zip` in a folder has the raw files of that folder, and a zip file of a whole
+"""Recorded files in archives: `raw.zip` in a folder has the raw files of that folder; a zip file of a whole
 folder is read as the folder that it was (`h200.zip/smoke/run.json`).
 
 A recorded file is always named by the path at which it was written. Where there is no such file, the member

@@ -108,13 +108,10 @@ def campaign(request: CampaignRequest) -> None:
 def conclude(display: CampaignTables, folder: Path) -> None:
     """Writes decision/ENGINE.json and .html, and prints the answer, for each engine of which it is known what
     it runs on the device."""
-    import json
-
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided
     from harness.errors import HarnessError, one_line
-    from harness.files import write
     from kernels.engines import SPELLED, archs
 
     for engine, spelled in SPELLED.items():
@@ -129,7 +126,7 @@ def conclude(display: CampaignTables, folder: Path) -> None:
             continue
         target = folder / "decision" / engine
         target.parent.mkdir(exist_ok=True)
-        write(f"{target}.json", json.dumps(facts(decision, worth), indent=1) + "\n")
+        options.write_json(f"{target}.json", facts(decision, worth))
         with suppress(ModuleNotFoundError):  # a node may lack what draws
             from harness.page.decision import decision_page
             from harness.page.html import write_page

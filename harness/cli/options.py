@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.console import RenderableType
 
-RECORDED = "finished cases are recorded, --resume RUN measures the rest"
-"""Where the folder is not known here: of a cluster."""
-
 Function = TypeVar("Function", bound=Callable[..., object])
 Object = TypeVar("Object", bound="DataclassInstance")
 

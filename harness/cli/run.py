@@ -76,7 +76,9 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from kernels.engines import engines
     from kernels.platform import detect
 
-    with options.interruptible(options.RECORDED if request.cluster else ""), RunDisplay(request) as display:
+    # Of a cluster the folder is not known here.
+    recorded = "finished cases are recorded, --resume RUN measures the rest"
+    with options.interruptible(recorded if request.cluster else ""), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 
@@ -110,15 +112,12 @@ def toggle_request(
     return request_of
 
 
-def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
-    return (value,)
-
-
 @click.command(cls=options.Command)
 @options.gathered("harness.run.plan:Request")
 @click.option("--op", required=True, metavar="OP", help="Check an implementation of this op.")
 @click.option("--impl", required=True, metavar="NAME", help="Check this implementation.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_as_tuple)
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.",
+              callback=options.parsed_by(lambda text: (text,)))  # fmt: skip
 @click.option("--boundary", metavar="NAME", help="Check core, with_quant or with_routing.  [default: core]")
 @options.target_device
 @options.cache_option

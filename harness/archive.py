@@ -96,8 +96,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _packed_files(top: Path) -> Iterator[Path]:
-    """The paths below `top` of the members of all archives in that folder, below it or above it; `top` may
-    itself be an archive."""
+    """The paths below `top` of the members of all archives in it, above it, or that it is itself."""
     whole = (folder for folder in (top, *top.parents) if folder.name != NAME)
     above = (folder / NAME for folder in top.parents)
     for archive in (*whole, *above, *sorted(top.rglob(NAME))):

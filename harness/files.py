@@ -147,16 +147,14 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
 
 
 def require_writable_folder(folder: Path, note: str = "") -> None:
-    """Makes the folder if there is none. Raises UsageError, whose message ends with the note, if nothing can
-    be written in it."""
+    """Makes the folder. Raises UsageError, which ends with the note, if nothing can be written in it."""
     with explained(f"cannot write to {folder}", note):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def write(target: str, text: str, note: str = "") -> None:
-    """Writes text to a file, or to stdout for `-`. Raises UsageError, whose message ends with the note, if it
-    cannot."""
+    """Writes text to a file, or to stdout for `-`. Raises UsageError, which ends with the note."""
     if target == "-":
         sys.stdout.write(text)
         return

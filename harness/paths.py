@@ -29,8 +29,7 @@ def cache() -> Path:
 
 
 def user_home() -> Path:
-    """The user's home folder; `~`, a relative path, if HOME is not set and the system does not know the
-    user."""
+    """The user's home folder; `~` if HOME is not set and the system does not know the user."""
     try:
         return Path.home()
     except RuntimeError:

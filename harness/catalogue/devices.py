@@ -22,8 +22,7 @@ MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Sevenths of the SMs -> eighths of the memory that the usual slice has (NVIDIA's MIG User Guide)."""
 
 MIG_SMS = {3: 1 / 2}
-"""Sevenths -> the share of the SMs, where a slice may have more than sevenths: `3g` has 60 of an H100's
-132."""
+"""Sevenths -> the share of the SMs, where a slice may have more: `3g` has 60 of an H100's 132."""
 
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 

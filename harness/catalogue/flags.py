@@ -63,8 +63,7 @@ class Flag:
         return list(dict.fromkeys([*self.touches, *(op for rows in self.chooses.values() for op in rows)]))
 
     def canonical(self, value: str | None) -> str:
-        """A value as the catalogue writes it: `True` becomes `1` if that is a known value; None and `unset`
-        become the default."""
+        """A value as the catalogue writes it: `1` for `True`, the default for None and `unset`."""
         if value is None or value == UNSET:
             return self.default
         word = WORDS.get(value.lower(), value)

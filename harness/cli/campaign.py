@@ -106,8 +106,7 @@ def campaign(request: CampaignRequest) -> None:
 
 
 def conclude(display: CampaignTables, folder: Path) -> None:
-    """Writes decision/ENGINE.json and .html, and prints the answer, for each engine of which it is known what
-    it runs on the device."""
+    """Writes decision/ENGINE.json and .html, and prints the answer, for each engine that knows the device."""
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided

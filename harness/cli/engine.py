@@ -69,8 +69,7 @@ def given_settings(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def served_load(text: str | None) -> Workload | None:
-    """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
-    ValueError."""
+    """Raises ValueError. By default there are as many prompts as the concurrency: more repeat its steps."""
     from shapes.scheduler import Workload
 
     if not text:

@@ -78,8 +78,7 @@ def json_option(help: str) -> Callable[[Function], Function]:
 
 
 def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableType]) -> None:
-    """Writes the facts where --json asks for it; else prints what `shown` makes for people. A text is printed
-    as it is."""
+    """Writes the facts where --json asks for it; else prints what `shown` makes for people."""
     from harness.report.terminal import show
 
     if json_to:
@@ -109,8 +108,7 @@ _time_option = functools.partial(click.option, show_default=True, callback=_seco
 
 
 def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
-    """The callback of an option whose value `parse` makes from the text; its ValueError is a user's
-    mistake."""
+    """The callback of an option whose value `parse` makes. Its ValueError is a user's mistake."""
 
     def callback(context: click.Context, option: click.Parameter, value: object) -> object:
         try:
@@ -247,7 +245,6 @@ def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
-    """Makes an object of a dataclass from the options that are its fields, and takes them out of the
-    options."""
+    """Makes an object from the options that are fields of the dataclass, and takes them out of these."""
     names = {field.name for field in fields(dataclass)} & options.keys()
     return dataclass(**{name: options.pop(name) for name in names})

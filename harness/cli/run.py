@@ -95,8 +95,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform. design: the options of `toggle` alone, as
-    plan_toggle takes them"""
+    """Returns what makes the request for a platform. design: options of `toggle`, as plan_toggle has them"""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)

@@ -69,8 +69,7 @@ class RunDisplay(TerminalDisplay):
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """Prints what was measured and what the budget did not reach; last what all cases say together, and
-        what changed since the last run."""
+        """Prints what was measured and what was not, what all cases say together, and what changed."""
         self.print(end_text(outcome))
         if self.resumed and not self.measured and not outcome.left_out:
             again = command("show", Path(self.resumed))
@@ -85,8 +84,7 @@ class RunDisplay(TerminalDisplay):
 
 
 def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
-    """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
-    which to take."""
+    """What all cases say together; of a run of settings which to take."""
     by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
     cases = [CaseResult.of(of_case) for of_case in by_case]
     return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]

@@ -133,8 +133,7 @@ class Inputs:
 
 
 def inputs(names: Iterable[str]) -> Inputs:
-    """What the names stand for; a folder, or its archive, stands for all records below it. Raises UsageError
-    where a name is no record."""
+    """A folder, or its archive, stands for all records below it. UsageError where a name is no record."""
     found = Inputs([], [], [], [])
     for name in names:
         path = Path(name)
@@ -229,8 +228,7 @@ def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[P
 
 
 def _origin(run: Run) -> list[str]:
-    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` with `+` for changed files; an
-    empty text for what is not known."""
+    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` (`+`: files were changed)."""
     machine, git = (run.provenance.get(of, {}) for of in ("machine", "git"))
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
     commit = f"commit {git['commit'][:7]}{'+' * bool(git.get('dirty'))}" if git.get("commit") else ""
@@ -238,8 +236,7 @@ def _origin(run: Run) -> list[str]:
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
-    """The shortest text that tells a run apart from the other runs of its op: empty for a single run, else
-    the device, the run's id, or the folder."""
+    """What tells each run apart from the others of its op: nothing, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
         same_op = [other for other in runs.values() if other.op == run.op]

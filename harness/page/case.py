@@ -53,8 +53,7 @@ class MeasuredCase(CaseResult):
 
 
 def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
-    """The finished cases of a run folder, in the order of measuring. Raises UsageError where it cannot be
-    read."""
+    """The finished cases of a run folder, in the order of measuring. Raises UsageError."""
     journal = Journal(folder)
     run = journal.run()
     planned = {case.key: case for case in run.cases}
@@ -102,8 +101,7 @@ def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
-    """Names of the rows that charts show without being asked: all where they are few, else the fastest of
-    each provider, and of each engine's default."""
+    """Names of the rows that charts show first: all, or the best of each provider and engines' defaults."""
     ratios: dict[str, list[float]] = {}
     defaults: dict[str, str] = {}
     for case in cases:
@@ -149,8 +147,7 @@ def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
 
 
 def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
-    """Short names of cases of one op, by their keys: the sizes that not all of them have, and the
-    boundary."""
+    """Key -> short name of each case of an op: the sizes that not all of them have, and the boundary."""
     shared = shared_sizes(cases)
     keys = {}
     for case in cases:

@@ -82,8 +82,7 @@ def _size(count: int) -> str:
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """Clocks, temperature, power and other processes' share of the CPU during the rounds of each case, with a
-    plot for each quantity."""
+    """What monitors read during the rounds of each case (clocks, heat, power, load), a plot for each."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
@@ -119,8 +118,7 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """What each device of a run took for the cases of calibration; None where one device measured the run, or
-    nothing was calibrated."""
+    """What each device took for the cases of calibration; None where nothing was calibrated."""
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None

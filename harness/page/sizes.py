@@ -49,8 +49,7 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross"
 
 
 def sweep_charts(cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
-    """Charts for every size that has two or more values while all other sizes, the boundary and the run are
-    the same."""
+    """Charts for every size that varies while all other sizes, the boundary and the run are the same."""
     for size in dict.fromkeys(name for case in cases for name in case.planned.sizes):
         with_size = [case for case in cases if isinstance(case.planned.sizes.get(size), int)]
         for fixed, group in grouped(with_size, partial(_others, size)).items():

@@ -168,8 +168,7 @@ def grid(
 
 
 def specification(chart: Chart) -> dict[str, Any]:
-    """A chart's picture as Vega-Lite's JSON, with all of its data, the common config, and a description for
-    people who cannot see it. Empty where it has no picture."""
+    """A picture as Vega-Lite's JSON, with its data, the theme and a description; empty without a picture."""
     if chart.picture is None:
         return {}
     with alt.data_transformers.enable("default", max_rows=None):

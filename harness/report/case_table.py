@@ -34,8 +34,7 @@ STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}  
 LONG = 40  # characters of a setting in one line; a longer one has a line for each variable
 
 LONGEST_BASELINE = 40
-"""The longest name of a baseline, in characters, that stands in the header of a column. Headers do not wrap,
-and in a race the name includes the configuration."""
+"""The longest name of a baseline in a header, in characters: in a race it includes the configuration."""
 
 
 Part = Text | str | FittingTable | Notes  # what is printed of a case

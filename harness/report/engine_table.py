@@ -71,8 +71,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
-    """Heading -> notes beside the table; the largest shares of the time come first. A note may have several
-    lines."""
+    """Heading -> notes, of one or several lines; the largest shares of the time come first."""
     labelled = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),

@@ -16,9 +16,7 @@ from tabulate import tabulate
 
 GAP = 2
 NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
-LEAST = 24
-"""The least width of a wrapped column in characters, unless its text is shorter; its longest word always
-fits."""
+LEAST = 24  # the least width of a wrapped column, unless its text is shorter; its longest word always fits
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -56,8 +54,7 @@ def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> F
 
 @dataclass(frozen=True)
 class FittingTable:
-    """A rich renderable. A row has one cell for each column. Columns whose cells are all empty are left
-    out."""
+    """A rich renderable. Columns whose cells are all empty are left out."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Text]]

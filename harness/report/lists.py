@@ -301,8 +301,7 @@ def _more_of_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
 
 
 def _flags(ops: Sequence[str], kind: str, arch: str) -> list[Flag]:
-    """Those that can act there, or anywhere where kind or arch are empty. If `ops` are not all ops, only
-    their flags are listed."""
+    """The flags of the ops that can act there; an empty kind or arch stands for all."""
     return [
         flag
         for flag in catalogue().values()

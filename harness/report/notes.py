@@ -73,8 +73,7 @@ def noted(notes: Notes) -> RenderableType:
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
-    """All notes of a case whose implementations are compared; with commands that check the wrong rows where
-    the run is known."""
+    """All notes of a case whose rows are compared; with the run, commands that check wrong rows, too."""
     return [
         *untimed(case.cells),
         *(_selected(run) if run else ()),

@@ -28,8 +28,7 @@ class Row:
 
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline, or with the first setting; None for these, and where there is
-    none."""
+    """The comparison with the baseline or the first setting; None for these, and where there is none."""
     is_baseline: bool
     ran: str = ""
     """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
@@ -82,8 +81,7 @@ class CaseResult:
 
     @property
     def runner_up(self) -> Verdict | None:
-        """The fastest row against the second. Each group of entries has such a verdict; the one that counts
-        is that of the row which is fastest of all."""
+        """The fastest row against the second, in its group of entries."""
         about_second = (v for v in self.verdicts if v.about == "runner-up")
         return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
 
@@ -130,8 +128,7 @@ class CaseResult:
 
     @property
     def limit_us(self) -> float | None:
-        """The time of a call at the measured limits of the machine, in microseconds; None where no limit was
-        measured."""
+        """The microseconds of a call at the measured limits of the machine; None where there are none."""
         limits = [
             cell.time_us * cell.percent_of_ceiling / 100
             for cell in self.timed

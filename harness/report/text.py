@@ -25,8 +25,7 @@ def decimals(half_width: float) -> int:
 
 
 def uncertain(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value in the digits that its interval supports, and the interval as `± 1.1`, or as `(154 to 727)`
-    where it is wide and its sides differ."""
+    """A value in the digits that its interval supports; and the interval, as `± 1.1` or `(154 to 727)`."""
     if low is None or high is None:
         return f"{value:.4g}", ""
     half = max(value - low, high - value)

@@ -63,8 +63,7 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
 
 
 def engines_of(options: Sequence[str]) -> dict[str, str]:
-    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given. Raises
-    UsageError."""
+    """The engines of A and B by `NAME`, `A=NAME` or `B=NAME`; empty where none is. Raises UsageError."""
     from harness.serving.names import known_engine
 
     engines = {"A": "", "B": ""}

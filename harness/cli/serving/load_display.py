@@ -148,8 +148,7 @@ def _common_folder(runs: Sequence[ServingRun]) -> str:
 
 
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """One line for each metric, with all that it is of; lengths as served, else as asked for. A rate of `inf`
-    is no limit."""
+    """A line for each metric; lengths as served, else as asked for. A rate of `inf` is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()

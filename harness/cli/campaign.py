@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import options
+from harness.errors import HarnessError, NothingRan, UsageError, one_line
+from harness.paths import RESULTS, command
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
@@ -58,9 +60,7 @@ def campaign(request: CampaignRequest) -> None:
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan
     from harness.cli.run_display import print_note
-    from harness.errors import NothingRan, UsageError
     from harness.machine.device import choose_device
-    from harness.paths import RESULTS, command
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
@@ -110,7 +110,6 @@ def conclude(display: CampaignTables, folder: Path) -> None:
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided
-    from harness.errors import HarnessError, one_line
     from kernels.engines import SPELLED, archs
 
     for engine, spelled in SPELLED.items():
@@ -140,7 +139,6 @@ def read_step(
     """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
-    from harness.errors import UsageError
     from harness.run.plan import Request
     from harness.tune.race import TuneRequest
 

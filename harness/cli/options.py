@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from harness.errors import STOPPED, UsageError
+from harness.files import write
 from shapes.names import near
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
 
 def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
     """Writes the facts to a file, or to stdout for `-`."""
-    from harness.files import write
 
     write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
@@ -181,7 +181,13 @@ call_timeout = _time_option(
     "--call-timeout", default="120s", metavar="TIME", help="Stop any other request to a worker after this."
 )
 
-MEASURING = [
+
+def several(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Adds options, which help lists in this order."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
+_measuring = several(
     click.option("--op", metavar="OP", help="Measure this op: see `list ops`."),
     click.option("--impl", metavar="PATTERN,...",
                  help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
@@ -214,15 +220,12 @@ MEASURING = [
     threads_option,
     prepare_timeout,
     call_timeout,
-]  # fmt: skip
+)  # fmt: skip
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
-    command = gathered("harness.run.plan:Request")(command)
-    for option in reversed(MEASURING):
-        command = option(command)
-    return command
+    return _measuring(gathered("harness.run.plan:Request")(command))
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import options
+from harness.files import require_writable_folder
 
 if TYPE_CHECKING:
     from harness.tune.race import TuneRequest
@@ -50,7 +51,6 @@ def tune(request: TuneRequest) -> None:
     """
     import kernels
     from harness.cli.run_display import RaceTables
-    from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune import race
 

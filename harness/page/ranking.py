@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+from harness.page import style
 from harness.page.case import (
     FAR,
     FEW,
@@ -22,17 +23,6 @@ from harness.page.case import (
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import (
-    CHOSEN,
-    chosen_rows,
-    coded,
-    interval_dots,
-    name_step,
-    names,
-    provider,
-    provider_colour,
-    tips,
-)
 from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
 
@@ -95,7 +85,7 @@ def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
         "label": name + f" ({engine})" * bool(engine),
-        "provider": provider(cell.name),
+        "provider": style.provider(cell.name),
         "default": engine,
         "ratio": cell.time_us and cell.time_us / fastest,
         "text": time,
@@ -114,23 +104,23 @@ def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> alt.TopLevelMixin:
     """limits: times at the measured limits of the machine as multiples of the fastest, by label of the run"""
-    fastest, choice = timed[0]["time_us"], chosen_rows(timed)
+    fastest, choice = timed[0]["time_us"], style.chosen_rows(timed)
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
         marks.append({**value, "low": low / fastest, "high": high / fastest})
     order = [value["label"] for value in (*timed, *failed)]
-    y = names(order, "label")
+    y = style.names(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
-    colour = provider_colour((mark["provider"] for mark in marks), legend=None)
+    colour = style.provider_colour((mark["provider"] for mark in marks), legend=None)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
-    base = base.transform_filter(CHOSEN) if choice else base
-    layers = interval_dots(
+    base = base.transform_filter(style.CHOSEN) if choice else base
+    layers = style.interval_dots(
         base.encode(color=colour),
         x=x,
-        tooltip=tips(
+        tooltip=style.tips(
             name="implementation", text="time", ends="interval", against="vs baseline", verdict="",
             share="% of limit",
         ),
@@ -155,7 +145,7 @@ def _ranking_picture(
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
         text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
         layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
-    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(name_step(order, 24)))
+    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(style.name_step(order, 24)))
     return picture.add_params(choice) if choice else picture
 
 
@@ -208,7 +198,7 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
         return {
             "name": name,
             "of": name.removesuffix(AGAIN),
-            "provider": provider(name),
+            "provider": style.provider(name),
             "block": block,
             "round": number,
             "us": seconds * 1e6,
@@ -238,18 +228,18 @@ def _rounds_picture(
     kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
     legend = alt.Legend(orient="top") if len(kinds) > 1 else None
     log = alt.Scale(type="log", nice=False, padding=12)
-    step = alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
+    step = alt.Step(style.name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
     picture = (
         alt.Chart({"values": list(points)})
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
         .encode(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
-            y=names(order),
+            y=style.names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
-            color=provider_colour((point["provider"] for point in points), legend=None),
-            shape=alt.Shape("kind:N", scale=coded(kinds), title=None, legend=legend),
+            color=style.provider_colour((point["provider"] for point in points), legend=None),
+            shape=alt.Shape("kind:N", scale=style.coded(kinds), title=None, legend=legend),
             tooltip=[
-                *tips(name="implementation"), "block:Q", "round:Q",
+                *style.tips(name="implementation"), "block:Q", "round:Q",
                 alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
             ],
         )

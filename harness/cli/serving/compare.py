@@ -9,6 +9,7 @@ import click
 
 from harness.cli.options import answer, json_option
 from harness.errors import FAILED, OK, UsageError
+from harness.files import require_writable
 
 
 @click.command("compare")
@@ -44,7 +45,6 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
     from dataclasses import asdict
 
-    from harness.files import require_writable
     from harness.serving.clients.load import beside_each_other
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of

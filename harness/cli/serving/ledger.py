@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from harness.cli.options import json_option
+from harness.files import require_writable, write
 
 
 @click.command("ledger")
@@ -23,7 +24,6 @@ def ledger(files: tuple[str, ...], json_to: str | None) -> None:
 
 def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
     """The rows of the ledgers named, or of all under results/."""
-    from harness.files import require_writable, write
     from harness.report.terminal import show
     from harness.serving.ledger import as_json, known_rows, ledger_text
 
@@ -59,7 +59,6 @@ def observe(
     """Add serving results to a ledger's prediction. They are of before and after the change of ROW: TPOT,
     TTFT and output throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of
     another machine, engine, model or load than the row's are refused; server flags that differ are listed."""
-    from harness.files import require_writable
     from harness.serving.ledger import observe as record
 
     require_writable(json_to, None)

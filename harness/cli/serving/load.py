@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from harness.cli.options import json_option, write_json
+from harness.errors import FAILED, OK, USAGE, UsageError
+from harness.files import require_writable, write
 
 
 @click.command("load")
@@ -19,8 +21,6 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     numbers. Latencies that were not measured are left out. Exit code 1: a number is wrong; 2: a file cannot
     be read."""
     from harness.cli.serving.load_display import as_csv, runs_table
-    from harness.errors import FAILED, OK, USAGE, UsageError
-    from harness.files import require_writable, write
     from harness.report.terminal import show
     from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each

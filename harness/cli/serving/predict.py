@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from harness.cli.options import Command, OneOf, json_option, parsed_by
+from harness.cli.options import Command, OneOf, json_option, parsed_by, several
 from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
 from harness.paths import command
@@ -50,7 +50,7 @@ def _model(name: str) -> None:
         raise ValueError(f"{text}; `run --suite {name}-tpN` times its kernels, `engine` says what runs")
 
 
-OF_SYSTEM = [
+of_system = several(
     click.option("--model", metavar="NAME|DIR", default="deepseek-r1", callback=parsed_by(_model),
                  expose_value=False, help="Serve this model, which has R1's layers.  [default: deepseek-r1]"),
     click.option("--hardware", metavar="NAME", default="", callback=_hardware,
@@ -75,14 +75,7 @@ OF_SYSTEM = [
                       "of this suite. What is missing is assumed from data sheets."),
     click.option("--calibrate", multiple=True, metavar="FILE",
                  help="Calibrate on this server's results, of any client; two are enough."),
-]  # fmt: skip
-"""What `predict` and `what-if` are asked of."""
-
-
-def of_system(command: Function) -> Function:
-    for option in reversed(OF_SYSTEM):
-        command = option(command)
-    return command
+)  # fmt: skip
 
 
 @click.command("predict", cls=Command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.options import OneOf, json_option, write_json
+from harness.errors import FAILED, OK, UsageError
 
 if TYPE_CHECKING:
     from harness.serving.trace.classify import Phase
@@ -30,7 +31,6 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     step. Exit code 1 where something in it is wrong or, with --partial, it breaks off; 2 where it cannot be
     read."""
     from harness.cli.serving.trace_display import as_json, trace_text
-    from harness.errors import FAILED, OK, UsageError
     from harness.report.terminal import show
     from harness.serving.trace import decompose
 

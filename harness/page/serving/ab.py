@@ -11,7 +11,7 @@ import altair as alt
 
 from harness.files import JsonObject
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.serving.marks import AFTER, BEFORE, PREDICTED, TARGET, digits, names_axis
+from harness.page.serving.shared import AFTER, BEFORE, PREDICTED, TARGET, digits, names_axis
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
 

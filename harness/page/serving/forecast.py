@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, digits, op_colours
+from harness.page.serving.shared import AFTER, BEFORE, TARGET, WIDTH, digits, op_colours
 from harness.page.style import coded, tips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction

@@ -9,16 +9,7 @@ from typing import Any
 import altair as alt
 
 from harness.page.document import Chart, Columns, PageSection, anchor, table
-from harness.page.serving.marks import (
-    OBSERVED,
-    PREDICTED,
-    VERDICT_COLOURS,
-    WIDTH,
-    digits,
-    distinct,
-    names_axis,
-    zero_line,
-)
+from harness.page.serving import shared
 from harness.page.style import coded, tips
 from harness.report.text import ranged
 from harness.serving.ledger import LedgerLine, LedgerRow, explanations, ledger_lines, unit_text
@@ -28,14 +19,14 @@ READING = (
     "ends. Where both intervals meet the prediction explains the observation. A change left of the dashed "
     "line is a decrease."
 )
-COLOURS = {"predicted": PREDICTED, "observed": OBSERVED}
+COLOURS = {"predicted": shared.PREDICTED, "observed": shared.OBSERVED}
 SHAPES = {"predicted": "circle", "observed": "diamond"}
-APART, PLOT = 5, WIDTH - 110  # pixels: a mark from the middle of its line; a plot without its verdicts
+APART, PLOT = 5, shared.WIDTH - 110  # pixels: a mark from the middle of its line; a plot without its verdicts
 
 
 def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
     """A chart and a table for each quantity and unit, and what explains the rows."""
-    names = distinct([row.id for row in rows])
+    names = shared.distinct([row.id for row in rows])
     rows = [row.model_copy(update={"id": name}) for row, name in zip(rows, names, strict=True)]
     lines = [line for row in rows for line in ledger_lines(row)]
     kinds = dict.fromkeys(line.kind for line in lines)
@@ -57,7 +48,7 @@ def _headline(lines: Sequence[LedgerLine]) -> str:
     parts = []
     for method in dict.fromkeys(line.method for line in lines):
         counts = Counter(line.verdict for line in lines if line.method == method)
-        told = [f"{counts[verdict]} {verdict}" for verdict in VERDICT_COLOURS if counts[verdict]]
+        told = [f"{counts[verdict]} {verdict}" for verdict in shared.VERDICT_COLOURS if counts[verdict]]
         parts.append(f"{method}: {', '.join(told)}")
     return "; ".join(parts) + "." if parts else "Nothing was predicted or observed."
 
@@ -66,14 +57,14 @@ def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
     quantity, unit = lines[0].kind[0], unit_text(lines[0].kind[1])
     of = [line.prediction.of if line.prediction else "" for line in lines]
     methods = [line.method + (f": {op} alone" if op else "") for line, op in zip(lines, of, strict=True)]
-    names = distinct([f"{line.row}, {method}" for line, method in zip(lines, methods, strict=True)])
+    names = shared.distinct([f"{line.row}, {method}" for line, method in zip(lines, methods, strict=True)])
     marks = [mark for name, line in zip(names, lines, strict=True) for mark in _marks(name, line)]
     rows = [_row(name, line) for name, line in zip(names, lines, strict=True)]
     columns: Columns = {
         "row, method": "name",
-        **{f"{side} {of}, {unit}": (f"{side} {of}", digits("+.5g"))
+        **{f"{side} {of}, {unit}": (f"{side} {of}", shared.digits("+.5g"))
            for side in COLOURS for of in ("change", "low", "high")},
-        f"before, {unit}": ("before", digits()), "off by": ("off", "off_text"), "verdict": "verdict",
+        f"before, {unit}": ("before", shared.digits()), "off by": ("off", "off_text"), "verdict": "verdict",
         "blind": "blind",
     }  # fmt: skip
     return Chart(
@@ -95,7 +86,7 @@ def _row(name: str, line: LedgerLine) -> dict[str, Any]:
            for side, record in sides.items() for of in ("change", "low", "high")},
         "before": seen and seen.before,
         "off": line.off,
-        "off_text": digits("+.1%")(line.off) or line.off_text,  # in its unit
+        "off_text": shared.digits("+.1%")(line.off) or line.off_text,  # in its unit
         "verdict": line.verdict,
         "blind": ("yes" if line.blind else "no") if seen and line.prediction else "",
     }  # fmt: skip
@@ -119,7 +110,7 @@ def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
                 "to": record.high if whole else None,
                 "text": text,
                 "verdict": line.verdict + (", blind" if line.blind else ""),
-                "colour": VERDICT_COLOURS[line.verdict],
+                "colour": shared.VERDICT_COLOURS[line.verdict],
                 "aria": f"{name}, {side}: {text}, {line.verdict}",
                 "beside": "" if marks else line.verdict,
             }
@@ -130,14 +121,14 @@ def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
 def _picture(marks: Sequence[dict[str, Any]], quantity: str, unit: str) -> alt.TopLevelMixin:
     """A place for each line of the ledger; its prediction lies above its observation."""
     legend, title = alt.Legend(title=None, orient="top"), f"change of {quantity}, {unit}"
-    base = alt.Chart({"values": list(marks)}).encode(y=names_axis("line"))
+    base = alt.Chart({"values": list(marks)}).encode(y=shared.names_axis("line"))
     of_side = base.encode(
         color=alt.Color("side:N", scale=coded(COLOURS), legend=legend),
         tooltip=tips(line="row, method", side="shown", text="change", verdict="verdict"),
     )
     offset = alt.ExprRef(f"datum.side == 'predicted' ? -{APART} : {APART}")
     return alt.layer(
-        zero_line(),
+        shared.zero_line(),
         of_side.mark_rule(strokeWidth=2, yOffset=offset).encode(x=alt.X("from:Q", title=title), x2="to:Q"),
         of_side.mark_point(filled=True, size=60, opacity=1, yOffset=offset).encode(
             x=alt.X("value:Q", title=title),

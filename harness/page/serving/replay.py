@@ -10,16 +10,7 @@ from pydantic import ValidationError
 
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, Table, anchor, table
-from harness.page.serving.marks import (
-    OBSERVED,
-    PREDICTED,
-    WIDTH,
-    digits,
-    distinct,
-    names_axis,
-    op_colours,
-    zero_line,
-)
+from harness.page.serving import shared
 from harness.page.style import coded, tips
 from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
@@ -29,7 +20,7 @@ WHOLE, ALONE = "the whole step", "swapped calls alone"  # the two ways to know a
 
 
 def replay_section(steps: Sequence[Replay], title: str) -> PageSection:
-    names = distinct([step_name(replay.step) for replay in steps])
+    names = shared.distinct([step_name(replay.step) for replay in steps])
     return PageSection(
         anchor=anchor("replay", title),
         title=title,
@@ -119,7 +110,7 @@ def _places_table(replay: Replay) -> Table:
         }
         for place in places
     ]
-    columns = {f"{name}, ms": (name, digits(".4f")) for name in arms}
+    columns = {f"{name}, ms": (name, shared.digits(".4f")) for name in arms}
     return table(rows, {"place": "place", "op class": "class", **columns})
 
 
@@ -139,13 +130,14 @@ def _changes_table(replay: Replay) -> Table:
     ]
     if replay.twin is not None:
         rows.append(dict.fromkeys(rows[0]) | {"arm": TWIN, **_ends("change", replay.twin)})
-    signed = digits("+.5g")
+    plain, signed = shared.digits(), shared.digits("+.5g")
     columns: Columns = {
         "arm": "arm", "implementations": "implementations",
-        "step, ms": ("step", digits()), "low": ("step low", digits()), "high": ("step high", digits()),
+        "step, ms": ("step", plain), "low": ("step low", plain), "high": ("step high", plain),
         "change, ms": ("change", signed), "change low": ("change low", signed),
         "change high": ("change high", signed), "alone, ms": ("alone", signed),
-        "whole model, ms": ("whole", signed), "outputs apart": ("apart", digits(".1e")), "failed": "failed",
+        "whole model, ms": ("whole", signed), "outputs apart": ("apart", shared.digits(".1e")),
+        "failed": "failed",
     }  # fmt: skip
     return table(rows, columns)
 
@@ -170,22 +162,23 @@ def place_marks(replay: Replay) -> list[dict[str, Any]]:
 
 
 def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
+    classes = shared.op_colours(mark["class"] for mark in marks)
     legend = alt.Legend(title=None, orient="bottom", columns=5)
     return (
         alt.Chart({"values": list(marks)})
         .mark_bar()
         .encode(
             x=alt.X("ms:Q", title="of the step's calls alone, ms", scale=alt.Scale(zero=True)),
-            y=names_axis("place"),
+            y=shared.names_axis("place"),
             yOffset=alt.YOffset("arm:N", sort=None),
-            color=alt.Color("class:N", scale=op_colours(mark["class"] for mark in marks), legend=legend),
+            color=alt.Color("class:N", scale=classes, legend=legend),
             tooltip=[
                 *tips(place="", arm="", **{"class": "op class"}),
                 alt.Tooltip("ms:Q", title="alone, ms", format=".4f"),
             ],
             description="aria:N",
         )
-        .properties(width=WIDTH, height=alt.Step(9, **{"for": "offset"}))
+        .properties(width=shared.WIDTH, height=alt.Step(9, **{"for": "offset"}))
     )
 
 
@@ -215,22 +208,22 @@ def change_marks(replay: Replay) -> list[dict[str, Any]]:
 def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
     """Of each arm the difference from the base, by method, with its interval where it has one."""
     methods = [method for method in (WHOLE, ALONE) if any(mark["method"] == method for mark in marks)]
-    colours = coded(dict(zip(methods, (PREDICTED, OBSERVED), strict=False)))
+    colours = coded(dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False)))
     shapes = coded(dict(zip(methods, ("circle", "square"), strict=False)))
     legend, title = alt.Legend(title=None, orient="top", symbolOpacity=1), "difference from the base, ms"
     base = alt.Chart({"values": list(marks)}).encode(
-        y=names_axis("arm"),
+        y=shared.names_axis("arm"),
         yOffset=alt.YOffset("method:N", sort=None, scale=alt.Scale(domain=methods)),
         color=alt.Color("method:N", scale=colours, legend=legend),
         tooltip=tips(arm="", method="of", text="difference, ms"),
     )
     known = base.transform_filter(alt.FieldValidPredicate(field="low", valid=True))
     return alt.layer(
-        zero_line(),
+        shared.zero_line(),
         known.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(
             x=alt.X("ms:Q", title=title, scale=alt.Scale(zero=True)),
             shape=alt.Shape("method:N", scale=shapes, legend=legend),
             description="aria:N",
         ),
-    ).properties(width=WIDTH, height=alt.Step(14, **{"for": "offset"}))
+    ).properties(width=shared.WIDTH, height=alt.Step(14, **{"for": "offset"}))

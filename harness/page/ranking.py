@@ -112,7 +112,7 @@ def _ranking_picture(
     order = [value["label"] for value in (*timed, *failed)]
     y = style.names(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
-    colour = style.provider_colour((mark["provider"] for mark in marks), legend=None)
+    colour = style.provider_colour(mark["provider"] for mark in marks)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
@@ -236,7 +236,7 @@ def _rounds_picture(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
             y=style.names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
-            color=style.provider_colour((point["provider"] for point in points), legend=None),
+            color=style.provider_colour(point["provider"] for point in points),
             shape=alt.Shape("kind:N", scale=style.coded(kinds), title=None, legend=legend),
             tooltip=[
                 *style.tips(name="implementation"), "block:Q", "round:Q",

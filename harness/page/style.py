@@ -46,13 +46,10 @@ def provider(name: str) -> str:
     return re.split("[.@ ]", name)[0]
 
 
-def provider_colour(providers: Iterable[str], **settings: Any) -> alt.Color:
-    """The colours of providers.
-
-    settings: title and legend of the encoding
-    """
+def provider_colour(providers: Iterable[str]) -> alt.Color:
+    """The colours of providers, without a legend."""
     colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
-    return alt.Color("provider:N", scale=coded(colours), **settings)
+    return alt.Color("provider:N", scale=coded(colours), legend=None)
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
@@ -176,9 +173,5 @@ def specification(chart: Chart) -> dict[str, Any]:
     # Seven digits are more than a picture shows.
     picture = json.loads(json.dumps(picture), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
-    own = picture.get("config", {})
-    config = theme | {
-        name: theme.get(name, {}) | settings if isinstance(settings, dict) else settings
-        for name, settings in own.items()
-    }
-    return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": config}
+    theme["view"] |= picture["config"]["view"]
+    return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": theme}

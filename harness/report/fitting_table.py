@@ -37,7 +37,7 @@ def as_table(columns: Columns) -> FittingTable:
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
-def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> FittingTable:
+def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     """Rows by the names of their columns, which begin with the most important one: where there is no room,
     the last are left out, the first two never. Numbers are aligned at the right, long texts wrap."""
     names = dict.fromkeys(name for row in rows for name in row)
@@ -47,8 +47,8 @@ def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> F
         filled = [row[place] for row in cells if row[place]]
         short = all(len(cell) <= LEAST for cell in filled)
         numbers = all(NUMBER.fullmatch(cell) if place else cell.isdigit() for cell in filled)
-        wraps = not (numbers or short) and (wrap_first or place > 0)
-        columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
+        spare = place if place > 1 else 0
+        columns.append(Column(name, right=numbers, wraps=not (numbers or short), spare=spare))
     return FittingTable(columns, cells)
 
 

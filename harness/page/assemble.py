@@ -27,7 +27,7 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
-from harness.page.style import coded
+from harness.page.style import COLOURS, coloured
 from harness.report.case_table import headline
 from harness.report.compile_table import TEXTS, compile_lines
 from harness.report.conclusion import conclusion_lines
@@ -44,15 +44,6 @@ from harness.serving.ab.record import PLAN as AB
 from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
 from shapes.case import text_of
-
-COLOURS = {
-    "tuned": "#009E73",
-    "fallback": "#E69F00",
-    "no table": "#BBBBBB",
-    "no row": "#666666",
-    "defect": "#D55E00",
-}
-"""State of a shape -> its colour. People with any colour vision can tell these apart (Okabe and Ito)."""
 
 WHOLE = partial(significant, digits=9)
 COLUMNS: Columns = {
@@ -89,7 +80,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color("state:N", scale=coded(COLOURS), title=None, legend=alt.Legend(orient="top")),
+            color=coloured("state", COLOURS["states of shapes"]),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                 "entry_kernel:N", "fallback:N", "defects:N",

@@ -232,7 +232,7 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     tooltip = style.tips(
         y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
     )
-    colour = alt.Color("provider:N", scale=style.coded(colours), title=None, legend=alt.Legend(orient="top"))
+    colour = style.coloured("provider", colours)
     rect = base.mark_rect(opacity=0.35, stroke="#8886").encode(color=colour, tooltip=tooltip)
     label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
     return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.serving.shared import AFTER, BEFORE, TARGET, WIDTH, digits, op_colours
-from harness.page.style import coded, tips
+from harness.page.style import coloured, tips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
@@ -196,11 +196,7 @@ def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> 
         scale=alt.Scale(type="log", base=2, domain=[places[0] / 1.15, places[-1] * 1.15], nice=False),
         axis=alt.Axis(values=places, format="d", grid=False),
     )
-    colour = alt.Color(
-        "side:N",
-        scale=coded(dict(zip(sides, (BEFORE, AFTER), strict=False))),
-        legend=alt.Legend(title=None, orient="top", symbolOpacity=1),
-    )
+    colour = coloured("side", dict(zip(sides, (BEFORE, AFTER), strict=False)))
     scale = alt.Scale(zero=True)
     base = alt.Chart({"values": list(marks)}).encode(x=x, color=colour)
     ends = base.encode(y=alt.Y("low:Q", title=name, scale=scale), y2="high:Q")

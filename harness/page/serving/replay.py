@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harness.errors import UsageError, mistake
 from harness.page.document import Chart, Columns, PageSection, Table, anchor, table
 from harness.page.serving import shared
-from harness.page.style import coded, tips
+from harness.page.style import coded, coloured, tips
 from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
@@ -208,13 +208,13 @@ def change_marks(replay: Replay) -> list[dict[str, Any]]:
 def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
     """Of each arm the difference from the base, by method, with its interval where it has one."""
     methods = [method for method in (WHOLE, ALONE) if any(mark["method"] == method for mark in marks)]
-    colours = coded(dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False)))
+    colours = dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False))
     shapes = coded(dict(zip(methods, ("circle", "square"), strict=False)))
-    legend, title = alt.Legend(title=None, orient="top", symbolOpacity=1), "difference from the base, ms"
+    title = "difference from the base, ms"
     base = alt.Chart({"values": list(marks)}).encode(
         y=shared.names_axis("arm"),
         yOffset=alt.YOffset("method:N", sort=None, scale=alt.Scale(domain=methods)),
-        color=alt.Color("method:N", scale=colours, legend=legend),
+        color=coloured("method", colours),
         tooltip=tips(arm="", method="of", text="difference, ms"),
     )
     known = base.transform_filter(alt.FieldValidPredicate(field="low", valid=True))
@@ -223,7 +223,7 @@ def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
         known.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(
             x=alt.X("ms:Q", title=title, scale=alt.Scale(zero=True)),
-            shape=alt.Shape("method:N", scale=shapes, legend=legend),
+            shape=alt.Shape("method:N", scale=shapes, title=None),
             description="aria:N",
         ),
     ).properties(width=shared.WIDTH, height=alt.Step(14, **{"for": "offset"}))

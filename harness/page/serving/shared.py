@@ -6,19 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import altair as alt
 
-from harness.page.style import PROVIDERS, coded
-from harness.serving.ledger import NOT_OBSERVED, NOT_PREDICTED
+from harness.page.style import COLOURS, PROVIDERS, coded
 from harness.serving.names import OP_CLASSES
 
-VERDICT_COLOURS = {
-    "explained": "#009E73",
-    "missed": "#D55E00",
-    "not resolved": "#7f7f7f",
-    "bound holds": "#0072B2",
-    "bound broken": "#AA4499",
-    NOT_OBSERVED: "#7f7f7f",
-    NOT_PREDICTED: "#7f7f7f",
-}
+VERDICT_COLOURS = COLOURS["verdicts on predictions"]
 PREDICTED, OBSERVED = "#0072B2", "#E69F00"
 BEFORE, AFTER, TARGET = "#7f7f7f", "#0072B2", "#D55E00"
 WIDTH = 640

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.cli.options import json_option
-from harness.files import require_writable, write
+from harness.cli.options import answer, json_option
 
 
 @click.command("ledger")
@@ -22,17 +20,11 @@ def ledger(files: tuple[str, ...], json_to: str | None) -> None:
     print_ledgers(files, json_to)
 
 
-def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
-    """The rows of the ledgers named, or of all under results/."""
-    from harness.report.terminal import show
+def print_ledgers(files: Sequence[str], json_to: str | None) -> None:
     from harness.serving.ledger import as_json, known_rows, ledger_text
 
-    require_writable(json_to, None)
     rows = list(known_rows(files))
-    if json_to:
-        write(json_to, as_json(rows))
-    else:
-        show(ledger_text(rows, bool(files)), sys.stdout)
+    answer(json_to, as_json(rows), lambda: ledger_text(rows, bool(files)))
 
 
 @click.command("observe")
@@ -61,6 +53,5 @@ def observe(
     another machine, engine, model or load than the row's are refused; server flags that differ are listed."""
     from harness.serving.ledger import observe as record
 
-    require_writable(json_to, None)
     record(Path(ledger), row, before, after, **told)
     print_ledgers([ledger], json_to)

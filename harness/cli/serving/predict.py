@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from harness.cli.options import Command, OneOf, json_option, parsed_by, several
+from harness.cli.options import Command, OneOf, answer, json_option, parsed_by, several
 from harness.errors import FAILED, OK, UsageError
-from harness.files import require_writable, write
 from harness.paths import command
 from harness.report.terminal import show
 from shapes.case import MOST_QUERIES
@@ -87,7 +86,6 @@ of_system = several(
 def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
-    require_writable(json_to, None)
     from shapes.deployment import Deployment
     from shapes.models import model as model_named
 
@@ -107,10 +105,7 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     from harness.serving.link.report import as_json, prediction
 
     looks = [outlook(model, load) for load in loads]
-    if json_to:
-        write(json_to, as_json(model, looks))
-    else:
-        show(prediction(model, looks), sys.stdout)
+    answer(json_to, as_json(model, looks), lambda: prediction(model, looks))
 
 
 def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
@@ -189,7 +184,6 @@ def what_if(
     It also says what each op could give at most."""
     from harness.serving.link.predictions import parse_change
 
-    require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
     if ledger and not parsed:
         raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
@@ -205,10 +199,8 @@ def what_if(
         for load in loads
     ]  # fmt: skip
     rows = _record(Path(ledger), model, changes, looks, options) if ledger else []
-    if json_to:
-        write(json_to, as_json(model, looks, changes, target))
-    else:
-        show(prediction(model, looks, changes, target), sys.stdout)
+    asked = (model, looks, changes, target)
+    answer(json_to, as_json(*asked), lambda: prediction(*asked))
     if ledger:
         one = command("serving", "observe", ledger, rows[-1], "--before", "FILE", "--after", "FILE")
         told = f"\nrows written to {ledger}: {len(rows)}; once the change was measured:\n  {one}"
@@ -268,10 +260,6 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 
-    require_writable(json_to, None)
     found = validated(hardware, engine)
-    if json_to:
-        write(json_to, validation_json(found))
-    else:
-        show(validation(found), sys.stdout)
+    answer(json_to, validation_json(found), lambda: validation(found))
     sys.exit(OK if hardware or engine or found.holds else FAILED)

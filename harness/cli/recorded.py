@@ -94,6 +94,7 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     cases say together."""
     from harness.cli.run_display import RaceTables, RunDisplay, answers
     from harness.report.case_table import case_markdown
+    from harness.report.rows import device
     from harness.report.terminal import plain
     from harness.results.journal import Journal
     from harness.results.read import run_folders
@@ -110,9 +111,8 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     for folder, run, cases in found:
         records = [record for of_case in cases.values() for record in of_case]
         answer = answers(run, records) if cases else []
-        machine = run.provenance.get("machine", {}).get("device", "an unknown device")
         when = run.created.replace("T", " ")[:16]
-        title = f"{run.op} on {machine}, {when} ({folder})"
+        title = f"{run.op} on {device(run)}, {when} ({folder})"
         if markdown:
             sections = [case_markdown(of_case, run) for of_case in cases.values()]
             said = [f"- {line.strip()}" for each in answer for line in plain(each, 10_000).splitlines()]

@@ -17,7 +17,7 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, device, measured_cases, shared_sizes, short_keys, us_text
+from harness.page.case import MeasuredCase, measured_cases, shared_sizes, short_keys, us_text
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, rounds
@@ -34,6 +34,7 @@ from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
 from harness.report.notes import case_notes
+from harness.report.rows import device
 from harness.report.summary import summary
 from harness.report.text import grouped, significant
 from harness.results.comparison import compared
@@ -263,12 +264,10 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
         headlines.append(f"{key}: {_headline(same)}.")
     for of_run in runs:
         if said := summary(of_run, of_run[0].run):
-            label = f"{of_run[0].label}: " if of_run[0].label else ""
-            headlines.append(f"{label}{'. '.join(said)}.")
+            headlines.append(_labelled(of_run[0], ". ".join(said) + "."))
     for of_run in under_settings:
         title, lines = conclusion_lines(of_run, of_run[0].run)
-        name = f"{of_run[0].label}: " if of_run[0].label else ""
-        headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+        headlines.append(_labelled(of_run[0], f"{title} {'. '.join(lines)}.".replace(" .", ".")))
     if len(inner) > 1:
         short, shared = short_keys(cases), text_of(shared_sizes(cases))
         everywhere = [note for note in inner[0].notes if all(note in one.notes for one in inner)]
@@ -287,10 +286,12 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     )
 
 
+def _labelled(case: MeasuredCase, text: str) -> str:
+    return f"{case.label}: {text}" if case.label else text
+
+
 def _headline(same: Sequence[MeasuredCase]) -> str:
-    return "; ".join(
-        f"{case.label}: {headline(case)}" if case.label else str(headline(case)) for case in same
-    )
+    return "; ".join(_labelled(case, str(headline(case))) for case in same)
 
 
 def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:

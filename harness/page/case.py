@@ -24,10 +24,6 @@ FAR = 5.0
 """Rows that take more than this many times as long as the fastest are not shown beside it by default."""
 
 
-def device(run: Run) -> str:
-    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
-
-
 @dataclass(frozen=True)
 class MeasuredCase(CaseResult):
     """A finished case with its run. `done` names the device where several devices measured the run."""

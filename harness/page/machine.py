@@ -10,10 +10,11 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, device, in_unit, short_keys
+from harness.page.case import MeasuredCase, in_unit, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
+from harness.report.rows import device
 from harness.report.text import ratio_text, significant
 from harness.results.comparison import LAG
 from harness.results.schema import Run

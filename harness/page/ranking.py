@@ -13,7 +13,6 @@ from harness.page.case import (
     FAR,
     FEW,
     MeasuredCase,
-    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -23,7 +22,7 @@ from harness.page.case import (
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
-from harness.report.rows import Row
+from harness.report.rows import Row, device
 from harness.report.text import microseconds, significant, unit
 
 RANKING = (

@@ -15,7 +15,6 @@ from harness.page import style
 from harness.page.case import (
     FAR,
     MeasuredCase,
-    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -28,6 +27,7 @@ from harness.page.case import (
 )
 from harness.page.document import Chart, Columns, anchor, table
 from harness.report.notes import apart
+from harness.report.rows import device
 from harness.report.text import grouped, microseconds, short_ratio, significant
 from shapes.case import text_of
 

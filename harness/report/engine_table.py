@@ -55,10 +55,8 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     ]
     labelled = notes(view)
     if entries and files:
-        labelled = {
-            "files of the entries": [f"{number}: {file}" for file, number in files.items()],
-            **labelled,
-        }
+        listed = [f"{number}: {file}" for file, number in files.items()]
+        labelled = {"files of the entries": listed} | labelled
     for label, lines in labelled.items():
         parts += ["", Section(label, lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]

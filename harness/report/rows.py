@@ -192,6 +192,10 @@ def effect_word(effect: Effect) -> str:
     return TOGETHER[word] if effect.kind == "interaction" else word
 
 
+def device(run: Run) -> str:
+    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
+
+
 def first_setting(run: Run) -> str:
     """How to call the setting that the others are compared with."""
     return "plain" if next(iter(run.settings)) == "plain" else "the first"

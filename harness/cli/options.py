@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from harness.errors import STOPPED, UsageError
-from harness.files import require_writable, write
+from harness.files import write
 from shapes.names import near
 
 if TYPE_CHECKING:
@@ -74,13 +74,8 @@ def interruptible(what_next: str) -> Iterator[None]:
 
 
 def json_option(help: str) -> Callable[[Function], Function]:
-    """The option `--json FILE|-`, whose parameter is `json_to`: a file that can be written."""
-    return click.option("--json", "json_to", metavar="FILE|-", callback=_writable, help=help)
-
-
-def _writable(_: click.Context, __: click.Parameter, target: str | None) -> str | None:
-    require_writable(target, None)
-    return target
+    """The option `--json FILE|-`, whose parameter is `json_to`."""
+    return click.option("--json", "json_to", metavar="FILE|-", help=help)
 
 
 def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableType]) -> None:

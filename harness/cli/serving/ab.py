@@ -14,7 +14,7 @@ import click
 
 from harness.cli.options import Command, answer, interruptible, json_option, write_json
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
-from harness.files import read_toml, write
+from harness.files import read_toml, require_writable, write
 from harness.paths import RESULTS, command
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
 
     Exit codes: 0 finished, or what there was time for; 1 a pair was given up; 2 usage; 3 nothing finished.
     """
+    require_writable(json_to, None)
     if template is not None:
         from harness.report.fitting_table import table_of
         from harness.serving.ab.templates import listed, template_text

@@ -9,6 +9,7 @@ import click
 
 from harness.cli.options import answer, json_option
 from harness.errors import FAILED, OK, UsageError
+from harness.files import require_writable
 
 
 @click.command("compare")
@@ -49,6 +50,7 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
 
+    require_writable(json_to, None)
     require_names("--assume", told["assume"], ("all", *FIELDS))
     require_names("--despite", told["despite"], SERVER)
     engines = engines_of(told["engine"])

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from harness.cli.options import answer, json_option
+from harness.files import require_writable
 
 
 @click.command("ledger")
@@ -17,6 +18,7 @@ from harness.cli.options import answer, json_option
 def ledger(files: tuple[str, ...], json_to: str | None) -> None:
     """Show what was predicted of serving beside what was observed. For each change of kernels, and whether
     the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
+    require_writable(json_to, None)
     print_ledgers(files, json_to)
 
 
@@ -53,5 +55,6 @@ def observe(
     another machine, engine, model or load than the row's are refused; server flags that differ are listed."""
     from harness.serving.ledger import observe as record
 
+    require_writable(json_to, None)
     record(Path(ledger), row, before, after, **told)
     print_ledgers([ledger], json_to)

@@ -14,6 +14,7 @@ import click
 
 from harness.cli.options import Command, OneOf, answer, json_option, parsed_by, several
 from harness.errors import FAILED, OK, UsageError
+from harness.files import require_writable
 from harness.paths import command
 from harness.report.terminal import show
 from shapes.case import MOST_QUERIES
@@ -86,6 +87,7 @@ of_system = several(
 def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
+    require_writable(json_to, None)
     from shapes.deployment import Deployment
     from shapes.models import model as model_named
 
@@ -184,6 +186,7 @@ def what_if(
     It also says what each op could give at most."""
     from harness.serving.link.predictions import parse_change
 
+    require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
     if ledger and not parsed:
         raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
@@ -260,6 +263,7 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 
+    require_writable(json_to, None)
     found = validated(hardware, engine)
     answer(json_to, validation_json(found), lambda: validation(found))
     sys.exit(OK if hardware or engine or found.holds else FAILED)

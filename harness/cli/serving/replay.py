@@ -9,7 +9,7 @@ import click
 
 from harness.cli.options import Command, json_option, target_device
 from harness.errors import FAILED, OK, NothingRan
-from harness.files import write
+from harness.files import require_writable, write
 
 
 def _document(replays: list[Any]) -> str:
@@ -45,6 +45,7 @@ def replay_command(device: str | None, json_to: str | None, **options: Any) -> N
     from harness.run.device import own_device
     from harness.serving.replay.replay import plans, replay
 
+    require_writable(json_to, None)
     platform = choose_device(device)
     planned, replays = list(plans(platform, **options)), []
     with own_device(platform) as own:

@@ -56,14 +56,6 @@ def below(folder: Path, pattern: str) -> list[Path]:
     return sorted({file for file in folder.rglob(pattern) if file.is_file()} | packed)
 
 
-def verify(folder: Path) -> None:
-    """Reads every member of the folder's archive. Raises BrokenArchive where one cannot be read."""
-    archive = folder / NAME
-    if archive.is_file():
-        for member in _names(archive):
-            _member(archive, member)
-
-
 def packed(folder: Path, takes: Callable[[str], bool]) -> bytes:
     """A zip file of those files of a folder for whose path in it `takes` returns True. It has the same bytes
     at any time and on any machine. Raises OSError."""

@@ -83,7 +83,7 @@ def _size(count: int) -> str:
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """What monitors read during the rounds of each case (clocks, heat, power, load), a plot for each."""
+    """Clocks, temperature, power and other processes' share of the CPU in each case, a plot for each."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}

@@ -111,12 +111,15 @@ def toggle_request(
     return request_of
 
 
+def _as_tuple(_: click.Context, __: click.Parameter, value: str) -> tuple[str]:
+    return (value,)
+
+
 @click.command(cls=options.Command)
 @options.gathered("harness.run.plan:Request")
 @click.option("--op", required=True, metavar="OP", help="Check an implementation of this op.")
 @click.option("--impl", required=True, metavar="NAME", help="Check this implementation.")
-@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.",
-              callback=options.parsed_by(lambda text: (text,)))  # fmt: skip
+@click.option("--case", required=True, metavar='"NAME=V ..."', help="Check this case.", callback=_as_tuple)
 @click.option("--boundary", metavar="NAME", help="Check core, with_quant or with_routing.  [default: core]")
 @options.target_device
 @options.cache_option

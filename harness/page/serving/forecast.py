@@ -97,10 +97,14 @@ def _parts(forecast: Document, title: str) -> Iterator[Chart]:
     if not rows:
         return
     columns: Columns = {
-        "concurrency": ("concurrency", str), "kernel": "name", "time from": "origin", "calls": ("calls", str),
-        "decode steps, ms": ("decode_ms", digits(".4f")), "stalls, ms": ("stall_ms", digits(".4f")),
+        "concurrency": ("concurrency", str),
+        "kernel": "name",
+        "time from": "origin",
+        "calls": ("calls", str),
+        "decode steps, ms": ("decode_ms", digits(".4f")),
+        "stalls, ms": ("stall_ms", digits(".4f")),
         "share of TPOT": ("share", digits(".2%")),
-    }  # fmt: skip
+    }
     marks = [
         {
             "concurrency": row["concurrency"],
@@ -172,9 +176,12 @@ def _sweep(forecast: Document, title: str, key: str, quantity: str, name: str, u
             marks.append(about | {"text": text, "aria": f"{aria}: {middle:.4g} {unit}"})
     marks.sort(key=lambda mark: (mark["side"] == "after the changes", mark["concurrency"]))
     columns: Columns = {
-        "concurrency": ("concurrency", str), "shown": "side", f"{name}, {unit}": ("value", digits()),
-        "low": ("low", digits()), "high": ("high", digits()),
-    }  # fmt: skip
+        "concurrency": ("concurrency", str),
+        "shown": "side",
+        f"{name}, {unit}": ("value", digits()),
+        "low": ("low", digits()),
+        "high": ("high", digits()),
+    }
     return Chart(
         anchor("forecast", title, name),
         f"{name} by concurrency",
@@ -224,10 +231,13 @@ def _needs(forecast: Document, title: str) -> Iterator[Chart]:
     ]
     target = forecast.target_tpot_ms
     columns: Columns = {
-        "concurrency": ("concurrency", str), "op": "op", "most it can give, ms": ("most_ms", digits()),
-        "share of TPOT": ("share", digits(".2%")), "TPOT were it free, ms": ("limit_ms", digits()),
+        "concurrency": ("concurrency", str),
+        "op": "op",
+        "most it can give, ms": ("most_ms", digits()),
+        "share of TPOT": ("share", digits(".2%")),
+        "TPOT were it free, ms": ("limit_ms", digits()),
         **({f"speedup for {target:g} ms": "reach"} if target else {}),
-    }  # fmt: skip
+    }
     if rows:
         yield Chart(
             anchor("forecast", title, "needs"),

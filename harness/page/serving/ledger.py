@@ -62,11 +62,16 @@ def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
     rows = [_row(name, line) for name, line in zip(names, lines, strict=True)]
     columns: Columns = {
         "row, method": "name",
-        **{f"{side} {of}, {unit}": (f"{side} {of}", shared.digits("+.5g"))
-           for side in COLOURS for of in ("change", "low", "high")},
-        f"before, {unit}": ("before", shared.digits()), "off by": ("off", "off_text"), "verdict": "verdict",
+        **{
+            f"{side} {of}, {unit}": (f"{side} {of}", shared.digits("+.5g"))
+            for side in COLOURS
+            for of in ("change", "low", "high")
+        },
+        f"before, {unit}": ("before", shared.digits()),
+        "off by": ("off", "off_text"),
+        "verdict": "verdict",
         "blind": "blind",
-    }  # fmt: skip
+    }
     return Chart(
         anchor("ledger", title, quantity, unit),
         f"{quantity}, {unit}: predicted and observed change",
@@ -82,14 +87,17 @@ def _row(name: str, line: LedgerLine) -> dict[str, Any]:
     sides = {"predicted": line.prediction, "observed": seen}
     return {
         "name": name,
-        **{f"{side} {of}": getattr(record, of, None)
-           for side, record in sides.items() for of in ("change", "low", "high")},
+        **{
+            f"{side} {of}": getattr(record, of, None)
+            for side, record in sides.items()
+            for of in ("change", "low", "high")
+        },
         "before": seen and seen.before,
         "off": line.off,
         "off_text": shared.digits("+.1%")(line.off) or line.off_text,  # in its unit
         "verdict": line.verdict,
         "blind": ("yes" if line.blind else "no") if seen and line.prediction else "",
-    }  # fmt: skip
+    }
 
 
 def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:

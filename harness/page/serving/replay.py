@@ -132,13 +132,19 @@ def _changes_table(replay: Replay) -> Table:
         rows.append(dict.fromkeys(rows[0]) | {"arm": TWIN, **_ends("change", replay.twin)})
     plain, signed = shared.digits(), shared.digits("+.5g")
     columns: Columns = {
-        "arm": "arm", "implementations": "implementations",
-        "step, ms": ("step", plain), "low": ("step low", plain), "high": ("step high", plain),
-        "change, ms": ("change", signed), "change low": ("change low", signed),
-        "change high": ("change high", signed), "alone, ms": ("alone", signed),
-        "whole model, ms": ("whole", signed), "outputs apart": ("apart", shared.digits(".1e")),
+        "arm": "arm",
+        "implementations": "implementations",
+        "step, ms": ("step", plain),
+        "low": ("step low", plain),
+        "high": ("step high", plain),
+        "change, ms": ("change", signed),
+        "change low": ("change low", signed),
+        "change high": ("change high", signed),
+        "alone, ms": ("alone", signed),
+        "whole model, ms": ("whole", signed),
+        "outputs apart": ("apart", shared.digits(".1e")),
         "failed": "failed",
-    }  # fmt: skip
+    }
     return table(rows, columns)
 
 

@@ -165,7 +165,7 @@ def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
 
 
 def chosen_row(o: Operands) -> int:
-    """A row whose values make mistakes in any block of K visible (see generate.py)."""
+    """A row whose values make mistakes in any block of K visible (see operands.py)."""
     return 4 if o.m > 4 else 0
 
 
@@ -324,7 +324,7 @@ def quantiser(**options: Any) -> Compute:
 
 
 def of_row(row: int, **options: Any) -> Compute:
-    """row: the row of adversarial operands in which it shows (generate.py)."""
+    """row: the row of adversarial operands in which it shows (operands.py)."""
     return in_one_place(multiply, partial(quantised, **options), row)
 
 

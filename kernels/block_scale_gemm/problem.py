@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from kernels.block_scale_gemm.generate import generate
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes, generate
 from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.formats import BLOCK, fp8_format, known_scales
 from kernels.lazy import torch

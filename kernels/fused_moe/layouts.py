@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, sequence
 

@@ -23,9 +23,9 @@ from kernels.formats import (
     quantise_activations,
 )
 from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fused_moe.operands import SCALING
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.sizes import SCALING
 from kernels.mistakes import E4M3, Answers, Compute, Mistake, Round, exact, fp8, fp16, listed, put
 
 Picks = tuple[torch.Tensor, torch.Tensor]

@@ -15,10 +15,9 @@ from functools import partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales
-from kernels.fused_moe.operands import FusedMoeOperands, generate
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes, generate
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import BOUNDARIES, Call, Op, RowGroups, Tolerance, Work, rows_kept, sequence
 from kernels.operands import Seeds

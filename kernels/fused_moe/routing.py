@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.operands import SCALING, FusedMoeSizes
 from kernels.lazy import torch
 
 ROWS = 1  # tokens of a program, because decode has few

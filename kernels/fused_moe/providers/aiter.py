@@ -22,8 +22,7 @@ from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, Pair, tiles_for
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation, sequence
 from kernels.platform import Platform

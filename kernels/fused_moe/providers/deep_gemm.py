@@ -36,8 +36,7 @@ from kernels.fused_moe.layouts import (
     scale_rows,
     tiles_for,
 )
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from kernels import vendor
 from kernels.binding import Function
 from kernels.formats import BLOCK, known_scales
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.operands import SCALING, FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Unsupported, implementation, sequence
 from kernels.platform import version

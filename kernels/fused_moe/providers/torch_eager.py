@@ -7,8 +7,7 @@ from typing import Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 

@@ -8,8 +8,7 @@ import os
 from kernels.binding import Function, Symbol
 from kernels.formats import BLOCK
 from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import Support, need

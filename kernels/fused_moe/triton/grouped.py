@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, rounding, tiles_for
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.op import Call
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target

@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from harness.workers.child.judge import compare_output
-from kernels.block_scale_gemm.generate import _landmarks
+from kernels.block_scale_gemm.operands import _landmarks
 from kernels.formats import BLOCK, FORMATS, dequantise_activations, dequantise_weights, rounding_deviation
 from kernels.operands import Seeds
 from shapes.case import parse

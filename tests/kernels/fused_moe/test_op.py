@@ -9,9 +9,9 @@ import torch
 import kernels
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16, fp8_to_fp32
+from kernels.fused_moe.operands import SCALING, FusedMoeSizes
 from kernels.fused_moe.providers.torch_eager import bf16
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
 from shapes.case import parse
 

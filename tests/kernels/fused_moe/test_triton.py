@@ -14,8 +14,8 @@ import pytest
 import kernels
 from kernels.compose import bind
 from kernels.fused_moe import layouts
+from kernels.fused_moe.operands import FusedMoeSizes
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import grouped
 from kernels.operands import Seeds
 from shapes.case import parse

@@ -120,12 +120,7 @@ def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
 
 def reads(**changed: Variant) -> Variant:
     """changed: by name, what is read in place of a, b, a_scale or b_scale."""
-
-    def variant(t: Tile) -> torch.Tensor:
-        read: dict[str, Any] = {name: other(t) for name, other in changed.items()}
-        return multiply(replace(t, **read))
-
-    return variant
+    return lambda t: multiply(replace(t, **{name: other(t) for name, other in changed.items()}))
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -138,21 +133,21 @@ def quantised(
     block: int = BLOCK,
     amax: Round = largest,
     top: float = 0.0,
-    rounding: Round | None = None,
+    rounding: Callable[[torch.dtype, torch.Tensor], torch.Tensor] = fp8,
     stored: Round = exact,
 ) -> Quantised:
     """Quantises a as the suite does, unless it is told otherwise.
 
     amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
     top:      the largest FP8 value; 0 stands for that of the format
-    rounding: rounds to FP8
+    rounding: rounds to the FP8 of a dtype
     stored:   changes the scale that the product gets
     """
-    fmt = fp8_format(str(o.b_q.dtype).removeprefix("torch.float8_"))
+    fmt = fp8_format(o.sizes.fp8)
     top = top or fmt.max
     x = torch.nn.functional.pad(o.a.float(), (0, -o.a.shape[1] % block)).unflatten(1, (-1, block))
     scale = block_scale(amax(x), replace(fmt, max=top), o.scales)
-    q = (rounding or partial(fp8, fmt.dtype))((x / scale[..., None]).clamp(-top, top))
+    q = rounding(fmt.dtype, (x / scale[..., None]).clamp(-top, top))
     return q.flatten(1)[:, : o.a.shape[1]], stored(scale)[:, : o.b_scale.shape[1]]
 
 
@@ -180,20 +175,11 @@ def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int 
     return compute
 
 
-def scale_of_another_block(at: int, source: int) -> Variant:
-    """A block of K is multiplied with b's scale of another one."""
-    return reads(b_scale=lambda t: put(t.b_scale, (..., at), t.b_scale[:, source]))
-
-
 def transposed(t: Tile) -> torch.Tensor:
     """b's table of scales is read as if its other dimension were contiguous."""
     table = t.operands.b_scale
     k = torch.arange(table.shape[1], device=table.device)
     return table.flatten()[(t.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
-
-
-def half(terms: Terms) -> int:
-    return len(terms) // 2
 
 
 NEXT_SCALE = "b's scales of the next block of K"
@@ -212,16 +198,20 @@ IN_FP8: Mapping[str, Variant] = {
     ),
     "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
     "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
-    "b's scale of the block before in the last block of K": scale_of_another_block(-1, -2),
-    "b's scale of the second block in the first block of K": scale_of_another_block(0, 1),
+    "b's scale of the block before in the last block of K": reads(
+        b_scale=lambda t: put(t.b_scale, (..., -1), t.b_scale[:, -2])
+    ),
+    "b's scale of the second block in the first block of K": reads(
+        b_scale=lambda t: put(t.b_scale, (..., 0), t.b_scale[:, 1])
+    ),
     "first block of K left out": by(lambda t: t[1:]),
     "last block of K left out": by(lambda t: t[:-1]),
-    "last block of half of K left out": by(lambda t: t[: half(t) - 1] + t[half(t) :]),
+    "last block of half of K left out": by(lambda t: t[: len(t) // 2 - 1] + t[len(t) // 2 :]),
     "three quarters of K left out": by(lambda t: t[: max(1, len(t) // 4)]),
     "first block of K counted twice": by(lambda t: [*t, t[0]]),
     "half of the first block of K counted twice": by(lambda t: [*t, t[0] * 0.5]),
     "a block of K replaced by the one before": by(
-        lambda t: t[: half(t)] + t[half(t) - 1 :][:1] + t[half(t) + 1 :]
+        lambda t: t[: len(t) // 2] + t[len(t) // 2 - 1 :][:1] + t[len(t) // 2 + 1 :]
     ),
     "a partial sum one column late": by(lambda t: [*t[:-1], t[-1].roll(1, 1)]),
 }
@@ -230,7 +220,7 @@ IN_FP8: Mapping[str, Variant] = {
 IN_OTHER_CALLS: Mapping[str, Variant] = {
     NEXT_SCALE: IN_FP8[NEXT_SCALE],
     "b's scales in FP8": reads(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
-    "a block of K left out": by(lambda t: t[: half(t)] + t[half(t) + 1 :]),
+    "a block of K left out": by(lambda t: t[: len(t) // 2] + t[len(t) // 2 + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
@@ -328,15 +318,11 @@ def of_row(row: int, **options: Any) -> Compute:
     return in_one_place(multiply, partial(quantised, **options), row)
 
 
-def codes_truncated(o: Operands) -> Quantised:
-    return quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype))
-
-
 QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
     "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
     "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
-    "codes truncated": everywhere(multiply, codes_truncated),
-    "codes rounded as e5m2": quantiser(rounding=partial(fp8, E5M2)),
+    "codes truncated": quantiser(rounding=fp8_truncated),
+    "codes rounded as e5m2": quantiser(rounding=lambda _, x: fp8(E5M2, x)),
     "up to 448 in e4m3fnuz": quantiser(top=448.0),
 }
 """Errors that one row hides in its rounding to FP8, but not all rows together."""

@@ -19,7 +19,6 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
 
-
 CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
 """Pairs that are counted or placed at a time."""
 
@@ -35,7 +34,7 @@ MOST_SEGMENTS = 16
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
     """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
-    pairs = sizes.tokens * sizes.picks
+    pairs = sizes.pairs
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 
 
@@ -49,7 +48,7 @@ class Alignment:
 
         from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
 
-        pairs, experts, tiles = sizes.tokens * sizes.picks, sizes.local_experts, tiles_for(rows, sizes)
+        pairs, experts, tiles = sizes.pairs, sizes.local_experts, tiles_for(rows, sizes)
         segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
         per_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
 
@@ -184,11 +183,8 @@ def between_products(
 
     sizes = operands.sizes
 
-    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(groups, rows, columns, dtype=dtype, device=out.device)
-
-    gate_up, given = empty(2 * sizes.inter), empty(sizes.hidden)
-    h_q = empty(sizes.inter, operands.w13.dtype)
+    gate_up, given = (out.new_empty(groups, rows, columns) for columns in (2 * sizes.inter, sizes.hidden))
+    h_q = out.new_empty(groups, rows, sizes.inter, dtype=operands.w13.dtype)
     h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
     # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
     interpreted = out.device.type == "cpu"
@@ -223,8 +219,3 @@ def weights_in_bf16(
 
     o = operands
     return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
-
-
-def weight_values(sizes: FusedMoeSizes) -> int:
-    """The values of w13 and w2 of all experts of the rank."""
-    return sizes.local_experts * 3 * sizes.hidden * sizes.inter

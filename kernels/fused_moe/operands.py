@@ -64,6 +64,11 @@ class FusedMoeSizes:
         return self.topk + self.shared
 
     @property
+    def pairs(self) -> int:
+        """Pairs of a token and one of its picks, including those of experts on other ranks."""
+        return self.tokens * self.picks
+
+    @property
     def group_limit(self) -> tuple[int, int]:
         """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
         experts."""
@@ -79,8 +84,12 @@ class FusedMoeSizes:
     @property
     def expert_bytes(self) -> int:
         """The bytes of an expert: w13 and w2 in FP8 and their scales in fp32."""
-        values = 3 * self.hidden * self.inter
-        return values + values // BLOCK**2 * 4
+        return self.expert_values + self.expert_values // BLOCK**2 * 4
+
+    @property
+    def expert_values(self) -> int:
+        """The values of w13 and w2 of an expert."""
+        return 3 * self.hidden * self.inter
 
 
 def _padded(inter: int) -> str:

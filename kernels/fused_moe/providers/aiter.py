@@ -120,12 +120,12 @@ class Shuffled(AiterMoe):
     allocates = True
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return layouts.weight_values(sizes)
+        return sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
         experts, CK may split K, and needs gate and up of padded pairs in fp32."""
-        pairs = sizes.tokens * sizes.picks
+        pairs = sizes.pairs
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
@@ -336,7 +336,7 @@ def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
 def triton_bytes(sizes: FusedMoeSizes) -> int:
     """For each pair gate and up, h, the expert's output and the pair's row; slots of tiles of 16 to 256
     rows, because smaller tiles are more but have fewer empty slots."""
-    pairs = sizes.tokens * sizes.picks
+    pairs = sizes.pairs
     of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
     slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (16, 64, 128, 256))
     return pairs * of_pair + slots + MOST_SEGMENTS * sizes.local_experts * 4 + 8
@@ -359,14 +359,14 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     require_interpreter(out.device)
     o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
     config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
-    rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
+    rows, pairs = config["BLOCK_SIZE_M"], sizes.pairs
 
     sort = Alignment(sizes, rows, o.topk_ids)
     padded = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
     between = layouts.between_products(o, out, row_of, 1, pairs)
-    gate_up = between.gate_up.view(sizes.tokens, sizes.picks, -1)
-    given = between.given.view(sizes.tokens, sizes.picks, -1)
+    h_q, h_scale = between.h_q[0], between.h_scale[0]
+    gate_up, given = (each.view(sizes.tokens, sizes.picks, -1) for each in (between.gate_up, between.given))
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,
@@ -383,13 +383,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         "config": config,
     }
     of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {
-        "A": between.h_q[0],
-        "A_scale": between.h_scale[0],
-        "B": o.w2,
-        "B_scale": o.w2_scale,
-        "C": given,
-    }
+    of_down = {"A": h_q, "A_scale": h_scale, "B": o.w2, "B_scale": o.w2_scale, "C": given}
     # A row of x belongs to all picks of a token, a row of h to one.
     up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
     down = PRODUCT.bind(**both, **of_down, top_k=1)

@@ -25,24 +25,14 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
-from kernels.fused_moe.layouts import (
-    MOST_SEGMENTS,
-    WORD,
-    Alignment,
-    Pair,
-    between_products,
-    chunk_for,
-    scale_columns,
-    scale_rows,
-    tiles_for,
-)
+from kernels.fused_moe import layouts
+from kernels.fused_moe.layouts import WORD, Alignment, Pair, scale_columns, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
-from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
 from shapes.case import Case
 
 ALIGNMENTS = range(32, 225, 32)
@@ -72,7 +62,7 @@ TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
 UTILS = "vllm.model_executor.layers.fused_moe.deep_gemm_utils"
 FP8 = "vllm.model_executor.layers.quantization.utils.fp8_utils"
-OF_VLLM = "vllm.utils.deep_gemm"
+DEEP_GEMM = "vllm.utils.deep_gemm"
 PACKED = "sm_100, sm_103 and sm_120"
 VLLM_QUANTISE = Function(f"{FP8}.per_token_group_quant_fp8", needs="x group_size column_major_scales")
 VLLM_PERMUTE = Function(
@@ -84,9 +74,11 @@ VLLM_ROWS = Function(
     f"{UTILS}.compute_aligned_M_and_alignment",
     needs="M num_topk local_num_experts alignment expert_tokens_meta",
 )
-VLLM_ALIGNMENT = Function(f"{OF_VLLM}.get_mk_alignment_for_contiguous_layout")
-VLLM_ALIGNED = Function(f"{OF_VLLM}.mk_alignment_scope", positions=1)
-VLLM_MULTIPLY = Function(f"{OF_VLLM}.m_grouped_fp8_gemm_nt_contiguous", positions=4, wishes="use_psum_layout")
+VLLM_ALIGNMENT = Function(f"{DEEP_GEMM}.get_mk_alignment_for_contiguous_layout")
+VLLM_ALIGNED = Function(f"{DEEP_GEMM}.mk_alignment_scope", positions=1)
+VLLM_MULTIPLY = Function(
+    f"{DEEP_GEMM}.m_grouped_fp8_gemm_nt_contiguous", positions=4, wishes="use_psum_layout"
+)
 VLLM_ACTIVATE = Function(
     f"{FP8}.silu_mul_per_token_group_quant_fp8_colmajor",
     needs="input output",
@@ -102,7 +94,12 @@ VLLM_ACTIVATE_PACKED = Function(
 VLLM_ADD_UP = Function(
     f"{UTILS}.deepgemm_unpermute_and_reduce", needs="a topk_ids topk_weights inv_perm expert_map output"
 )
-VLLM_TRANSFORM = Function(f"{OF_VLLM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+VLLM_TRANSFORM = Function(f"{DEEP_GEMM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+
+OF_VLLM = (
+    *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY, VLLM_ACTIVATE),
+    *(VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
+)
 
 OF_SGLANG = "sglang.kernels.ops"
 SGLANG_PLACE = Function(
@@ -167,8 +164,8 @@ def bytes_around(sizes: FusedMoeSizes, is_masked: bool) -> int:
     """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
     of each pair."""
     rows = max(math.prod(groups_of(sizes, is_masked, aligned)) for aligned in ALIGNMENTS)
-    counts = MOST_SEGMENTS * sizes.local_experts + 1
-    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.tokens * sizes.picks + counts)
+    counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
+    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)
 
 
 def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, is_masked: bool) -> Call:
@@ -181,8 +178,8 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
 
     require_interpreter(out.device)
     o, sizes, device = operands, operands.sizes, out.device
-    hidden, experts = sizes.hidden, sizes.local_experts
-    pairs, packed = sizes.tokens * sizes.picks, packs(machine.of(device).arch)
+    hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
+    packed = packs(machine.of(device).arch)
     expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
     # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for the
     # mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
@@ -191,35 +188,24 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
     # The library keeps the alignment for all calls, so that each product tells it again.
     align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
     groups, capacity = groups_of(sizes, is_masked, aligned)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
-    a_scale = scale_rows(groups, capacity, hidden, packed, device)
+    a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
+    a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
     place: Call
     if is_masked:
-        counts, row_of = empty(experts), empty(pairs)
+        counts, row_of = (torch.empty(n, dtype=torch.int32, device=device) for n in (experts, pairs))
         place = functools.partial(
             rows_jit.masked_kernel[(experts,)],
-            o.topk_ids,
-            counts,
-            row_of,
+            *(o.topk_ids, counts, row_of),
             pairs=pairs,
             CAPACITY=capacity,
-            CHUNK=chunk_for(pairs, device),
+            CHUNK=layouts.chunk_for(pairs, device),
         )
     else:
         place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
         row_of, owners = place.row_of, place.owners
     gather = functools.partial(
         rows_jit.gather_kernel[(pairs,)],
-        o.x_q.view(torch.uint8),
-        o.x_scale,
-        o.topk_ids,
-        row_of,
-        a.view(torch.uint8),
-        a_scale,
+        *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
         CAPACITY=capacity,
         PACKED=packed,
         BLOCK=BLOCK,
@@ -228,7 +214,7 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
         BLOCK_D=triton.next_power_of_2(hidden),
         WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
     )
-    between = between_products(o, out, row_of, groups, capacity, packed)
+    between = layouts.between_products(o, out, row_of, groups, capacity, packed)
     up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
     down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
 
@@ -248,10 +234,7 @@ class DeepGemmMoe(vendor.DeepGemm):
         "sm_90, sm_100 or sm_103"
     )
     activations = "fp8"
-    also = TRITON
-
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return packed_scale_bytes(sizes)
+    also = vendor.TRITON
 
 
 @implementation(
@@ -259,6 +242,7 @@ class DeepGemmMoe(vendor.DeepGemm):
     DeepGemmMoe,
     symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
+    layout=packed_scale_bytes,
     workspace=functools.partial(bytes_around, is_masked=False),
 )
 def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
@@ -272,6 +256,7 @@ def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> C
     DeepGemmMoe,
     symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
     stationary=weight_scales,
+    layout=packed_scale_bytes,
     workspace=functools.partial(bytes_around, is_masked=True),
 )
 def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
@@ -285,34 +270,19 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
 
 @implementation(
     "deepgemm@vllm",
-    Vllm,
-    library="vllm",
+    vendor.Vllm,
     requires="vLLM for CUDA (0.31 to 0.33), sm_90 or, with power-of-two scales, sm_100, sm_103 or sm_120",
     since="0.31",
     kinds=("cuda",),
-    archs=("sm_90", *BLACKWELL, "sm_120"),
-    also=TRITON,
+    archs=("sm_90", *vendor.BLACKWELL, "sm_120"),
     boundaries=("with_quant",),
     activations="fp8",
-    symbols=(
-        VLLM_QUANTISE,
-        VLLM_PERMUTE,
-        VLLM_ROWS,
-        VLLM_ALIGNMENT,
-        VLLM_ALIGNED,
-        VLLM_MULTIPLY,
-        VLLM_ACTIVATE,
-        VLLM_ACTIVATE_PACKED,
-        VLLM_ADD_UP,
-        VLLM_TRANSFORM,
-    ),
+    symbols=OF_VLLM,
     supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
-        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
-        + sizes.quantised_bytes
-        + sizes.tokens * sizes.picks * 4
+        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
@@ -385,7 +355,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
     rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
     scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.tokens * sizes.picks * 4
+    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.pairs * 4
 
 
 @implementation(
@@ -394,7 +364,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     requires=(
         "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
     ),
-    also={"sglang": Sglang.install, **TRITON},
+    also={"sglang": vendor.Sglang.install, **vendor.TRITON},
     others_since={"sglang": "0.5.19"},
     boundaries=("with_quant",),
     activations="fp8",
@@ -415,7 +385,7 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Ca
     gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)
     given = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
     # A hint for the choice of tiles. SGLang counts all experts and routed picks.
-    expected = max(1, -(-sizes.tokens * sizes.picks // (sizes.experts + sizes.shared)))
+    expected = max(1, -(-sizes.pairs // (sizes.experts + sizes.shared)))
     place = SGLANG_PLACE.bind(
         topk_ids=o.topk_ids,
         num_local_experts=sizes.local_experts,

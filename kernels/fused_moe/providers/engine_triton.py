@@ -156,10 +156,13 @@ class TritonMoe(EngineTuned):
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; gate and up, or the experts'
         outputs; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
-        pairs = sizes.tokens * sizes.picks
         wide = max(2 * sizes.inter, sizes.hidden) * 2
         of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
-        return pairs * of_pair + sizes.quantised_bytes + (pairs + (sizes.local_experts + 1) * 128) * 8
+        return (
+            sizes.pairs * of_pair
+            + sizes.quantised_bytes
+            + (sizes.pairs + (sizes.local_experts + 1) * 128) * 8
+        )
 
 
 class VllmTritonMoe(Vllm, TritonMoe):

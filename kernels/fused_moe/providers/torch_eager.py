@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
+from kernels.fused_moe.layouts import Pair, weights_in_bf16
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
@@ -96,7 +96,7 @@ class GroupedMoe(Implementation):
     shared_layout = "bf16"
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return 2 * weight_values(sizes)
+        return 2 * sizes.local_experts * sizes.expert_values
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
         """For each pair a row of x, three times the expert's output in bf16 and once in fp32, gate, up and h;

@@ -94,14 +94,14 @@ class Grouped(SuiteTriton):
 
     def interpreted_s(self, sizes: FusedMoeSizes) -> float:
         tiles = tiles_of(next(self.configurations(CPU, sizes)), sizes)
-        weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
+        weights = tiles * sizes.expert_values * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations. Splits are limited by MOST_PROGRAMS: each
         expert that is hit has a tile of at least one block of 128 columns, and so have as many rows as the
         largest tile has."""
-        pairs, blocks = sizes.tokens * sizes.picks, 2 * sizes.inter // BLOCK
+        pairs, blocks = sizes.pairs, 2 * sizes.inter // BLOCK
         tiles = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // tiles, sizes.hidden // BLOCK // MIN_STEPS))
         parts = 4 * 2 * sizes.inter * most_splits  # in fp32
@@ -120,7 +120,7 @@ class Grouped(SuiteTriton):
 
         prepared = ConfiguredPrepared(operands, out)
         o, sizes = operands, operands.sizes
-        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.tokens * sizes.picks
+        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.pairs
         splits, steps = splits_for(config, target.units, sizes), inter // BLOCK
         narrow = torch.float32 if prepared.interpreted else torch.bfloat16
 

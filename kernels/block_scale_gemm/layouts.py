@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
+from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared
 from kernels.support import Support, need
@@ -38,7 +39,7 @@ def padding_bytes(sizes: BlockScaleGemmSizes, multiple: int) -> int:
     return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 
 
-def multiples(sizes: BlockScaleGemmSizes, n: int, k: int) -> Support:
+def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support:
     """Whether N and K of the case are multiples of these."""
     return Support.all_of(
         need(sizes.n % n == 0, f"needs n to be a multiple of {n}"),

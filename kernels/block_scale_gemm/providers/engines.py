@@ -59,12 +59,12 @@ CUTLASS_OF_SGLANG = Function(
     archs=("sm_90", *BLACKWELL, "sm_120"),
     allocates=True,
     symbols=(CUTLASS_OF_VLLM,),
-    fits=lambda sizes: multiples(sizes, 16, BLOCK),
+    fits=lambda sizes: multiples(sizes, 16),
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
 def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """What vLLM takes after FlashInfer and DeepGEMM. Where M is not a multiple of four on sm_90, the call
-    also computes the rows of zeros up to the next multiple."""
+    """Where M is not a multiple of four on sm_90, the call also computes the rows of zeros up to the next
+    multiple."""
     return cutlass(CUTLASS_OF_VLLM, operands)
 
 
@@ -77,11 +77,11 @@ def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     archs=("sm_120",),
     allocates=True,
     symbols=(CUTLASS_OF_SGLANG,),
-    fits=lambda sizes: multiples(sizes, BLOCK, BLOCK),
+    fits=lambda sizes: multiples(sizes, BLOCK),
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
 def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """SGLang's default on sm_120. It is compiled at the first call."""
+    """It is compiled at the first call."""
     return cutlass(CUTLASS_OF_SGLANG, operands)
 
 
@@ -130,8 +130,7 @@ def takes_few(sizes: BlockScaleGemmSizes) -> Support:
     layout=lambda sizes: sizes.n * sizes.k,
 )
 def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
-    """From ROCm 7.2 on SGLang tries it before `aiter.triton` and `aiter.dispatch_preshuffled`. hipcc compiles
-    it at the first call. The weights lie as AITER shuffles them."""
+    """hipcc compiles it at the first call. The weights lie as AITER shuffles them."""
     weights = in_tiles(operands.b_q)
     weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
     multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function
+from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, implementation
-from kernels.support import need
 from kernels.vendor import TileLang
 
 SOURCES = "kernels.block_scale_gemm.providers.tilelang_jit"
@@ -42,7 +41,7 @@ TILES = {
     "tilelang.tiled",
     TileLang,
     symbols=(*TileLang.symbols, MULTIPLY),
-    fits=lambda sizes: need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
+    fits=multiples,
 )
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""

@@ -30,8 +30,8 @@ def test_work_is_what_counting_gives(text, boundary):
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     read = sum(tensor.nbytes for tensor in operands.tensors().values())
     streamed = sum(operands.tensors()[name].nbytes for name in operands.streamed)
-    assert OP.work(sizes, boundary).bytes == read + out.nbytes
-    assert OP.work(sizes, boundary).flops == 2 * sizes.m * sizes.n * sizes.k
+    work = OP.work(sizes, boundary)
+    assert (work.flops, work.bytes) == (2 * sizes.m * sizes.n * sizes.k, read + out.nbytes)
     assert OP.output_bytes(sizes) == out.nbytes
     assert (OP.streamed_bytes(sizes), OP.streamed_bytes(sizes, 3)) == (streamed, 3 * streamed)
     assert OP.operand_bytes(sizes) >= read
@@ -52,13 +52,12 @@ def test_neighbouring_scales_differ_by_two_at_least(text):
     assert all(apart(operands.b_scale, dim).min() >= 1 - 1e-6 for dim in (0, 1))
     assert apart(operands.a_scale, 0).min() >= rounded
     assert apart(operands.a_scale[::2], 1).min() >= rounded
-    assert (operands.b_scale != operands.b_scale.T[: len(operands.b_scale)].reshape(-1)[0]).any()
 
 
-@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_codes_are_those_of_quantised_normal_data(name):
     operands = OP.operands(sizes_of(f"m=64 n=512 k=1024 fp8={name}"), Seeds(), "cpu")
-    largest = {"e4m3fn": 448, "e4m3fnuz": 240}[name]
+    largest = FORMATS[name].max
     for q in (operands.a_q, operands.b_q):
         assert q.float().abs().max() == largest
         assert torch.isfinite(q.float()).all()
@@ -135,9 +134,8 @@ def test_any_block_of_k_that_is_lost_is_missed():
     sizes = sizes_of("m=2 n=576 k=18432")
     o = OP.operands(sizes, Seeds(), "cpu")
     reference, columns = OP.reference(o), slice((sizes.n_blocks - 1) * BLOCK, sizes.n)
-    products = (
-        dequantise_activations(o.a_q[:1], o.a_scale[:1]) * dequantise_weights(o.b_q, o.b_scale)[columns]
-    )
+    a = dequantise_activations(o.a_q[:1], o.a_scale[:1])
+    products = a * dequantise_weights(o.b_q, o.b_scale)[columns]
     for block in range(sizes.k_blocks):
         out = reference.value.bfloat16()
         lost = products[:, block * BLOCK : (block + 1) * BLOCK].sum(1)

@@ -58,7 +58,7 @@ def product(
 
     a_q, a_scale: what the call reads, with padding beyond row M; None: the operands' own
     """
-    m = operands.m
+    m = operands.sizes.m
     read = {"a_q": a_q, "a_scale": a_scale}
     inputs = {name: operands.live_tensors()[name] if it is None else it[:m] for name, it in read.items()}
     result = None if out is not None else lambda returned: returned[:m]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format
+from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format, known_scales
 from kernels.mistakes import (
     E4M3,
     E5M2,
@@ -146,7 +146,7 @@ def quantised(
     fmt = fp8_format(o.sizes.fp8)
     top = top or fmt.max
     x = torch.nn.functional.pad(o.a.float(), (0, -o.a.shape[1] % block)).unflatten(1, (-1, block))
-    scale = block_scale(amax(x), replace(fmt, max=top), o.scales)
+    scale = block_scale(amax(x), replace(fmt, max=top), known_scales(o.sizes.scales))
     q = rounding(fmt.dtype, (x / scale[..., None]).clamp(-top, top))
     return q.flatten(1)[:, : o.a.shape[1]], stored(scale)[:, : o.b_scale.shape[1]]
 
@@ -161,7 +161,7 @@ def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
 
 def chosen_row(o: Operands) -> int:
     """A row whose values make mistakes in any block of K visible (see operands.py)."""
-    return 4 if o.m > 4 else 0
+    return 4 if o.sizes.m > 4 else 0
 
 
 def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int | None = None) -> Compute:
@@ -271,7 +271,7 @@ IN_CORE: Mapping[str, Variant] = {
     "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
-    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.m]),
+    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
     "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
     "b read in the other FP8 format": reads(b=in_the_other_format),
     "b with the largest code read as the one below": reads(b=without_the_largest_code),

@@ -29,7 +29,7 @@ class BlockScaleGemmSizes:
     n: int  # output features
     k: int  # input features
     fp8: str = "e4m3fn"  # the format of a and b
-    scales: str = "fp32"  # or ue8m0: powers of two, held as fp32
+    scales: str = "fp32"  # or ue8m0: powers of two, held as fp32. A call that quantises a gives it such ones
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -57,7 +57,6 @@ class BlockScaleGemmSizes:
 class BlockScaleGemmOperands(Operands):
     b_q: torch.Tensor  # FP8 [N, K]
     b_scale: torch.Tensor  # fp32 [ceil(N/128), ceil(K/128)]
-    scales: Scales  # the kind of scales that a call gives a where it quantises a
     sizes: BlockScaleGemmSizes
     a_q: torch.Tensor = ABSENT  # FP8 [M, K]; core only
     a_scale: torch.Tensor = ABSENT  # fp32 [M, ceil(K/128)]; core only
@@ -67,15 +66,11 @@ class BlockScaleGemmOperands(Operands):
     live: ClassVar = ("a_q", "a_scale", "a")
     streamed: ClassVar = ("b_q", "b_scale")
 
-    @property
-    def m(self) -> int:
-        return (self.a_q if self.a is None else self.a).shape[0]
-
     def narrowed(self) -> BlockScaleGemmOperands:
         if self.a is None:
             return super().narrowed()
         a_q = torch.empty_like(self.a, dtype=self.b_q.dtype)
-        a_scale = torch.empty(self.m, self.sizes.k_blocks, dtype=torch.float32, device=self.a.device)
+        a_scale = torch.empty(self.sizes.m, self.sizes.k_blocks, dtype=torch.float32, device=self.a.device)
         return self.replaced(a=None, a_q=a_q, a_scale=a_scale, boundary="core")
 
 
@@ -103,7 +98,7 @@ def generate(
     if seeds.adversarial:
         _spoil_weights(b_q, b_scale, fmt, scales, seeds.stationary)
         _spoil_activations(a, fmt, live_seed)
-    wide = BlockScaleGemmOperands(b_q, b_scale, scales, sizes, a=a, boundary="with_quant")
+    wide = BlockScaleGemmOperands(b_q, b_scale, sizes, a=a, boundary="with_quant")
     if boundary == "with_quant":
         return wide
     core = wide.narrowed()

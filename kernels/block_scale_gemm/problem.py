@@ -65,7 +65,6 @@ class BlockScaleGemm(Op):
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
-            scales=known_scales(sizes.scales),
             sizes=sizes,
             a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
             boundary="with_quant",
@@ -74,7 +73,7 @@ class BlockScaleGemm(Op):
     def step(self, operands: BlockScaleGemmOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         if operands.a is None:
             return super().step(operands, into)
-        return quantiser(operands.a, into["a_q"], into["a_scale"], operands.scales)
+        return quantiser(operands.a, into["a_q"], into["a_scale"], known_scales(operands.sizes.scales))
 
     def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
         """A segment has 128 columns, because that is what one block of weights can spoil. It has a few less

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
@@ -157,52 +157,47 @@ def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.devic
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
 
 
-class Between(NamedTuple):
-    """The suite's own kernels around the two products of a library that leaves them to its caller."""
+class Between:
+    """The suite's own kernels around the two products of a library that leaves them to its caller. `activate`
+    is SiLU with requantising, between the products; `add_up` is the weighted sum over picks, after them."""
 
-    gate_up: torch.Tensor  # bf16 [groups, rows, 2 * inter]: the output of the first product
-    h_q: torch.Tensor  # FP8 [groups, rows, inter]: what the second product reads
-    h_scale: torch.Tensor  # its scales, see `scale_rows`
-    given: torch.Tensor  # bf16 [groups, rows, hidden]: the output of the second product
-    activate: Call  # SiLU with requantising, between the products
-    add_up: Call  # the weighted sum over picks, after them
+    def __init__(
+        self,
+        operands: FusedMoeOperands,
+        out: torch.Tensor,
+        row_of: torch.Tensor,
+        groups: int,
+        rows: int,
+        packed: bool = False,
+    ) -> None:
+        """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
+        import torch
 
+        from kernels.fused_moe.triton.rows_jit import silu_kernel
 
-def between_products(
-    operands: FusedMoeOperands,
-    out: torch.Tensor,
-    row_of: torch.Tensor,
-    groups: int,
-    rows: int,
-    packed: bool = False,
-) -> Between:
-    """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
-    import torch
-
-    from kernels.fused_moe.triton.rows_jit import silu_kernel
-
-    sizes = operands.sizes
-
-    gate_up, given = (out.new_empty(groups, rows, columns) for columns in (2 * sizes.inter, sizes.hidden))
-    h_q = out.new_empty(groups, rows, sizes.inter, dtype=operands.w13.dtype)
-    h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
-    # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
-    interpreted = out.device.type == "cpu"
-    h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
-    written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-    silu: Call = functools.partial(
-        silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
-        *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
-        **rounding(sizes),
-        INTER=sizes.inter,
-        CAPACITY=rows,
-        PACKED=packed,
-    )
-    combine: Call = combination(operands, given, row_of, written)
-    if interpreted:
-        silu = sequence(silu, functools.partial(h_q.copy_, h_written))
-        combine = sequence(combine, functools.partial(out.copy_, written))
-    return Between(gate_up, h_q, h_scale, given, silu, combine)
+        sizes = operands.sizes
+        # bf16: the output of the first product, and of the second one.
+        self.gate_up = out.new_empty(groups, rows, 2 * sizes.inter)
+        self.given = out.new_empty(groups, rows, sizes.hidden)
+        # What the second product reads: FP8, and its scales as `scale_rows` has them.
+        self.h_q = out.new_empty(groups, rows, sizes.inter, dtype=operands.w13.dtype)
+        self.h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
+        # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
+        interpreted = out.device.type == "cpu"
+        h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if interpreted else self.h_q
+        written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
+        self.activate: Call = functools.partial(
+            silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
+            *(self.gate_up, operands.topk_ids, row_of, h_written, self.h_scale),
+            **rounding(sizes),
+            INTER=sizes.inter,
+            CAPACITY=rows,
+            PACKED=packed,
+        )
+        self.add_up: Call = combination(operands, self.given, row_of, written)
+        if interpreted:
+            self.activate = sequence(self.activate, functools.partial(self.h_q.copy_, h_written))
+            self.add_up = sequence(self.add_up, functools.partial(out.copy_, written))
 
 
 def weights_in_bf16(

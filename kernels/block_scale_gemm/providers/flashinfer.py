@@ -98,7 +98,7 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         out=padded,
         backend="cutlass",
     )
-    return product(operands, padded[: operands.m], multiply, a_q, a_scale)
+    return product(operands, padded[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(

@@ -47,7 +47,7 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
     o = operands
     few, many = TILES[platforms.of(out.device).kind]
-    tile = few if o.m <= few.rows else many
+    tile = few if o.sizes.m <= few.rows else many
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
     kernel = TileLang.compiled(SOURCES, "scaled_product", *o.b_q.shape, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)

@@ -364,7 +364,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     sort = Alignment(sizes, rows, o.topk_ids)
     padded = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    between = layouts.between_products(o, out, row_of, 1, pairs)
+    between = layouts.Between(o, out, row_of, 1, pairs)
     h_q, h_scale = between.h_q[0], between.h_scale[0]
     gate_up, given = (each.view(sizes.tokens, sizes.picks, -1) for each in (between.gate_up, between.given))
     both = {

@@ -214,7 +214,7 @@ def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair,
         BLOCK_D=triton.next_power_of_2(hidden),
         WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
     )
-    between = layouts.between_products(o, out, row_of, groups, capacity, packed)
+    between = layouts.Between(o, out, row_of, groups, capacity, packed)
     up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
     down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
 

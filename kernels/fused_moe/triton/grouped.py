@@ -212,7 +212,7 @@ def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
     """Configurations that differ in more than Triton's options, with tiles between a quarter of and twice the
     average rows of an expert. Those that come to the same number of splits are given once."""
     mean, tiles = rows_of_expert(sizes), []
-    if _alone(sizes):
+    if mean <= ALONE[0] and sizes.routed.busiest <= ALONE[1]:
         for columns, down, by_token in itertools.product((64, 128), (64, 128), (True, False)):
             tiles.append(GroupedConfig(16, False, False, columns, 1, down, by_token))
     for rows, down in itertools.product(ROWS, (64, 128)):
@@ -225,12 +225,6 @@ def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
             config = replace(tile, per_unit=per_unit)
             by_splits.setdefault(splits_for(config, target.units, sizes), config)
         yield from by_splits.values()
-
-
-def _alone(sizes: FusedMoeSizes) -> bool:
-    """Whether nearly all pairs have an expert of their own."""
-    mean, most = ALONE
-    return rows_of_expert(sizes) <= mean and sizes.routed.busiest <= most
 
 
 def rows_of_expert(sizes: FusedMoeSizes) -> float:

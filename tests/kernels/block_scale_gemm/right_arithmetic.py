@@ -56,7 +56,7 @@ def no_less_than(floor: float) -> Quantiser:
 
 
 def in_powers_of_two(o: Operands) -> Quantised:
-    return quantised(o.replaced(scales="ue8m0"), amax=lambda x: largest(x).clamp(min=1e-4))
+    return no_less_than(1e-4)(o.replaced(sizes=replace(o.sizes, scales="ue8m0")))
 
 
 def up_to_224(o: Operands) -> Quantised:

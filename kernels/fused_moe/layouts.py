@@ -19,7 +19,7 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
 
-CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
+CHUNK = {"cpu": 1 << 16, "cuda": 1024}
 """Pairs that are counted or placed at a time."""
 
 THREADS = 256  # the most threads of a program of four warps

@@ -286,11 +286,10 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """vLLM chooses this on sm_120; elsewhere it prefers FlashInfer's and Triton's kernels. vLLM has kernels
-    of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, vLLM rounds the scales
-    of weights to powers of two when it loads them, so that they must be powers of two here. On sm_90 only the
-    scales of activations are rounded up to powers of two. The products get the end of each expert's rows
-    (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
+    """vLLM has kernels of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, it
+    rounds the scales of weights to powers of two when it loads them, so that they must be powers of two here.
+    On sm_90 only the scales of activations are rounded up to powers of two. The products get the end of each
+    expert's rows (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
     o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     rows, _ = VLLM_ROWS.bind(

@@ -1,5 +1,4 @@
-"""The Triton MoE of vLLM and of SGLang: what they serve FP8 experts with where nothing faster is installed or
-chosen. Both began as one.
+"""The Triton MoE of vLLM and of SGLang, which began as one.
 
 Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fused_moe_triton/fused_moe.py to
 0.5.18, moe_runner/triton_utils from 0.5.19). vLLM's ran on an H200 (0.26); SGLang's is untested on hardware.

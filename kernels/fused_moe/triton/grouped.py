@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from kernels.formats import BLOCK
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, rounding, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
-from kernels.op import Call
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 from shapes.routing import Routing
@@ -195,16 +194,15 @@ class Grouped(SuiteTriton):
                 **(shared | tiled | options(config.warps, stages, config.instruction)),
                 BLOCK_N=columns,
             )
-        launches: list[Call] = [*aligned, up]
-        if not config.fuse:
-            launches.append(silu)
-        if prepared.interpreted:
-            launches.append(functools.partial(h_q.copy_, h_written))
-        launches.append(down)
-        if not config.by_token:
-            columns = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
-            launches.append(combination(o, given, None, prepared.written, columns))
-        prepared.launches = launches
+        combined = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
+        prepared.launches = [
+            *aligned,
+            up,
+            *([] if config.fuse else [silu]),
+            *([functools.partial(h_q.copy_, h_written)] if prepared.interpreted else []),
+            down,
+            *([] if config.by_token else [combination(o, given, None, prepared.written, combined)]),
+        ]
         return prepared
 
 

@@ -29,7 +29,7 @@ from kernels.fused_moe import layouts
 from kernels.fused_moe.layouts import WORD, Alignment, Pair, scale_columns, tiles_for
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import OPS, Call, implementation, sequence
+from kernels.op import OPS, Call, Implementation, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
@@ -153,116 +153,103 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 # With the suite's own kernels
 
 
-def groups_of(sizes: FusedMoeSizes, is_masked: bool, aligned: int) -> tuple[int, int]:
-    """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
-    if is_masked:
-        return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
-    return 1, tiles_for(aligned, sizes) * aligned
+def around_products(name: str, product: Function, is_masked: bool) -> type[Implementation]:
+    """The row of the suite's own kernels around two products. is_masked: whether rows are in the masked
+    layout, else in the contiguous one"""
 
-
-def bytes_around(sizes: FusedMoeSizes, is_masked: bool) -> int:
-    """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
-    of each pair."""
-    rows = max(math.prod(groups_of(sizes, is_masked, aligned)) for aligned in ALIGNMENTS)
-    counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
-    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)
-
-
-def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, is_masked: bool) -> Call:
-    """The suite's own kernels around the two products. scales: those of w13 and w2; is_masked: whether rows
-    are in the masked layout, else in the contiguous one"""
-    import torch
-    import triton
-
-    from kernels.fused_moe.triton import rows_jit
-
-    require_interpreter(out.device)
-    o, sizes, device = operands, operands.sizes, out.device
-    hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
-    packed = packs(machine.of(device).arch)
-    expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-    # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for the
-    # mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
-    advised = first_of(ADVICE, ALIGNMENT) is ADVICE
-    aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
-    # The library keeps the alignment for all calls, so that each product tells it again.
-    align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
-    groups, capacity = groups_of(sizes, is_masked, aligned)
-    a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
-    a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
-    place: Call
-    if is_masked:
-        counts, row_of = (torch.empty(n, dtype=torch.int32, device=device) for n in (experts, pairs))
-        place = functools.partial(
-            rows_jit.masked_kernel[(experts,)],
-            *(o.topk_ids, counts, row_of),
-            pairs=pairs,
-            CAPACITY=capacity,
-            CHUNK=layouts.chunk_for(pairs, device),
-        )
-    else:
-        place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
-        row_of, owners = place.row_of, place.owners
-    gather = functools.partial(
-        rows_jit.gather_kernel[(pairs,)],
-        *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
-        CAPACITY=capacity,
-        PACKED=packed,
-        BLOCK=BLOCK,
-        PICKS=sizes.picks,
-        HIDDEN=hidden,
-        BLOCK_D=triton.next_power_of_2(hidden),
-        WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
-    )
-    between = layouts.Between(o, out, row_of, groups, capacity, packed)
-    up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
-    down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
-
-    def product(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+    def groups_of(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
+        """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         if is_masked:
-            return MASKED.bind(x, w, y, counts, expected)
-        values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
-        return CONTIGUOUS.bind((values[0], x_scale[0]), w, y[0], owners)
+            return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
+        return 1, tiles_for(aligned, sizes) * aligned
 
-    first = (place, gather, align, product(*up), between.activate)
-    return sequence(*first, align, product(*down), between.add_up)
+    def workspace(sizes: FusedMoeSizes) -> int:
+        """`row_bytes` for each row with the row's expert, and the row of each pair, at most."""
+        rows = max(math.prod(groups_of(sizes, aligned)) for aligned in ALIGNMENTS)
+        counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
+        return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)
 
-
-class DeepGemmMoe(vendor.DeepGemm):
-    requires = (
-        "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
-        "sm_90, sm_100 or sm_103"
+    @implementation(
+        name,
+        vendor.DeepGemm,
+        requires=(
+            "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
+            "sm_90, sm_100 or sm_103"
+        ),
+        activations="fp8",
+        also=vendor.TRITON,
+        symbols=(product, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
+        stationary=weight_scales,
+        layout=packed_scale_bytes,
+        workspace=workspace,
     )
-    activations = "fp8"
-    also = vendor.TRITON
+    def row(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+        import torch
+        import triton
+
+        from kernels.fused_moe.triton import rows_jit
+
+        require_interpreter(out.device)
+        o, sizes, device = operands, operands.sizes, out.device
+        hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
+        packed = packs(machine.of(device).arch)
+        expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
+        # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for
+        # the mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
+        advised = first_of(ADVICE, ALIGNMENT) is ADVICE
+        aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
+        # The library keeps the alignment for all calls, so that each product tells it again.
+        align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
+        groups, capacity = groups_of(sizes, aligned)
+        a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
+        a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
+        place: Call
+        if is_masked:
+            counts, row_of = (torch.empty(n, dtype=torch.int32, device=device) for n in (experts, pairs))
+            place = functools.partial(
+                rows_jit.masked_kernel[(experts,)],
+                *(o.topk_ids, counts, row_of),
+                pairs=pairs,
+                CAPACITY=capacity,
+                CHUNK=layouts.chunk_for(pairs, device),
+            )
+        else:
+            place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
+            row_of, owners = place.row_of, place.owners
+        gather = functools.partial(
+            rows_jit.gather_kernel[(pairs,)],
+            *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
+            CAPACITY=capacity,
+            PACKED=packed,
+            BLOCK=BLOCK,
+            PICKS=sizes.picks,
+            HIDDEN=hidden,
+            BLOCK_D=triton.next_power_of_2(hidden),
+            WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
+        )
+        between = layouts.Between(o, out, row_of, groups, capacity, packed)
+        up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
+        down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
+
+        def multiply(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+            if is_masked:
+                return product.bind(x, w, y, counts, expected)
+            values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
+            return product.bind((values[0], x_scale[0]), w, y[0], owners)
+
+        first = (place, gather, align, multiply(*up), between.activate)
+        return sequence(*first, align, multiply(*down), between.add_up)
+
+    return row
 
 
-@implementation(
-    "deepgemm.contiguous",
-    DeepGemmMoe,
-    symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
-    stationary=weight_scales,
-    layout=packed_scale_bytes,
-    workspace=functools.partial(bytes_around, is_masked=False),
-)
-def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """`m_grouped_fp8_gemm_nt_contiguous`, which engines take for prefill. There are rows for any picks, as in
-    vLLM. The rows after the last expert's are skipped on sm_90 and multiplied on sm_100."""
-    return around_products(operands, out, scales, is_masked=False)
+# Engines take `m_grouped_fp8_gemm_nt_contiguous` for prefill. There are rows for any picks, as in vLLM. The
+# rows after the last expert's are skipped on sm_90 and multiplied on sm_100.
+contiguous = around_products("deepgemm.contiguous", CONTIGUOUS, is_masked=False)
 
-
-@implementation(
-    "deepgemm.masked",
-    DeepGemmMoe,
-    symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
-    stationary=weight_scales,
-    layout=packed_scale_bytes,
-    workspace=functools.partial(bytes_around, is_masked=True),
-)
-def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """`m_grouped_fp8_gemm_nt_masked`, which engines take for decode: pairs are placed without being counted
-    first, and unused rows cost only memory."""
-    return around_products(operands, out, scales, is_masked=True)
+# Engines take `m_grouped_fp8_gemm_nt_masked` for decode: pairs are placed without being counted first, and
+# unused rows cost only memory.
+masked = around_products("deepgemm.masked", MASKED, is_masked=True)
 
 
 # As engines run them

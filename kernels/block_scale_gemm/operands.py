@@ -29,7 +29,7 @@ class BlockScaleGemmSizes:
     n: int  # output features
     k: int  # input features
     fp8: str = "e4m3fn"  # the format of a and b
-    scales: str = "fp32"  # or ue8m0: powers of two, held as fp32. A call that quantises a gives it such ones
+    scales: str = "fp32"  # of a and b; or ue8m0: powers of two, held as fp32
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -209,12 +209,6 @@ def _spoil_weights(
         b_scale[3, 3] = 2.0**-126
 
 
-def _landmarks(blocks: int) -> list[int]:
-    """The blocks of K at the edges of the whole, of halves and of a quarter, where splits begin and end."""
-    edges = (0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4)
-    return sorted({block for block in edges if block >= 0})
-
-
 def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     """Changes the activations in place, by row modulo 8:
 
@@ -237,7 +231,9 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     blocks = -(-k // BLOCK)
     channel = torch.arange(k, device=a.device)
     block, place = channel // BLOCK, channel % BLOCK
-    is_landmark = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
+    # The blocks at the edges of the whole, of halves and of a quarter, where splits begin and end.
+    landmarks = [0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4]
+    is_landmark = torch.isin(block, torch.tensor(landmarks, device=a.device))
     a[0::4] = torch.where(is_landmark, a[0::4] * 2.0**5, a[0::4])
     edge_value = 2 * a[0::4].abs().amax(1)
     a[0::4, 0], a[0::4, -1] = edge_value, -edge_value

@@ -210,23 +210,16 @@ def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.
             start = (place * local_experts + expert) * STRIDE
             values[expert].view(-1).copy_(pool[start : start + rows * columns])
         size = (GATE if name == "w13" else 1.0) / (columns**0.5 * fmt.max / 4)
+        blocks = (local_experts, rows // BLOCK, columns // BLOCK)
         made[name] = values
-        made[f"{name}_scale"] = _scales(local_experts, rows, columns, size, sizes.scales, generator, device)
+        made[f"{name}_scale"] = _scales(blocks, size, sizes.scales, generator)
     return made
 
 
-def _scales(
-    local_experts: int,
-    rows: int,
-    columns: int,
-    size: float,
-    kind: str,
-    generator: torch.Generator,
-    device: str,
-) -> torch.Tensor:
+def _scales(shape: tuple[int, ...], size: float, kind: str, generator: torch.Generator) -> torch.Tensor:
     """fp32 [local, rows/128, columns/128] with a root mean square of about `size`: low and high scales as the
     fields of a chessboard, 1 to 2 and 4 to 8 times the lowest."""
-    shape = (local_experts, rows // BLOCK, columns // BLOCK)
+    device = generator.device
     exponent = torch.rand(shape, generator=generator, device=device)
     lowest = torch.tensor(size / 4.3)
     if kind == "ue8m0":
@@ -288,7 +281,11 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
     clear margins: no biased score and no sum of a group is within GAP of a different choice."""
     routing = sizes.routed
     experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
-    bias = _bias(sizes, seeds, device)
+    # The bias lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up to 0.2.
+    generator = generator_of(device, 3, seeds.stationary)
+    bias = torch.rand(sizes.experts, generator=generator, device=device)
+    held_back = torch.randperm(sizes.experts, generator=generator, device=device) % 4 == 0
+    bias = torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
     scores = _biased(sizes, seeds, experts, bias) - bias
     if boundary == "with_routing":
         return {"logits": torch.log(scores / (1 - scores)), "bias": bias}
@@ -297,15 +294,6 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
     shared = torch.ones(sizes.tokens, sizes.shared, device=device)
     ids = torch.tensor(routing.picks(seeds.live, seeds.turn), dtype=torch.int32, device=device)
     return {"topk_ids": ids, "topk_weights": torch.cat([routed, shared], 1)}
-
-
-def _bias(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> torch.Tensor:
-    """fp32 [experts]: lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up
-    to 0.2."""
-    generator = generator_of(device, 3, seeds.stationary)
-    bias = torch.rand(sizes.experts, generator=generator, device=device)
-    held_back = torch.randperm(sizes.experts, generator=generator, device=device) % 4 == 0
-    return torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
 
 
 def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

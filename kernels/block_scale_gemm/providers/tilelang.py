@@ -17,8 +17,6 @@ from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.vendor import TileLang
 
-SOURCES = "kernels.block_scale_gemm.providers.tilelang_jit"
-
 MULTIPLY = Function(*TileLang.CALL, positions=5)
 
 
@@ -49,5 +47,6 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     few, many = TILES[platforms.of(out.device).kind]
     tile = few if o.sizes.m <= few.rows else many
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
-    kernel = TileLang.compiled(SOURCES, "scaled_product", *o.b_q.shape, fp8, *tile)
+    sources = "kernels.block_scale_gemm.providers.tilelang_jit"
+    kernel = TileLang.compiled(sources, "scaled_product", *o.b_q.shape, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)

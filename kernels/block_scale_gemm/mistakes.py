@@ -39,8 +39,7 @@ from kernels.mistakes import (
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
 Quantiser = Callable[[Operands], Quantised]
-Terms = list[torch.Tensor]
-"""The products of each block of K, fp32 [rows, columns]."""
+Terms = list[torch.Tensor]  # the products of each block of K, fp32 [rows, columns]
 
 
 @dataclass(frozen=True)

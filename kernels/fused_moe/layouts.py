@@ -13,14 +13,9 @@ from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, sequence
 
-Pair = tuple["torch.Tensor", "torch.Tensor"]
-"""What w13 and w2 became in a library's layout, or their scales."""
-
-WORD = 4
-"""Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
-
-CHUNK = {"cpu": 1 << 16, "cuda": 1024}
-"""Pairs that are counted or placed at a time."""
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # what w13 and w2 became in a library's layout, or their scales
+WORD = 4  # exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes
+CHUNK = {"cpu": 1 << 16, "cuda": 1024}  # pairs that are counted or placed at a time
 
 THREADS = 256  # the most threads of a program of four warps
 

@@ -15,8 +15,7 @@ from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands, Seeds, draw_normal
 from shapes.routing import Routing
 
-SCALING = 2.5
-"""The factor on routed weights after they were normalised (config_671B.json: route_scale)."""
+SCALING = 2.5  # the factor on routed weights after they were normalised (config_671B.json: route_scale)
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,8 @@ def _padded(inter: int) -> str:
 
 @dataclass
 class FusedMoeOperands(Operands):
-    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8."""
+    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8. Ids are in the
+    rank's numbering, -1 for experts on other ranks; a weight is the true one there, too."""
 
     w13: torch.Tensor  # FP8 [local, 2 * inter, hidden], gate rows before up rows
     w13_scale: torch.Tensor  # fp32 [local, 2 * inter/128, hidden/128]
@@ -117,18 +117,12 @@ class FusedMoeOperands(Operands):
     x: torch.Tensor = ABSENT  # bf16 [tokens, hidden]; not in core
     x_q: torch.Tensor = ABSENT  # FP8 [tokens, hidden]; core only
     x_scale: torch.Tensor = ABSENT  # fp32 [tokens, hidden/128]; core only
-
-    logits: torch.Tensor = ABSENT
-    """fp32 [tokens, experts] of the experts of all ranks, before the sigmoid; with_routing only."""
-
-    bias: torch.Tensor = ABSENT
-    """fp32 [experts], added to the scores only for the choice; with_routing only."""
-
-    topk_ids: torch.Tensor = ABSENT
-    """int32 [tokens, picks] in the rank's numbering, -1 for experts on other ranks; not in with_routing."""
-
-    topk_weights: torch.Tensor = ABSENT
-    """fp32 [tokens, picks], with the true weight also where the id is -1; not in with_routing."""
+    logits: torch.Tensor = (
+        ABSENT  # fp32 [tokens, experts of all ranks], before the sigmoid; with_routing only
+    )
+    bias: torch.Tensor = ABSENT  # fp32 [experts], added to the scores only for the choice; with_routing only
+    topk_ids: torch.Tensor = ABSENT  # int32 [tokens, picks]; not in with_routing
+    topk_weights: torch.Tensor = ABSENT  # fp32 [tokens, picks]; not in with_routing
 
     live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
     streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")
@@ -174,8 +168,7 @@ STRIDE = 4099
 GATE = 3.0
 """Root mean square of gate and up for a token of deviation 1: there SiLU is neither linear nor saturated."""
 
-HOT = 8
-"""In every second token one of so many blocks of K is hot."""
+HOT = 8  # in every second token one of so many blocks of K is hot
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:

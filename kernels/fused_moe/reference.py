@@ -9,8 +9,7 @@ from kernels.fused_moe.routing import Router, choose
 from kernels.lazy import torch
 from kernels.op import Reference, affordable, spread
 
-UNIT = 2.0**-9
-"""The relative root mean square error of rounding to bf16."""
+UNIT = 2.0**-9  # the relative root mean square error of rounding to bf16
 
 EXPERT_PAIRS = 100
 """To convert an expert to fp32 takes about as long as to compute so many (row, expert) pairs."""

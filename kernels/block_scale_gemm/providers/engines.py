@@ -152,14 +152,10 @@ class GemmTables(EngineLookUp):
     """How an engine looks up a configuration. One is forced by its own look-up, which returns it for the time
     of a call."""
 
-    engine: str
-    """`vllm` or `sglang`. RULES has what no function of the engine returns."""
-    multiply: Function
-    """The product."""
-    own: Function
-    """Returns its table for a weight by M, or None."""
-    device: Function
-    """Returns the device's name."""
+    engine: str  # `vllm` or `sglang`. RULES has what no function of the engine returns
+    multiply: Function  # the product
+    own: Function  # returns its table for a weight by M, or None
+    device: Function  # returns the device's name
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         """Raises BindingError where the product does not call the look-up."""

@@ -29,17 +29,13 @@ from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
 
-ONE_STAGE_ROWS = 32
-"""Rows of a sorted block for the one-stage assembly."""
+ONE_STAGE_ROWS = 32  # rows of a sorted block for the one-stage assembly
 
 PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
 """What sorting returns, by the names of the kernels' arguments."""
 
-MOST_ROWS = 128
-"""Rows of the largest sorted block, for the memory plan."""
-
-STREAMED = 64
-"""Pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)."""
+MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
+STREAMED = 64  # pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)
 
 SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
 """What the engines give as moe_sorting_dispatch_policy: VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py) and

@@ -39,16 +39,11 @@ DTYPE = "fp8_w8a8"
 class MoeTables(EngineLookUp):
     """How an engine looks up a configuration, and how one is forced."""
 
-    take: Function
-    """Returns the configuration of a call: that of its table, or its default."""
-    own: Function
-    """Returns its table by M, or None."""
-    name: Function
-    """Returns the name of the table's file."""
-    override: Function
-    """Makes a context in which the engine uses a given configuration."""
-    folder: Callable[[], str] = str
-    """Returns the folder of the files, below the one that the engine is told."""
+    take: Function  # returns the configuration of a call: that of its table, or its default
+    own: Function  # returns its table by M, or None
+    name: Function  # returns the name of the table's file
+    override: Function  # makes a context in which the engine uses a given configuration
+    folder: Callable[[], str] = str  # returns the folder of the files, below the one that the engine is told
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         return contextlib.nullcontext if config is None else self.override.bind(values(config))

@@ -21,8 +21,7 @@ from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
 
-EPILOGUE_ROWS = 64
-"""Rows of an epilogue tile of the generated kernels, which orders the rows of a weight."""
+EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels, which orders the rows of a weight
 
 DEEPSEEK_V3, TOP_K = 2, 5  # of FlashInfer's RoutingMethodType: sigmoid, bias, groups, top 8; given picks
 MAJOR_K, BLOCK_MAJOR_K = 0, 2  # of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]

@@ -83,25 +83,22 @@ def chunk_for(pairs: int, device: torch.device) -> int:
     return min(CHUNK["cpu" if device.type == "cpu" else "cuda"], max(THREADS, 1 << (pairs - 1).bit_length()))
 
 
-def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
+def expert_ids(
+    operands: FusedMoeOperands, values: list[int]
+) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
     """Expert ids for a library that takes no -1, int32 [tokens, picks], and the part of the timed call that
     brings them up to date. The id local_experts, which is one more than the rank has, stands for all experts
-    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels."""
+    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels. The third is
+    the value of each id, int32 [local_experts + 1], or None where all experts are on this rank."""
     import torch
 
-    sizes = operands.sizes
+    given, sizes = operands.topk_ids, operands.sizes
     if sizes.ep == 1:
-        return operands.topk_ids, lambda: None
-    ids = torch.empty_like(operands.topk_ids)
+        return given, lambda: None, None
+    ids = torch.empty_like(given)
+    of_ids = torch.tensor(values, dtype=torch.int32, device=given.device)
     # -1 modulo local_experts + 1 is local_experts, and no other id changes.
-    return ids, lambda: torch.remainder(operands.topk_ids, sizes.local_experts + 1, out=ids)
-
-
-def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | None:
-    """A value for each of these ids: int32 [local_experts + 1]; None where all experts are on this rank."""
-    if operands.sizes.ep == 1:
-        return None
-    return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
+    return ids, lambda: torch.remainder(given, sizes.local_experts + 1, out=ids), of_ids
 
 
 def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:

@@ -147,9 +147,9 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
     return laid(operands.w13), laid(operands.w2)
 
 
-def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
-    """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
-    return layouts.per_expert(operands, [1] * operands.sizes.local_experts + [0])
+def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
+    """As `expert_ids`, with 1 for the experts of the rank and 0 for the id that stands for all others."""
+    return layouts.expert_ids(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
@@ -188,8 +188,7 @@ def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: Pair) -> 
 
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
-    o, mask = operands, expert_mask(operands)
-    ids, write_ids = layouts.expert_ids(operands)
+    o, (ids, write_ids, mask) = operands, masked_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
         w1=weights[0],
@@ -242,8 +241,8 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
     """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
     these kernels; `out` is zeroed, because they add to it."""
-    o, sizes, mask = operands, operands.sizes, expert_mask(operands)
-    ids, write_ids = layouts.expert_ids(operands)
+    o, sizes = operands, operands.sizes
+    ids, write_ids, mask = masked_ids(o)
     sort = SORT.bind(
         topk_ids=ids,
         topk_weights=o.topk_weights,

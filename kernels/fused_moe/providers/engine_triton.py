@@ -24,7 +24,7 @@ from kernels.engine_tuning import (
     nearest_of,
 )
 from kernels.formats import BLOCK
-from kernels.fused_moe.layouts import expert_ids, per_expert
+from kernels.fused_moe.layouts import expert_ids
 from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Prepared, sequence
@@ -173,8 +173,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         o, sizes = operands, operands.sizes
-        ids, write_ids = expert_ids(o)
-        to_local = per_expert(o, [*range(sizes.local_experts), -1])
+        ids, write_ids, to_local = expert_ids(o, [*range(sizes.local_experts), -1])
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         experts = EXPERTS_OF_VLLM.bind(
             hidden_states=o.x,

@@ -29,6 +29,12 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return padded
 
 
+def padded(operands: BlockScaleGemmOperands, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """a_q and a_scale with rows of zeros up to the multiple, the scales of all rows side by side."""
+    rows, scales = (padded_rows(each, multiple) for each in (operands.a_q, operands.a_scale))
+    return rows, column_major(scales)
+
+
 def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 

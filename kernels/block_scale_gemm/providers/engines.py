@@ -26,7 +26,7 @@ from typing import Any
 
 from kernels import platform as platforms
 from kernels.binding import BindingError, Function
-from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, padding_bytes, product
+from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
@@ -88,8 +88,7 @@ def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
 def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     """The function takes a, b, their scales and the output's dtype, in this order."""
     rows = ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
-    a_q = padded_rows(operands.a_q, rows)
-    a_scale = column_major(padded_rows(operands.a_scale, rows))
+    a_q, a_scale = padded(operands, rows)
     given = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
     multiply = function.bind(**dict(zip(function.needs, given, strict=True)))
     return product(operands, None, multiply, a_q, a_scale)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kernels import vendor
 from kernels.binding import Function
-from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, product, rounded_up
+from kernels.block_scale_gemm.layouts import column_major, multiples, padded, padded_rows, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
@@ -85,20 +85,19 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     """The CUTLASS kernel. Where M is not a multiple of four, the call also computes the rows of zeros up to
     the next multiple. The scales of both operands lie along M and N, which is the faster of the two ways
     (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
-    padded, a_q = padded_rows(out, ROWS), padded_rows(operands.a_q, ROWS)
-    a_scale = column_major(padded_rows(operands.a_scale, ROWS))
+    whole, (a_q, a_scale) = padded_rows(out, ROWS), padded(operands, ROWS)
     multiply = GROUPWISE.bind(
         a=a_q,
         b=operands.b_q,
         a_scale=a_scale.t(),
         b_scale=operands.b_scale.t().contiguous(),
         scale_major_mode="MN",
-        mma_sm=2 if len(padded) >= TWO_SMS else 1,
+        mma_sm=2 if len(whole) >= TWO_SMS else 1,
         scale_granularity_mnk=(1, BLOCK, BLOCK),
-        out=padded,
+        out=whole,
         backend="cutlass",
     )
-    return product(operands, padded[: operands.sizes.m], multiply, a_q, a_scale)
+    return product(operands, whole[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(

@@ -14,14 +14,7 @@ fast FP8 products are without block scales is what `doctor` measures as the ceil
 from __future__ import annotations
 
 from kernels.binding import Function, Symbol
-from kernels.block_scale_gemm.layouts import (
-    column_major,
-    multiples,
-    padded_rows,
-    padding_bytes,
-    product,
-    rounded_up,
-)
+from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
 from kernels.lazy import torch
@@ -65,8 +58,7 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     n_blocks, k_blocks = b_scale.shape
     b_padded = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
     b_padded[:, :k_blocks] = b_scale
-    a_q = padded_rows(operands.a_q, ROWS)
-    a_scale = column_major(padded_rows(operands.a_scale, ROWS))
+    a_q, a_scale = padded(operands, ROWS)
     multiply = MULTIPLY.bind(
         mat_a=a_q,
         mat_b=operands.b_q.t(),

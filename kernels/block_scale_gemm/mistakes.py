@@ -117,7 +117,7 @@ def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
     return lambda t: multiply(t, terms, **way)
 
 
-def reads(**changed: Variant) -> Variant:
+def reads(**changed: Callable[[Tile], Any]) -> Variant:
     """changed: by name, what is read in place of a, b, a_scale or b_scale."""
     return lambda t: multiply(replace(t, **{name: other(t) for name, other in changed.items()}))
 

@@ -118,8 +118,8 @@ def combination(
     out: torch.Tensor,
     columns: int = 1024,
 ) -> Call:
-    """The launch that adds up a token's rows of `given`, each times its weight, in programs of so many
-    columns. row_of: as the kernel has it."""
+    """The launch that adds up a token's rows of `given` by weight. row_of: as the kernel has it; columns: of
+    a program"""
     import triton
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel
@@ -141,9 +141,8 @@ def scale_columns(k: int, packed: bool) -> int:
 
 
 def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
-    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. The rows
-    are next to each other as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16
-    bytes."""
+    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. Rows are
+    adjacent, as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16 bytes."""
     dtype = torch.int32 if packed else torch.float32
     shape = (groups, scale_columns(k, packed), rows)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)

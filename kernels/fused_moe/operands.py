@@ -129,8 +129,7 @@ class FusedMoeOperands(Operands):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """The weight of a single pick is 1 whatever its score, and other scores may choose the same
-        expert."""
+        """The weight of a single pick is 1, and other scores may choose the same expert."""
         return frozenset({"logits"} if self.sizes.topk == 1 else ())
 
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
@@ -172,8 +171,7 @@ HOT = 8  # in every second token one of so many blocks of K is hot
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
-    """The operands of a case, of the first of the sets that calls rotate over; equal arguments give equal
-    operands."""
+    """The first of the sets that calls rotate over; equal arguments give equal operands."""
     first = Seeds(seeds.stationary, seeds.live, adversarial=seeds.adversarial)
     return FusedMoeOperands(
         **weights(sizes, first, device),

@@ -68,8 +68,7 @@ SGLANG_QUANTISE = Function(
 
 class DeepGemmBlockScale(vendor.DeepGemm):
     """The scales of a are brought into the kernel's layout before timing, as an engine's quantiser writes
-    them. On Blackwell the suite's own quantiser writes fp32, and DeepGEMM packs that within the timed
-    call."""
+    them. On Blackwell the suite's own quantiser writes fp32, which DeepGEMM packs within the call."""
 
     name = "deepgemm"
     requires = (
@@ -151,8 +150,7 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
 
 
 class DeepGemmOfSglang(DeepGemmBlockScale):
-    """The deep_gemm package with the engine's quantiser, which writes the scales as the kernel takes them.
-    About the scales of weights see `deepgemm@vllm`."""
+    """As `deepgemm@vllm`, by the deep_gemm package, with SGLang's quantiser, which aligns the scales."""
 
     name = "deepgemm@sglang"
     requires = (

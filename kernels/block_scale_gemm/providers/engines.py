@@ -63,8 +63,7 @@ CUTLASS_OF_SGLANG = Function(
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
 def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """Where M is not a multiple of four on sm_90, the call also computes the rows of zeros up to the next
-    multiple."""
+    """On sm_90 the call also computes rows of zeros where M is not a multiple of four."""
     return cutlass(CUTLASS_OF_VLLM, operands)
 
 

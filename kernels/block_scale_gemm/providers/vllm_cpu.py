@@ -56,8 +56,7 @@ def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool
 )
 def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> Call:
     """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
-    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not. The engine chooses it
-    only where there are AMX tiles."""
+    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
     return of_fp8(operands, weights, packed=True)
 
 

@@ -119,8 +119,7 @@ SGLANG_ALIGN = Function("deep_gemm.utils.layout.get_mn_major_tma_aligned_tensor"
 
 
 def packs(arch: str) -> bool:
-    """Whether scales are the exponents of powers of two, four in an int32, as Blackwell's products take
-    them."""
+    """Whether scales are exponents of powers of two, four in an int32, as Blackwell's products take them."""
     return native_scales(arch) == "ue8m0"
 
 
@@ -131,8 +130,7 @@ def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
 
 
 def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> Pair:
-    """The scales of w13 and w2: fp32 [local, rows/128, k/128] as they are, or packed for every row and
-    MN-major."""
+    """The scales of w13 and w2: fp32 [local, rows/128, k/128], or packed for every row and MN-major."""
     o = operands
     if not packs(machine.of(o.w13.device).arch):
         return o.w13_scale, o.w2_scale

@@ -229,9 +229,8 @@ def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Wei
     stationary=up_first,
 )
 def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`trtllm_fp8_block_scale_routed_moe`: what SGLang runs with expert parallelism, after a top-k kernel of
-    its own. Here an expert on another rank has the id -1, which the kernel skips, as it skips SGLang's rows
-    of padding."""
+    """`trtllm_fp8_block_scale_routed_moe`, which SGLang calls after a top-k kernel of its own. An expert on
+    another rank has the id -1, which the kernel skips, as it skips SGLang's rows of padding."""
     return layer(
         TRTLLM_ROUTED,
         operands,

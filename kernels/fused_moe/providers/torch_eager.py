@@ -146,6 +146,5 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     stationary=lambda operands: (in_bf16(operands), torch.compile(_fused_moe, dynamic=False)),
 )
 def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
-    """`torch.bf16` by the compiler. It cannot be rebound, because it would compile for each number of
-    tokens."""
+    """`torch.bf16` by the compiler. It does not rebind, as it would compile for each number of tokens."""
     return grouped(operands, out, *made)

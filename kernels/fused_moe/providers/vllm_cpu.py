@@ -29,8 +29,7 @@ class Moe(VllmCpu):
         return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Its caches: gate and up, h and the experts' outputs; for each thread 32 rows of x and unpacked
-        weights."""
+        """Gate and up, h and the experts' outputs; for each thread 32 rows of x and unpacked weights."""
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
         return sizes.pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
 

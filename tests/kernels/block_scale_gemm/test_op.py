@@ -19,9 +19,6 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-# Work
-
-
 @pytest.mark.parametrize("text", ["m=3 n=130 k=257", "m=1 n=1 k=1", "m=4 n=128 k=256 fp8=e4m3fnuz"])
 @pytest.mark.parametrize("boundary", OP.boundaries)
 def test_work_is_what_counting_gives(text, boundary):
@@ -34,9 +31,6 @@ def test_work_is_what_counting_gives(text, boundary):
     assert OP.output_bytes(sizes) == out.nbytes
     assert (OP.streamed_bytes(sizes), OP.streamed_bytes(sizes, 3)) == (streamed, 3 * streamed)
     assert OP.operand_bytes(sizes) >= read
-
-
-# Operands
 
 
 @pytest.mark.parametrize("text", ["m=40 n=700 k=1400", "m=40 n=700 k=1400 fp8=e4m3fnuz scales=ue8m0"])
@@ -90,9 +84,6 @@ def test_adversarial_operands_are_what_they_say():
     assert b[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK].abs().max() == 0
 
 
-# The reference
-
-
 @pytest.mark.parametrize("text", ["m=3 n=131 k=140", "m=2 n=5 k=300 fp8=e4m3fnuz"])
 @pytest.mark.parametrize("boundary", OP.boundaries)
 def test_the_reference_is_what_plain_loops_give(text, boundary):
@@ -122,9 +113,6 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
         terms = [rounding[k] * b_q[n][k] * b_scale[n // 128][k // 128] for k in range(sizes.k)]
         sigma_fp8 = math.hypot(sigma, 2.0**-9 * size, *terms)
         assert float(reference.sigma_fp8[m, n]) == pytest.approx(sigma_fp8, rel=1e-4)
-
-
-# What the check distinguishes
 
 
 def test_any_block_of_k_that_is_lost_is_missed():

@@ -31,7 +31,7 @@ def fused_moe_sizes(
     parallelism experts are whole; without it all ranks, those of DP attention too, share the columns of each
     expert (vLLM 0.33: flatten_tp_across_dp_and_pcp in fused_moe/config.py; SGLang 0.5.23: moe_tp_size in
     moe_ep_setup.py). Columns that are no multiple of 128 are padded to one, as AITER has it in both engines
-    and vLLM's FP8 kernels but for Triton's (see kernels.fused_moe.sizes)."""
+    and vLLM's FP8 kernels but for Triton's (see kernels.fused_moe.operands)."""
     inter = -(-expert_columns(model, parallel) // PADDED) * PADDED
     sizes: dict[str, Size] = {
         "tokens": tokens,

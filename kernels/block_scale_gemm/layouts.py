@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
+from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared
 from kernels.support import Support, need
@@ -28,6 +29,12 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return padded
 
 
+def padded(operands: BlockScaleGemmOperands, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """a_q and a_scale with rows of zeros up to the multiple, the scales of all rows side by side."""
+    rows, scales = (padded_rows(each, multiple) for each in (operands.a_q, operands.a_scale))
+    return rows, column_major(scales)
+
+
 def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
@@ -38,7 +45,7 @@ def padding_bytes(sizes: BlockScaleGemmSizes, multiple: int) -> int:
     return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 
 
-def multiples(sizes: BlockScaleGemmSizes, n: int, k: int) -> Support:
+def multiples(sizes: BlockScaleGemmSizes, n: int = 1, k: int = BLOCK) -> Support:
     """Whether N and K of the case are multiples of these."""
     return Support.all_of(
         need(sizes.n % n == 0, f"needs n to be a multiple of {n}"),
@@ -57,7 +64,7 @@ def product(
 
     a_q, a_scale: what the call reads, with padding beyond row M; None: the operands' own
     """
-    m = operands.m
+    m = operands.sizes.m
     read = {"a_q": a_q, "a_scale": a_scale}
     inputs = {name: operands.live_tensors()[name] if it is None else it[:m] for name, it in read.items()}
     result = None if out is not None else lambda returned: returned[:m]

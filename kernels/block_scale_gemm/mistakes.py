@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
-from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format
+from kernels.formats import BLOCK, SMALLEST_SCALE, block_scale, fp8_format, known_scales
 from kernels.mistakes import (
     E4M3,
     E5M2,
@@ -39,8 +39,7 @@ from kernels.mistakes import (
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
 Quantiser = Callable[[Operands], Quantised]
-Terms = list[torch.Tensor]
-"""The products of each block of K, fp32 [rows, columns]."""
+Terms = list[torch.Tensor]  # the products of each block of K, fp32 [rows, columns]
 
 
 @dataclass(frozen=True)
@@ -118,14 +117,9 @@ def by(terms: Callable[[Terms], Terms] = list, **way: Any) -> Variant:
     return lambda t: multiply(t, terms, **way)
 
 
-def reads(**changed: Variant) -> Variant:
+def reads(**changed: Callable[[Tile], Any]) -> Variant:
     """changed: by name, what is read in place of a, b, a_scale or b_scale."""
-
-    def variant(t: Tile) -> torch.Tensor:
-        read: dict[str, Any] = {name: other(t) for name, other in changed.items()}
-        return multiply(replace(t, **read))
-
-    return variant
+    return lambda t: multiply(replace(t, **{name: other(t) for name, other in changed.items()}))
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -138,21 +132,21 @@ def quantised(
     block: int = BLOCK,
     amax: Round = largest,
     top: float = 0.0,
-    rounding: Round | None = None,
+    rounding: Callable[[torch.dtype, torch.Tensor], torch.Tensor] = fp8,
     stored: Round = exact,
 ) -> Quantised:
     """Quantises a as the suite does, unless it is told otherwise.
 
     amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
     top:      the largest FP8 value; 0 stands for that of the format
-    rounding: rounds to FP8
+    rounding: rounds to the FP8 of a dtype
     stored:   changes the scale that the product gets
     """
-    fmt = fp8_format(str(o.b_q.dtype).removeprefix("torch.float8_"))
+    fmt = fp8_format(o.sizes.fp8)
     top = top or fmt.max
     x = torch.nn.functional.pad(o.a.float(), (0, -o.a.shape[1] % block)).unflatten(1, (-1, block))
-    scale = block_scale(amax(x), replace(fmt, max=top), o.scales)
-    q = (rounding or partial(fp8, fmt.dtype))((x / scale[..., None]).clamp(-top, top))
+    scale = block_scale(amax(x), replace(fmt, max=top), known_scales(o.sizes.scales))
+    q = rounding(fmt.dtype, (x / scale[..., None]).clamp(-top, top))
     return q.flatten(1)[:, : o.a.shape[1]], stored(scale)[:, : o.b_scale.shape[1]]
 
 
@@ -165,8 +159,8 @@ def everywhere(variant: Variant, quantiser: Quantiser | None = None) -> Compute:
 
 
 def chosen_row(o: Operands) -> int:
-    """A row whose values make mistakes in any block of K visible (see generate.py)."""
-    return 4 if o.m > 4 else 0
+    """A row whose values make mistakes in any block of K visible (see operands.py)."""
+    return 4 if o.sizes.m > 4 else 0
 
 
 def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int | None = None) -> Compute:
@@ -180,20 +174,11 @@ def in_one_place(variant: Variant, quantiser: Quantiser | None = None, row: int 
     return compute
 
 
-def scale_of_another_block(at: int, source: int) -> Variant:
-    """A block of K is multiplied with b's scale of another one."""
-    return reads(b_scale=lambda t: put(t.b_scale, (..., at), t.b_scale[:, source]))
-
-
 def transposed(t: Tile) -> torch.Tensor:
     """b's table of scales is read as if its other dimension were contiguous."""
     table = t.operands.b_scale
     k = torch.arange(table.shape[1], device=table.device)
     return table.flatten()[(t.columns[:, None] // BLOCK + k * len(table)) % table.numel()]
-
-
-def half(terms: Terms) -> int:
-    return len(terms) // 2
 
 
 NEXT_SCALE = "b's scales of the next block of K"
@@ -212,16 +197,20 @@ IN_FP8: Mapping[str, Variant] = {
     ),
     "one scale for all of b": reads(b_scale=lambda t: t.operands.b_scale.mean().expand_as(t.b_scale)),
     "b's scales rounded down to powers of two": reads(b_scale=lambda t: t.b_scale.log2().floor().exp2()),
-    "b's scale of the block before in the last block of K": scale_of_another_block(-1, -2),
-    "b's scale of the second block in the first block of K": scale_of_another_block(0, 1),
+    "b's scale of the block before in the last block of K": reads(
+        b_scale=lambda t: put(t.b_scale, (..., -1), t.b_scale[:, -2])
+    ),
+    "b's scale of the second block in the first block of K": reads(
+        b_scale=lambda t: put(t.b_scale, (..., 0), t.b_scale[:, 1])
+    ),
     "first block of K left out": by(lambda t: t[1:]),
     "last block of K left out": by(lambda t: t[:-1]),
-    "last block of half of K left out": by(lambda t: t[: half(t) - 1] + t[half(t) :]),
+    "last block of half of K left out": by(lambda t: t[: len(t) // 2 - 1] + t[len(t) // 2 :]),
     "three quarters of K left out": by(lambda t: t[: max(1, len(t) // 4)]),
     "first block of K counted twice": by(lambda t: [*t, t[0]]),
     "half of the first block of K counted twice": by(lambda t: [*t, t[0] * 0.5]),
     "a block of K replaced by the one before": by(
-        lambda t: t[: half(t)] + t[half(t) - 1 :][:1] + t[half(t) + 1 :]
+        lambda t: t[: len(t) // 2] + t[len(t) // 2 - 1 :][:1] + t[len(t) // 2 + 1 :]
     ),
     "a partial sum one column late": by(lambda t: [*t[:-1], t[-1].roll(1, 1)]),
 }
@@ -230,7 +219,7 @@ IN_FP8: Mapping[str, Variant] = {
 IN_OTHER_CALLS: Mapping[str, Variant] = {
     NEXT_SCALE: IN_FP8[NEXT_SCALE],
     "b's scales in FP8": reads(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
-    "a block of K left out": by(lambda t: t[: half(t)] + t[half(t) + 1 :]),
+    "a block of K left out": by(lambda t: t[: len(t) // 2] + t[len(t) // 2 + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
@@ -281,7 +270,7 @@ IN_CORE: Mapping[str, Variant] = {
     "a's scales of the next block of K": reads(a_scale=lambda t: t.a_scale.roll(-1, 1)),
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
-    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.m]),
+    "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
     "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
     "b read in the other FP8 format": reads(b=in_the_other_format),
     "b with the largest code read as the one below": reads(b=without_the_largest_code),
@@ -324,19 +313,15 @@ def quantiser(**options: Any) -> Compute:
 
 
 def of_row(row: int, **options: Any) -> Compute:
-    """row: the row of adversarial operands in which it shows (generate.py)."""
+    """row: the row of adversarial operands in which it shows (operands.py)."""
     return in_one_place(multiply, partial(quantised, **options), row)
-
-
-def codes_truncated(o: Operands) -> Quantised:
-    return quantised(o, rounding=partial(fp8_truncated, o.b_q.dtype))
 
 
 QUANTISERS_IN_ALL_ROWS: Mapping[str, Compute] = {
     "stored scales 2 percent too large": quantiser(stored=lambda s: 1.02 * s),
     "stored scales 5 percent too small": quantiser(stored=lambda s: 0.95 * s),
-    "codes truncated": everywhere(multiply, codes_truncated),
-    "codes rounded as e5m2": quantiser(rounding=partial(fp8, E5M2)),
+    "codes truncated": quantiser(rounding=fp8_truncated),
+    "codes rounded as e5m2": quantiser(rounding=lambda _, x: fp8(E5M2, x)),
     "up to 448 in e4m3fnuz": quantiser(top=448.0),
 }
 """Errors that one row hides in its rounding to FP8, but not all rows together."""

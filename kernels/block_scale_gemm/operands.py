@@ -1,13 +1,26 @@
-"""Sizes and operands of a block-scale GEMM."""
+"""Sizes and operands of a block-scale GEMM, with values on which the usual mistakes show at any size.
+
+Neighbouring block scales differ by a factor of 2 or more along M, N and K, so that a scale of the wrong block
+changes the output. Codes look like quantised normal data, because a GPU's power depends on the values.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernels.formats import BLOCK, SCALES, Scales, fp8_format
+from kernels.formats import (
+    BLOCK,
+    SCALES,
+    Fp8Format,
+    Scales,
+    block_scale,
+    fp8_format,
+    known_scales,
+    quantise_activations,
+)
 from kernels.lazy import torch
-from kernels.operands import ABSENT, Operands
+from kernels.operands import ABSENT, Operands, Seeds
 
 
 @dataclass(frozen=True)
@@ -16,7 +29,7 @@ class BlockScaleGemmSizes:
     n: int  # output features
     k: int  # input features
     fp8: str = "e4m3fn"  # the format of a and b
-    scales: str = "fp32"  # or ue8m0: powers of two, held as fp32
+    scales: str = "fp32"  # of a and b; or ue8m0: powers of two, held as fp32
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -44,7 +57,6 @@ class BlockScaleGemmSizes:
 class BlockScaleGemmOperands(Operands):
     b_q: torch.Tensor  # FP8 [N, K]
     b_scale: torch.Tensor  # fp32 [ceil(N/128), ceil(K/128)]
-    scales: Scales  # the kind of scales that a call gives a where it quantises a
     sizes: BlockScaleGemmSizes
     a_q: torch.Tensor = ABSENT  # FP8 [M, K]; core only
     a_scale: torch.Tensor = ABSENT  # fp32 [M, ceil(K/128)]; core only
@@ -54,13 +66,195 @@ class BlockScaleGemmOperands(Operands):
     live: ClassVar = ("a_q", "a_scale", "a")
     streamed: ClassVar = ("b_q", "b_scale")
 
-    @property
-    def m(self) -> int:
-        return (self.a_q if self.a is None else self.a).shape[0]
-
     def narrowed(self) -> BlockScaleGemmOperands:
         if self.a is None:
             return super().narrowed()
         a_q = torch.empty_like(self.a, dtype=self.b_q.dtype)
-        a_scale = torch.empty(self.m, self.sizes.k_blocks, dtype=torch.float32, device=self.a.device)
+        a_scale = torch.empty(self.sizes.m, self.sizes.k_blocks, dtype=torch.float32, device=self.a.device)
         return self.replaced(a=None, a_q=a_q, a_scale=a_scale, boundary="core")
+
+
+# Normal values are drawn once and repeated. Both counts are prime, so that no two rows begin at the same
+# place of the draw unless there are more rows than that.
+WEIGHT_VALUES = 4_194_301
+ACTIVATION_BLOCKS = 16_381
+ROWS = 1024  # rows of activations that are handled at a time
+
+DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
+TYPICAL_SCALE = 2.0**-12
+OUTLIER_CHANNELS = 4
+ZERO_ROW = 61  # one row in so many is zero
+
+
+def generate(
+    sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
+) -> BlockScaleGemmOperands:
+    """The operands of a case; equal arguments give equal operands. For adversarial seeds see
+    `_spoil_weights` and `_spoil_activations`."""
+    fmt, scales = fp8_format(sizes.fp8), known_scales(sizes.scales)
+    live_seed = 1_000_003 * seeds.stationary + seeds.live
+    b_q, b_scale = weights(sizes.n, sizes.k, fmt, scales, seeds.stationary, device)
+    a = activations(sizes.m, sizes.k, live_seed, device)
+    if seeds.adversarial:
+        _spoil_weights(b_q, b_scale, fmt, scales, seeds.stationary)
+        _spoil_activations(a, fmt, live_seed)
+    wide = BlockScaleGemmOperands(b_q, b_scale, sizes, a=a, boundary="with_quant")
+    if boundary == "with_quant":
+        return wide
+    core = wide.narrowed()
+    for first in range(0, sizes.m, ROWS):
+        rows = slice(first, first + ROWS)
+        core.a_q[rows], core.a_scale[rows] = quantise_activations(a[rows], fmt, scales)
+    return core
+
+
+def weights(
+    n: int, k: int, fmt: Fp8Format, scales: Scales, seed: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """b_q FP8 [N, K] and b_scale fp32 [ceil(N/128), ceil(K/128)].
+
+    A scale lies on one of three levels 1.1 octaves apart, chosen by (block of N - block of K) modulo 3, and
+    is moved by up to 0.05 octaves. So neighbours differ by at least 1 octave, the transposed table is a
+    different one, and no block is so small that the others hide it.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    values = torch.empty(min(WEIGHT_VALUES, n * k), device=device).normal_(generator=generator)
+    values = values.mul_(fmt.max / DEVIATIONS).clamp_(-fmt.max, fmt.max).to(fmt.dtype).view(torch.uint8)
+    b_q = torch.empty(n * k, dtype=torch.uint8, device=device)
+    for part in b_q.split(len(values)):
+        part.copy_(values[: len(part)])
+
+    block_n, block_k = (torch.arange(-(-size // BLOCK), device=device) for size in (n, k))
+    level = 1.1 * ((block_n[:, None] - block_k) % 3 - 1)
+    level += torch.empty(level.shape, device=device).uniform_(-0.05, 0.05, generator=generator)
+    return b_q.view(fmt.dtype).view(n, k), block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales)
+
+
+def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
+    """bf16 [M, K]: normal values in blocks of 128 with the magnitudes of `_magnitudes`, and outliers.
+
+    The even rows, and so the only row of a decode step of one token, are flat except that neighbouring blocks
+    differ by an octave: in them a mistake in any block of K shows. By row modulo 8 the odd rows are large in
+    a few blocks (1), have outlier channels of 2^10 to 2^13 times the rest (3), range over 18 octaves (5), or
+    have blocks of zeros (7). One row in 61 is zero. Neighbouring rows lie 14 or 21 octaves apart.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    blocks = -(-k // BLOCK)
+    pool = torch.empty(min(ACTIVATION_BLOCKS, m * blocks), BLOCK, device=device).normal_(generator=generator)
+    pool /= pool.abs().amax(1, keepdim=True)
+    magnitude = _magnitudes(m, blocks, generator)
+    channels = torch.randperm(k, generator=generator, device=device)[:OUTLIER_CHANNELS]
+    outlier = torch.empty(m, len(channels), device=device).uniform_(10, 13, generator=generator).exp2_()
+    outlier[torch.arange(m, device=device) % 8 != 3] = 1.0
+
+    a = torch.empty(m, k, dtype=torch.bfloat16, device=device)
+    for first in range(0, m, ROWS):
+        rows = slice(first, min(first + ROWS, m))
+        index = torch.arange(rows.start * blocks, rows.stop * blocks, device=device) % len(pool)
+        values = pool[index].view(-1, blocks, BLOCK)
+        if kept := k % BLOCK:
+            values[:, -1] /= values[:, -1, :kept].abs().amax(-1, keepdim=True)
+        values = values.mul_(magnitude[rows].unsqueeze(-1)).flatten(1)[:, :k]
+        values[:, channels] *= outlier[rows]
+        a[rows] = values
+    return a
+
+
+def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor:
+    """The largest value of each block: fp32 [M, blocks]."""
+    device = generator.device
+    row = torch.arange(m, device=device)[:, None]
+    block = torch.arange(blocks, device=device)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device=device).uniform_(generator=generator)
+
+    octaves = 7.0 * ((2 * row + 2) % 5 - 2) + uniform(m, 1)
+    octaves = octaves + 1.1 * ((row + block) % 2) + 0.1 * uniform(m, blocks)
+    chance = uniform(m, blocks)
+    kind = row % 8
+    octaves += torch.where((kind == 1) & (chance < max(0.05, 2 / blocks)), 6.0, 0.0)
+    octaves += torch.where(kind == 5, 3.0 * (5 * block % 7 - 3), 0.0)
+    zero = ((kind == 7) & (chance < 0.3)) | (row % ZERO_ROW == ZERO_ROW - 3)
+    return octaves.exp2_().masked_fill_(zero, 0.0)
+
+
+def _spoil_weights(
+    b_q: torch.Tensor, b_scale: torch.Tensor, fmt: Fp8Format, scales: Scales, seed: int
+) -> None:
+    """Changes the weights in place:
+
+    - Scales lie on five levels, so that a table that is read three blocks too far is a different one.
+    - One column in 16 has only codes of the largest magnitude. No column has only zeros or only subnormal
+      codes: vLLM 0.33's CPU kernels read those as values of up to 2^-7 (csrc/cpu/sgl-kernels/vec.h), which
+      shows in no column that has other codes.
+    - Where K and N have four blocks, block (3, 3) is zero and has the smallest scale.
+    """
+    generator = torch.Generator(b_q.device).manual_seed(seed + 1)
+    codes = b_q.view(torch.uint8)
+    n, k = codes.shape
+
+    largest = torch.tensor([fmt.max], device=b_q.device).to(fmt.dtype).view(torch.uint8)
+    extreme = codes[3::16]
+    signs = torch.randint(0, 2, extreme.shape, generator=generator, device=b_q.device, dtype=torch.uint8)
+    extreme.copy_(largest | signs << 7)
+    block_n, block_k = (torch.arange(size, device=b_q.device) for size in b_scale.shape)
+    level = 0.55 * ((2 * block_n[:, None] + 3 * block_k) % 5 - 2)
+    level += torch.empty(level.shape, device=b_q.device).uniform_(-0.05, 0.05, generator=generator)
+    b_scale.copy_(block_scale(level.exp2() * TYPICAL_SCALE * fmt.max, fmt, scales))
+    if n > 3 * BLOCK and k > 3 * BLOCK:
+        codes[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK] = 0
+        b_scale[3, 3] = 2.0**-126
+
+
+def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
+    """Changes the activations in place, by row modulo 8:
+
+    0, 4: the landmark blocks are 2^5 times larger, so that the loss of one shows behind rounding to FP8. The
+          first and the last value are twice the row's maximum, so that a wrong mask shows. Row 0 is 2^24
+          times larger and row 4 2^12 times smaller: fp16 holds the scales of neither. A least magnitude of 1
+          loses row 4, and DeepGEMM's of 1e-4 does not.
+    1:    2^17 times larger: sums overflow fp16.
+    2:    the largest value of a block stands first in even blocks and last in odd ones, is the format's
+          largest value times a power of two, and eight times the next. A quarter of the others lie halfway
+          between two codes.
+    3:    the values of each block span 20 octaves, so that most are subnormal once they are quantised.
+    5:    every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
+    6:    each second block is the negative of the block before it, so that neighbouring sums nearly cancel
+          where the weights do not differ.
+    7:    zero.
+    """
+    k = a.shape[1]
+    generator = torch.Generator(a.device).manual_seed(seed + 1)
+    blocks = -(-k // BLOCK)
+    channel = torch.arange(k, device=a.device)
+    block, place = channel // BLOCK, channel % BLOCK
+    # The blocks at the edges of the whole, of halves and of a quarter, where splits begin and end.
+    landmarks = [0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4]
+    is_landmark = torch.isin(block, torch.tensor(landmarks, device=a.device))
+    a[0::4] = torch.where(is_landmark, a[0::4] * 2.0**5, a[0::4])
+    edge_value = 2 * a[0::4].abs().amax(1)
+    a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
+    a[0::8] *= 2.0**24
+    a[4::8] *= 2.0**-12
+    a[1::8] *= 2.0**17
+    if len(rows := a[2::8]):
+        width = (k - block * BLOCK).clamp(max=BLOCK)
+        edge = place == torch.where(block % 2 == 0, 0, width - 1)
+        unit = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 2
+        draw = torch.empty(rows.shape, device=a.device)
+        size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
+        ties = 17.0 * 2.0 ** (draw.uniform_(0, 1, generator=generator) < 0.5).float() * fmt.max / 448
+        tied = draw.uniform_(0, 1, generator=generator) < 0.25
+        if fmt.max != 448.0:
+            ties = 17.0 * torch.ones_like(ties)
+        size = torch.where(edge, fmt.max, torch.where(tied, ties, size))
+        rows.copy_(torch.ldexp(size.copysign(rows.float()), unit - 6))
+    steep = torch.exp2(-20.0 * ((37 * place) % BLOCK) / BLOCK).to(a.dtype)
+    a[3::8] *= steep
+    a[5::8] = torch.where(block % 3 == 1, a[5::8] * 2.0**6, a[5::8])
+    a[5::8] = torch.where(block % 3 == 0, a[5::8] * 0.0, a[5::8])
+    if (pairs := k // (2 * BLOCK)) and len(rows := a[6::8]):
+        paired = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
+        paired[:, :, 1] = -paired[:, :, 0]
+    a[7::8] = 0.0

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from kernels.block_scale_gemm.generate import generate
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes, generate
 from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.formats import BLOCK, fp8_format, known_scales
 from kernels.lazy import torch
@@ -66,7 +65,6 @@ class BlockScaleGemm(Op):
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
-            scales=known_scales(sizes.scales),
             sizes=sizes,
             a=torch.empty(sizes.m, sizes.k, dtype=torch.bfloat16, device=device),
             boundary="with_quant",
@@ -75,7 +73,7 @@ class BlockScaleGemm(Op):
     def step(self, operands: BlockScaleGemmOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         if operands.a is None:
             return super().step(operands, into)
-        return quantiser(operands.a, into["a_q"], into["a_scale"], operands.scales)
+        return quantiser(operands.a, into["a_q"], into["a_scale"], known_scales(operands.sizes.scales))
 
     def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
         """A segment has 128 columns, because that is what one block of weights can spoil. It has a few less

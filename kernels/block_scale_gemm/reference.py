@@ -37,12 +37,10 @@ def reference(
     """
     core = operands.a is None
     row_flops = 2 * (2 if core else 3) * operands.b_q.numel()
-    order = [0, operands.m - 1, *spread(operands.m, offset)]
+    order = [0, operands.sizes.m - 1, *spread(operands.sizes.m, offset)]
     rows = affordable(order, lambda row: row_flops, max_flops, len(operands.b_q))
-    fmt = fp8_format(str(operands.b_q.dtype).removeprefix("torch.float8_"))
-
-    n, blocks = operands.b_q.shape[0], REFERENCE_COLUMNS // BLOCK
-    chosen = torch.arange(operands.m) if rows is None else torch.tensor(rows)
+    fmt, n, blocks = fp8_format(operands.sizes.fp8), len(operands.b_q), REFERENCE_COLUMNS // BLOCK
+    chosen = torch.arange(operands.sizes.m) if rows is None else torch.tensor(rows)
     shape, device = (len(chosen), n), operands.b_q.device
     value, sigma = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
     sigma_fp8 = None if core else torch.empty_like(sigma)

@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fp8_to_fp32 import fp8_to_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, sequence
 
-Pair = tuple["torch.Tensor", "torch.Tensor"]
-"""What w13 and w2 became in a library's layout, or their scales."""
-
-WORD = 4
-"""Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
-
-
-CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
-"""Pairs that are counted or placed at a time."""
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # what w13 and w2 became in a library's layout, or their scales
+WORD = 4  # exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes
+CHUNK = {"cpu": 1 << 16, "cuda": 1024}  # pairs that are counted or placed at a time
 
 THREADS = 256  # the most threads of a program of four warps
 
@@ -36,7 +29,7 @@ MOST_SEGMENTS = 16
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
     """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
-    pairs = sizes.tokens * sizes.picks
+    pairs = sizes.pairs
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 
 
@@ -50,7 +43,7 @@ class Alignment:
 
         from kernels.fused_moe.triton.align_jit import count_kernel, place_kernel
 
-        pairs, experts, tiles = sizes.tokens * sizes.picks, sizes.local_experts, tiles_for(rows, sizes)
+        pairs, experts, tiles = sizes.pairs, sizes.local_experts, tiles_for(rows, sizes)
         segments = max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
         per_segment, chunk = -(-pairs // segments), chunk_for(pairs, ids.device)
 
@@ -90,25 +83,22 @@ def chunk_for(pairs: int, device: torch.device) -> int:
     return min(CHUNK["cpu" if device.type == "cpu" else "cuda"], max(THREADS, 1 << (pairs - 1).bit_length()))
 
 
-def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
+def expert_ids(
+    operands: FusedMoeOperands, values: list[int]
+) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
     """Expert ids for a library that takes no -1, int32 [tokens, picks], and the part of the timed call that
     brings them up to date. The id local_experts, which is one more than the rank has, stands for all experts
-    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels."""
+    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels. The third is
+    the value of each id, int32 [local_experts + 1], or None where all experts are on this rank."""
     import torch
 
-    sizes = operands.sizes
+    given, sizes = operands.topk_ids, operands.sizes
     if sizes.ep == 1:
-        return operands.topk_ids, lambda: None
-    ids = torch.empty_like(operands.topk_ids)
+        return given, lambda: None, None
+    ids = torch.empty_like(given)
+    of_ids = torch.tensor(values, dtype=torch.int32, device=given.device)
     # -1 modulo local_experts + 1 is local_experts, and no other id changes.
-    return ids, lambda: torch.remainder(operands.topk_ids, sizes.local_experts + 1, out=ids)
-
-
-def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | None:
-    """A value for each of these ids: int32 [local_experts + 1]; None where all experts are on this rank."""
-    if operands.sizes.ep == 1:
-        return None
-    return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
+    return ids, lambda: torch.remainder(given, sizes.local_experts + 1, out=ids), of_ids
 
 
 def rounding(sizes: FusedMoeSizes) -> dict[str, Any]:
@@ -128,8 +118,8 @@ def combination(
     out: torch.Tensor,
     columns: int = 1024,
 ) -> Call:
-    """The launch that adds up a token's rows of `given`, each times its weight, in programs of so many
-    columns. row_of: as the kernel has it."""
+    """The launch that adds up a token's rows of `given` by weight. row_of: as the kernel has it; columns: of
+    a program"""
     import triton
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel
@@ -151,63 +141,54 @@ def scale_columns(k: int, packed: bool) -> int:
 
 
 def scale_rows(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
-    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. The rows
-    are next to each other as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16
-    bytes."""
+    """Scales of activations [groups, rows, columns]: fp32, or packed, four exponents in an int32. Rows are
+    adjacent, as TMA reads them. Where they are a multiple of 4, columns begin at multiples of 16 bytes."""
     dtype = torch.int32 if packed else torch.float32
     shape = (groups, scale_columns(k, packed), rows)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
 
 
-class Between(NamedTuple):
-    """The suite's own kernels around the two products of a library that leaves them to its caller."""
+class Between:
+    """The suite's own kernels around the two products of a library that leaves them to its caller. `activate`
+    is SiLU with requantising, between the products; `add_up` is the weighted sum over picks, after them."""
 
-    gate_up: torch.Tensor  # bf16 [groups, rows, 2 * inter]: the output of the first product
-    h_q: torch.Tensor  # FP8 [groups, rows, inter]: what the second product reads
-    h_scale: torch.Tensor  # its scales, see `scale_rows`
-    given: torch.Tensor  # bf16 [groups, rows, hidden]: the output of the second product
-    activate: Call  # SiLU with requantising, between the products
-    add_up: Call  # the weighted sum over picks, after them
+    def __init__(
+        self,
+        operands: FusedMoeOperands,
+        out: torch.Tensor,
+        row_of: torch.Tensor,
+        groups: int,
+        rows: int,
+        packed: bool = False,
+    ) -> None:
+        """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
+        import torch
 
+        from kernels.fused_moe.triton.rows_jit import silu_kernel
 
-def between_products(
-    operands: FusedMoeOperands,
-    out: torch.Tensor,
-    row_of: torch.Tensor,
-    groups: int,
-    rows: int,
-    packed: bool = False,
-) -> Between:
-    """row_of: int32 [pairs]: the row of each pair, in groups of `rows` rows"""
-    import torch
-
-    from kernels.fused_moe.triton.rows_jit import silu_kernel
-
-    sizes = operands.sizes
-
-    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(groups, rows, columns, dtype=dtype, device=out.device)
-
-    gate_up, given = empty(2 * sizes.inter), empty(sizes.hidden)
-    h_q = empty(sizes.inter, operands.w13.dtype)
-    h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
-    # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
-    interpreted = out.device.type == "cpu"
-    h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
-    written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-    silu: Call = functools.partial(
-        silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
-        *(gate_up, operands.topk_ids, row_of, h_written, h_scale),
-        **rounding(sizes),
-        INTER=sizes.inter,
-        CAPACITY=rows,
-        PACKED=packed,
-    )
-    combine: Call = combination(operands, given, row_of, written)
-    if interpreted:
-        silu = sequence(silu, functools.partial(h_q.copy_, h_written))
-        combine = sequence(combine, functools.partial(out.copy_, written))
-    return Between(gate_up, h_q, h_scale, given, silu, combine)
+        sizes = operands.sizes
+        # bf16: the output of the first product, and of the second one.
+        self.gate_up = out.new_empty(groups, rows, 2 * sizes.inter)
+        self.given = out.new_empty(groups, rows, sizes.hidden)
+        # What the second product reads: FP8, and its scales as `scale_rows` has them.
+        self.h_q = out.new_empty(groups, rows, sizes.inter, dtype=operands.w13.dtype)
+        self.h_scale = scale_rows(groups, rows, sizes.inter, packed, out.device)
+        # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
+        interpreted = out.device.type == "cpu"
+        h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if interpreted else self.h_q
+        written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
+        self.activate: Call = functools.partial(
+            silu_kernel[(len(row_of), scale_columns(sizes.inter, packed=True))],
+            *(self.gate_up, operands.topk_ids, row_of, h_written, self.h_scale),
+            **rounding(sizes),
+            INTER=sizes.inter,
+            CAPACITY=rows,
+            PACKED=packed,
+        )
+        self.add_up: Call = combination(operands, self.given, row_of, written)
+        if interpreted:
+            self.activate = sequence(self.activate, functools.partial(self.h_q.copy_, h_written))
+            self.add_up = sequence(self.add_up, functools.partial(out.copy_, written))
 
 
 def weights_in_bf16(
@@ -224,8 +205,3 @@ def weights_in_bf16(
 
     o = operands
     return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
-
-
-def weight_values(sizes: FusedMoeSizes) -> int:
-    """The values of w13 and w2 of all experts of the rank."""
-    return sizes.local_experts * 3 * sizes.hidden * sizes.inter

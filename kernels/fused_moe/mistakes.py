@@ -23,9 +23,9 @@ from kernels.formats import (
     quantise_activations,
 )
 from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fused_moe.operands import SCALING
 from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
-from kernels.fused_moe.sizes import SCALING
 from kernels.mistakes import E4M3, Answers, Compute, Mistake, Round, exact, fp8, fp16, listed, put
 
 Picks = tuple[torch.Tensor, torch.Tensor]
@@ -55,34 +55,24 @@ class Plan:
     """How a kernel computes. A Round rounds or changes what it is named for."""
 
     x: Round = exact
-    weight: Round = exact
-    """Rounds the dequantised weights of both products."""
-    both: Round = exact
-    """Rounds gate and up."""
+    weight: Round = exact  # rounds the dequantised weights of both products
+    both: Round = exact  # rounds gate and up
     h: Round = exact
-    given: Round = exact
-    """Of the output of an expert before its weight is applied."""
-    weighted: Round = exact
-    """Of the output of an expert after its weight is applied."""
-    total: Round = exact
-    """Of the sum over experts after each expert."""
-    requant: bool = False
-    """Whether h is quantised, and x as well unless it is given in FP8."""
-    product: Product = whole
-    """Multiplies x and w13."""
-    down: Product = whole
-    """Multiplies h and w2."""
+    given: Round = exact  # of the output of an expert before its weight is applied
+    weighted: Round = exact  # of the output of an expert after its weight is applied
+    total: Round = exact  # of the sum over experts after each expert
+    requant: bool = False  # whether h is quantised, and x as well unless it is given in FP8
+    product: Product = whole  # multiplies x and w13
+    down: Product = whole  # multiplies h and w2
     act: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = silu
     """(gate, up) -> h."""
 
     # For wrong kernels
     next_expert: tuple[str, ...] = ()
     """Which of w13, w13_scale, w2 and w2_scale are read from the next expert."""
-    w13_scale: Round = exact
-    """Of the scales of an expert [blocks of N, blocks of K]."""
+    w13_scale: Round = exact  # of the scales of an expert [blocks of N, blocks of K]
     w2_scale: Round = exact
-    w13: Round = exact
-    """Of the dequantised weights."""
+    w13: Round = exact  # of the dequantised weights
     w2: Round = exact
 
     def weights(self, o: Operands, expert: int, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Operands of a fused MoE layer, with values on which the usual mistakes show at any size.
+"""Sizes and operands of a fused MoE layer, with values on which the usual mistakes show at any size.
 
 All experts take their weights from one pool of quantised normal values, each from a different place: no two
 rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for each block.
@@ -7,18 +7,105 @@ rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
-from kernels.formats import BLOCK, fp8_format, known_scales, quantise_activations
-from kernels.fused_moe.picks import generator_of, picks
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.formats import BLOCK, SCALES, fp8_format, known_scales, quantise_activations
 from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands, Seeds, draw_normal
+from shapes.routing import Routing
+
+SCALING = 2.5  # the factor on routed weights after they were normalised (config_671B.json: route_scale)
+
+
+@dataclass(frozen=True)
+class FusedMoeSizes:
+    """hidden and inter are those of an expert on this rank, and multiples of 128, because otherwise gate and
+    up would share a scale. For what engines do with others see `_padded`."""
+
+    tokens: int  # rows of the rank's kernel
+    experts: int = 256  # routed experts of the layer
+    topk: int = 8  # experts that a token picks
+    hidden: int = 7168
+    inter: int = 256
+    ep: int = 1  # ranks that share the experts
+    shared: int = 0  # 1 if the shared expert is fused as one more
+    routing: str = "balanced"  # a pattern of shapes.routing
+    fp8: str = "e4m3fn"  # or e4m3fnuz
+    scales: str = "fp32"  # or ue8m0: powers of two
+    groups: int = 8  # groups of consecutive experts; 1: the router knows no groups
+    group_topk: int = 4  # the most groups that the picks of a token lie in
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "inter"):
+            value = getattr(self, name)
+            if value < 1 or value % BLOCK:
+                said = f"size {name}={value} of fused_moe must be a multiple of {BLOCK}"
+                raise ValueError(f"{said}{_padded(value) if name == 'inter' and value > 0 else ''}")
+        fp8_format(self.fp8)
+        if self.scales not in SCALES:
+            raise ValueError(f"size scales={self.scales!r} of fused_moe must be {' or '.join(SCALES)}")
+        self.routed  # noqa: B018 - raises for a routing that cannot be
+
+    @cached_property
+    def routed(self) -> Routing:
+        drawn = self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing
+        return Routing(*drawn, self.groups, self.group_topk)
+
+    @property
+    def local_experts(self) -> int:
+        """The number of experts on the rank. The shared expert is the last of them."""
+        return self.routed.local + self.shared
+
+    @property
+    def picks(self) -> int:
+        """Picks of a token, including the shared expert."""
+        return self.topk + self.shared
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a token and one of its picks, including those of experts on other ranks."""
+        return self.tokens * self.picks
+
+    @property
+    def group_limit(self) -> tuple[int, int]:
+        """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
+        experts."""
+        if self.experts % self.routed.groups:
+            return 1, 1
+        return self.routed.groups, min(self.routed.group_topk, self.routed.groups)
+
+    @property
+    def quantised_bytes(self) -> int:
+        """The bytes of x in FP8 and of its scales in fp32."""
+        return self.tokens * (self.hidden + self.hidden // BLOCK * 4)
+
+    @property
+    def expert_bytes(self) -> int:
+        """The bytes of an expert: w13 and w2 in FP8 and their scales in fp32."""
+        return self.expert_values + self.expert_values // BLOCK**2 * 4
+
+    @property
+    def expert_values(self) -> int:
+        """The values of w13 and w2 of an expert."""
+        return 3 * self.hidden * self.inter
+
+
+def _padded(inter: int) -> str:
+    """What engines do with an inter that is not a multiple of 128. SGLang 0.5.23: get_moe_weight_sizes in
+    srt/layers/moe/utils.py and create_fp8_moe_weight_ in srt/layers/quantization/fp8.py. vLLM 0.33:
+    resolve_fp8_moe_weight_block_shape in model_executor/layers/fused_moe/oracle/fp8.py."""
+    to = -(-inter // BLOCK) * BLOCK
+    return (
+        f"; give inter={to}, to which SGLang pads it with AITER and vLLM with a named --moe-backend "
+        "(else SGLang refuses it, and vLLM makes the blocks of scales smaller, for Triton)"
+    )
 
 
 @dataclass
 class FusedMoeOperands(Operands):
-    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8."""
+    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8. Ids are in the
+    rank's numbering, -1 for experts on other ranks; a weight is the true one there, too."""
 
     w13: torch.Tensor  # FP8 [local, 2 * inter, hidden], gate rows before up rows
     w13_scale: torch.Tensor  # fp32 [local, 2 * inter/128, hidden/128]
@@ -30,26 +117,19 @@ class FusedMoeOperands(Operands):
     x: torch.Tensor = ABSENT  # bf16 [tokens, hidden]; not in core
     x_q: torch.Tensor = ABSENT  # FP8 [tokens, hidden]; core only
     x_scale: torch.Tensor = ABSENT  # fp32 [tokens, hidden/128]; core only
-
-    logits: torch.Tensor = ABSENT
-    """fp32 [tokens, experts] of the experts of all ranks, before the sigmoid; with_routing only."""
-
-    bias: torch.Tensor = ABSENT
-    """fp32 [experts], added to the scores only for the choice; with_routing only."""
-
-    topk_ids: torch.Tensor = ABSENT
-    """int32 [tokens, picks] in the rank's numbering, -1 for experts on other ranks; not in with_routing."""
-
-    topk_weights: torch.Tensor = ABSENT
-    """fp32 [tokens, picks], with the true weight also where the id is -1; not in with_routing."""
+    logits: torch.Tensor = (
+        ABSENT  # fp32 [tokens, experts of all ranks], before the sigmoid; with_routing only
+    )
+    bias: torch.Tensor = ABSENT  # fp32 [experts], added to the scores only for the choice; with_routing only
+    topk_ids: torch.Tensor = ABSENT  # int32 [tokens, picks]; not in with_routing
+    topk_weights: torch.Tensor = ABSENT  # fp32 [tokens, picks]; not in with_routing
 
     live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
     streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """The weight of a single pick is 1 whatever its score, and other scores may choose the same
-        expert."""
+        """The weight of a single pick is 1, and other scores may choose the same expert."""
         return frozenset({"logits"} if self.sizes.topk == 1 else ())
 
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
@@ -87,13 +167,11 @@ STRIDE = 4099
 GATE = 3.0
 """Root mean square of gate and up for a token of deviation 1: there SiLU is neither linear nor saturated."""
 
-HOT = 8
-"""In every second token one of so many blocks of K is hot."""
+HOT = 8  # in every second token one of so many blocks of K is hot
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
-    """The operands of a case, of the first of the sets that calls rotate over; equal arguments give equal
-    operands."""
+    """The first of the sets that calls rotate over; equal arguments give equal operands."""
     first = Seeds(seeds.stationary, seeds.live, adversarial=seeds.adversarial)
     return FusedMoeOperands(
         **weights(sizes, first, device),
@@ -123,23 +201,16 @@ def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.
             start = (place * local_experts + expert) * STRIDE
             values[expert].view(-1).copy_(pool[start : start + rows * columns])
         size = (GATE if name == "w13" else 1.0) / (columns**0.5 * fmt.max / 4)
+        blocks = (local_experts, rows // BLOCK, columns // BLOCK)
         made[name] = values
-        made[f"{name}_scale"] = _scales(local_experts, rows, columns, size, sizes.scales, generator, device)
+        made[f"{name}_scale"] = _scales(blocks, size, sizes.scales, generator)
     return made
 
 
-def _scales(
-    local_experts: int,
-    rows: int,
-    columns: int,
-    size: float,
-    kind: str,
-    generator: torch.Generator,
-    device: str,
-) -> torch.Tensor:
+def _scales(shape: tuple[int, ...], size: float, kind: str, generator: torch.Generator) -> torch.Tensor:
     """fp32 [local, rows/128, columns/128] with a root mean square of about `size`: low and high scales as the
     fields of a chessboard, 1 to 2 and 4 to 8 times the lowest."""
-    shape = (local_experts, rows // BLOCK, columns // BLOCK)
+    device = generator.device
     exponent = torch.rand(shape, generator=generator, device=device)
     lowest = torch.tensor(size / 4.3)
     if kind == "ue8m0":
@@ -180,3 +251,74 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
         return {"x": x}
     x_q, x_scale = quantise_activations(x, fp8_format(sizes.fp8), known_scales(sizes.scales))
     return {"x_q": x_q, "x_scale": x_scale}
+
+
+# Biased scores: LOW to HIGH for experts that are not picked, at least PICKED for those that are. One picked
+# expert and one other of its group outweigh any two experts of another group by GAP.
+LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
+
+MOST = 0.97  # the largest score: a logit of 3.5
+
+
+def generator_of(device: str, *seeds: int) -> torch.Generator:
+    mixed = 0
+    for seed in seeds:
+        mixed = (mixed * 1_000_003 + seed + 1) % 2**63
+    return torch.Generator(device).manual_seed(mixed)
+
+
+def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
+    """topk_ids and topk_weights, or in `with_routing` the logits and the bias from which these follow with
+    clear margins: no biased score and no sum of a group is within GAP of a different choice."""
+    routing = sizes.routed
+    experts = torch.tensor(routing.global_picks(seeds.live, seeds.turn), device=device)
+    # The bias lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up to 0.2.
+    generator = generator_of(device, 3, seeds.stationary)
+    bias = torch.rand(sizes.experts, generator=generator, device=device)
+    held_back = torch.randperm(sizes.experts, generator=generator, device=device) % 4 == 0
+    bias = torch.where(held_back, -0.05 - 0.25 * bias, 0.1 + 0.1 * bias)
+    scores = _biased(sizes, seeds, experts, bias) - bias
+    if boundary == "with_routing":
+        return {"logits": torch.log(scores / (1 - scores)), "bias": bias}
+    own = scores.gather(1, experts)
+    routed = own / own.sum(-1, keepdim=True) * SCALING
+    shared = torch.ones(sizes.tokens, sizes.shared, device=device)
+    ids = torch.tensor(routing.picks(seeds.live, seeds.turn), dtype=torch.int32, device=device)
+    return {"topk_ids": ids, "topk_weights": torch.cat([routed, shared], 1)}
+
+
+def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Biased scores, fp32 [tokens, experts]. In every second token one pick has nearly all of the weight.
+    Where it is possible, an expert of a group that is not chosen has a higher score than some picks, so that
+    only the limit on groups keeps it out."""
+    device = experts.device
+    generator = generator_of(str(device), 4, seeds.stationary, seeds.live, seeds.turn)
+    tokens, topk = experts.shape
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
+    most = bias[experts] + MOST
+    even = PICKED + (most - PICKED) * uniform(tokens, topk)
+    # The heavy pick is one that the rank holds.
+    heavy = (uniform(tokens, topk) + (experts < sizes.routed.local)).argmax(-1, keepdim=True)
+    uneven = (PICKED + GAP * uniform(tokens, topk)).scatter(1, heavy, most.gather(1, heavy))
+    every_other = torch.arange(tokens, device=device)[:, None] % 2 == 0
+    biased.scatter_(1, experts, torch.where(every_other, uneven, even))
+
+    groups, limit = sizes.group_limit
+    if groups == limit or sizes.experts // groups < 2:
+        return biased
+    by_group = biased.view(tokens, groups, -1)
+    sums = by_group.topk(2, -1).values.sum(-1)
+    picked_in = torch.zeros(tokens, groups, dtype=torch.bool, device=device)
+    picked_in.scatter_(1, experts // by_group.shape[-1], True)
+    least_sum = sums.masked_fill(~picked_in, 9.0).amin(-1)
+    least_pick = biased.gather(1, experts).amin(-1)
+    decoy = torch.where(picked_in, 9.0, uniform(tokens, groups)).argmin(-1) * by_group.shape[-1]
+    score = torch.minimum(least_sum - HIGH - GAP, bias[decoy] + MOST)
+    fits = (picked_in.sum(-1) == limit) & (score > least_pick + GAP)
+    row = torch.nonzero(fits)[:, 0]
+    biased[row, decoy[row]] = score[row]
+    return biased

@@ -15,10 +15,9 @@ from functools import partial
 from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales
-from kernels.fused_moe.operands import FusedMoeOperands, generate
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes, generate
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import BOUNDARIES, Call, Op, RowGroups, Tolerance, Work, rows_kept, sequence
 from kernels.operands import Seeds
@@ -47,7 +46,7 @@ class FusedMoe(Op):
         if boundary == "with_routing":
             choice = (sizes.tokens + 1) * sizes.experts * 4
         else:
-            choice = sizes.tokens * sizes.picks * 8
+            choice = sizes.pairs * 8
         moved = routing.hit * sizes.expert_bytes + activations + choice + self.output_bytes(sizes)
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
@@ -65,7 +64,7 @@ class FusedMoe(Op):
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
         """Its own picks or logits, and what a step writes where a call is composed."""
-        return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + sizes.quantised_bytes
+        return sizes.pairs * 8 + sizes.tokens * sizes.experts * 4 + sizes.quantised_bytes
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
         """x and two errors of it in fp32; a result and two variances in fp64, and their sums; about as much

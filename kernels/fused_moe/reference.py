@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.fused_moe.routing import Router, choose
-from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Reference, affordable, spread
 
-if TYPE_CHECKING:
-    from kernels.fused_moe.operands import FusedMoeOperands
-
-UNIT = 2.0**-9
-"""The relative root mean square error of rounding to bf16."""
+UNIT = 2.0**-9  # the relative root mean square error of rounding to bf16
 
 EXPERT_PAIRS = 100
 """To convert an expert to fp32 takes about as long as to compute so many (row, expert) pairs."""

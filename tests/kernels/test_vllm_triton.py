@@ -177,11 +177,11 @@ def interpret(op_name: str, text: str, boundary: str, broken: str = "", config: 
     return found
 
 
-def ids_of_the_first(operands: Any) -> tuple[Any, Any]:
+def ids_of_the_first(operands: Any, values: list[int]) -> tuple[Any, Any, Any]:
     """As `expert_ids`, but calls do not bring them up to date."""
-    ids, write = expert_ids(operands)
+    ids, write, of_ids = expert_ids(operands, values)
     write()
-    return ids, lambda: None
+    return ids, lambda: None, of_ids
 
 
 def taken(op_name: str, text: str, boundary: str, place: str) -> list[Any]:

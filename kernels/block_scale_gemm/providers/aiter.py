@@ -2,36 +2,24 @@
 
 Read in AITER e404860 (August 2026) and its tags v0.1.4 to v0.1.20.post1: aiter/ops/gemm_op_a8w8.py,
 aiter/ops/shuffle.py, csrc/ck_gemm_a8w8_blockscale*/, csrc/py_itfs_cu/asm_a8w8_blockscale_bpreshuffle.cu,
-aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py. For which engine runs which: aiter_w8a8_block_fp8_linear
-in srt/layers/quantization/fp8_utils.py of SGLang 0.5.23; AiterFp8BlockScaledMMKernel in
-model_executor/kernels/linear/scaled_mm/aiter.py of vLLM 0.33. Untested on hardware.
+aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py. Engines run CK's, CK Tile's and the assembly kernels only
+through the two rows with a tuned table. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
 from kernels.block_scale_gemm.layouts import multiples
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK
 from kernels.lazy import torch
-from kernels.op import Prepared, Unsupported
-from kernels.support import Support
+from kernels.op import Implementation, Prepared, Unsupported, implementation
 
 TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # the most splits of K in the Triton kernels' tuned configurations
-
-
-def of_ops(name: str, needs: str) -> Function:
-    """A function of gemm_op_a8w8.py."""
-    return Function(f"aiter.ops.gemm_op_a8w8.{name}", f"aiter.{name}", needs=needs)
-
-
-INTO = "XQ WQ x_scale w_scale Out"
-TABLED = "XQ WQ x_scale w_scale dtype"
 
 SHUFFLE = Function("aiter.ops.shuffle.shuffle_weight", needs="x layout")
 
@@ -40,81 +28,69 @@ LOOK_UP = Function("aiter.ops.gemm_op_a8w8.get_CKGEMM_config", needs="M N K tune
 TABLES = Symbol("aiter.ops.gemm_op_a8w8.AITER_CONFIGS")  # from 0.1.7.post3
 
 
-class AiterGemm(vendor.Aiter):
-    multiply: ClassVar[Function]
-    """Its arguments are a, b, the scales of a, the scales of b, and the output, or the output's dtype where
-    the call allocates the output; in this order."""
+def gemm(
+    name: str,
+    since: str,
+    multiply: Function,
+    *,
+    table: str = "",
+    preshuffled: bool = False,
+    is_triton: bool = False,
+    step_n: int = TILE_N,
+) -> type[Implementation]:
+    """The row of a product.
 
-    flags: ClassVar[Mapping[str, object]] = {}
-    """Further arguments, given where the installed version takes them."""
+    multiply:    its arguments are a, b, the scales of a, the scales of b, and the output, or with a table the
+                 output's dtype, as the call then allocates the output; in this order. Its wishes are flags
+                 that are set
+    table:       the attribute of AITER_CONFIGS that names the tuned table, from which the call takes its
+                 kernel
+    preshuffled: it takes b in tiles, and the scales of a column by column
+    is_triton:   it is a Triton kernel, which allocates the fp32 parts of a split K
+    """
 
-    table: ClassVar[str] = ""
-    """The attribute of AITER_CONFIGS that names the tuned table from which the call takes its kernel."""
-
-    splits: ClassVar[int] = 0
-    """The most splits of K whose fp32 parts the call allocates."""
-
-    step_n: ClassVar[int] = TILE_N
-    preshuffled: ClassVar[bool] = False  # takes b in tiles, and the scales of a column by column
-    rows_of_b: ClassVar[int] = 1  # rows of N that share a row of the tensor of tiles
-
-    def __init_subclass__(cls) -> None:
-        triton = " with Triton" if cls.also else ""
-        cls.requires = f"AITER {cls.since} or later (read to 0.1.20){triton}, gfx942 or gfx950"
-        cls.symbols = (cls.multiply, SHUFFLE) if cls.preshuffled else (cls.multiply,)
-
-    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
-        return multiples(sizes, self.step_n, BLOCK)
-
-    def layout(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.n * sizes.k if self.preshuffled else 0
-
-    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return 4 * sizes.m * (sizes.k_blocks + self.splits * sizes.n)
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        b_q, taken = operands.b_q, operands.a_scale
-        a_scale = taken
-        if self.preshuffled:
+    def prepare(operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        b_q, a_scale = operands.b_q, operands.a_scale
+        taken = a_scale
+        if preshuffled:
             b_q = in_tiles(b_q)
-            if self.rows_of_b > 1:
-                b_q = b_q.reshape(b_q.shape[0] // self.rows_of_b, -1)
+            if is_triton:  # the rows of a tile are one row of the tensor that it gets
+                b_q = b_q.reshape(b_q.shape[0] // TILE_N, -1)
             # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.
             # What `inputs` gets is a view of it by row and block.
             taken = a_scale.t().contiguous().view(a_scale.shape)
             a_scale = taken.view(a_scale.shape[1], -1).t()
-        last = torch.bfloat16 if self.allocates else out
-        given = (operands.a_q, b_q, taken, operands.b_scale, last)
-        names = dict(zip(self.multiply.needs, given, strict=True))
-        multiply = self.multiply.bind(**names, **self.flags)
+        given = (operands.a_q, b_q, taken, operands.b_scale, torch.bfloat16 if table else out)
+        names = dict(zip(multiply.needs, given, strict=True))
+        product = multiply.bind(**names, **dict.fromkeys(multiply.wishes, True))
 
         def call() -> object:
             try:
-                return multiply()
+                return product()
             except RuntimeError as error:
                 # Only the instance of a CK kernel knows which sizes it takes.
                 if "not supported" in str(error):
-                    name = self.multiply.places[0].rpartition(".")[2]
+                    name = multiply.places[0].rpartition(".")[2]
                     raise Unsupported(f"{name}: {' '.join(str(error).split())}") from error
                 raise
 
         inputs = {"a_q": operands.a_q, "a_scale": a_scale}
-        return Prepared(operands, out, call, inputs=inputs, picked=lambda: self.picked(operands))
+        return Prepared(operands, out, call, inputs=inputs, picked=lambda: picked(operands, table))
 
-    def picked(self, operands: BlockScaleGemmOperands) -> str:
-        """What the tuned table says about these sizes; empty where this version does not tell."""
-        if not self.table:
-            return ""
-        (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
-        try:
-            file = getattr(TABLES.find(), self.table, None)
-            found: Any = LOOK_UP.bind(M=m, N=n, K=k, tuned_file=file)()
-        except (BindingError, Unsupported):
-            return ""
-        if found is None:
-            return "default: the tuned table has no row for these sizes"
-        words = [str(found.get(name, "")) for name in ("libtype", "kernelName")]
-        return " ".join(["tuned:", *filter(None, words), f"splitK={found.get('splitK', 0)}"])
+    with_triton = " with Triton" if is_triton else ""
+    splits = MOST_SPLITS if is_triton else 0
+    return implementation(
+        name,
+        vendor.Aiter,
+        requires=f"AITER {since} or later (read to 0.1.20){with_triton}, gfx942 or gfx950",
+        since=since,
+        allocates=bool(table),
+        also=vendor.TRITON if is_triton else {},
+        symbols=(multiply, SHUFFLE) if preshuffled else (multiply,),
+        fits=lambda sizes: multiples(sizes, step_n),
+        layout=lambda sizes: sizes.n * sizes.k if preshuffled else 0,
+        workspace=lambda sizes: 4 * sizes.m * (sizes.k_blocks + splits * sizes.n),
+    )(prepare)
 
 
 def in_tiles(b_q: torch.Tensor) -> torch.Tensor:
@@ -123,109 +99,90 @@ def in_tiles(b_q: torch.Tensor) -> torch.Tensor:
     return shuffled
 
 
-class DispatchGemm(AiterGemm):
-    """The kernel and the split that the tuned table has for these sizes, or else CK's default. vLLM's product
-    with VLLM_ROCM_USE_AITER=1, except where it takes `aiter.triton`. SGLang's only with
-    SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1, or on gfx950 before ROCm 7.2."""
-
-    name = "aiter.dispatch"
-    since = "0.1.4"
-    allocates = True
-    multiply = of_ops("gemm_a8w8_blockscale", TABLED)
-    table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
-
-
-class DispatchPreshuffled(AiterGemm):
-    """The same among the kernels that take b in tiles: CK, CK Tile, assembly and others. SGLang's product on
-    gfx950 from ROCm 7.2, except where it takes `aiter.triton`. No table of e404860 has a row for a gfx942 of
-    304 compute units (MI300X, MI325X): there it is CK's default."""
-
-    name = "aiter.dispatch_preshuffled"
-    since = "0.1.5.post3"
-    allocates = True
-    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle", TABLED)
-    table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
-    preshuffled = True
+def picked(operands: BlockScaleGemmOperands, table: str) -> str:
+    """What the tuned table says about these sizes; empty where this version does not tell."""
+    if not table:
+        return ""
+    (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
+    try:
+        file = getattr(TABLES.find(), table, None)
+        found: Any = LOOK_UP.bind(M=m, N=n, K=k, tuned_file=file)()
+    except (BindingError, Unsupported):
+        return ""
+    if found is None:
+        return "default: the tuned table has no row for these sizes"
+    words = [str(found.get(name, "")) for name in ("libtype", "kernelName")]
+    return " ".join(["tuned:", *filter(None, words), f"splitK={found.get('splitK', 0)}"])
 
 
-class CkGemm(AiterGemm):
-    """CK's default kernel without splits; up to 0.1.14 the kernel that AITER's C++ chooses for these sizes.
-    Engines run it only through `aiter.dispatch`."""
-
-    name = "aiter.ck"
-    since = "0.1.4"
-    multiply = of_ops("gemm_a8w8_blockscale_ck", INTO)
+def of_ops(name: str, needs: str = "XQ WQ x_scale w_scale Out") -> Function:
+    """A function of gemm_op_a8w8.py."""
+    return Function(f"aiter.ops.gemm_op_a8w8.{name}", f"aiter.{name}", needs=needs)
 
 
-class CkTile(AiterGemm):
-    """CK Tile's default kernel without splits; up to 0.1.14 the kernel that AITER's C++ chooses for these
-    sizes. Engines run it only through `aiter.dispatch`."""
+TABLED = "XQ WQ x_scale w_scale dtype"
 
-    name = "aiter.cktile"
-    since = "0.1.10"
-    multiply = of_ops("gemm_a8w8_blockscale_cktile", INTO)
+# The kernel and the split that the tuned table has for these sizes, or else CK's default.
+dispatch = gemm(
+    "aiter.dispatch",
+    "0.1.4",
+    of_ops("gemm_a8w8_blockscale", TABLED),
+    table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE",
+)
 
+# The same among the kernels that take b in tiles: CK, CK Tile, assembly and others. No table of e404860 has a
+# row for a gfx942 of 304 compute units (MI300X, MI325X): there it is CK's default.
+dispatch_preshuffled = gemm(
+    "aiter.dispatch_preshuffled",
+    "0.1.5.post3",
+    of_ops("gemm_a8w8_blockscale_bpreshuffle", TABLED),
+    table="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE",
+    preshuffled=True,
+)
 
-class CkPreshuffled(AiterGemm):
-    """As `aiter.ck` with b in tiles. Engines run it only through `aiter.dispatch_preshuffled`."""
+# The default kernels of CK and CK Tile without splits; up to 0.1.14 those that AITER's C++ chooses for these
+# sizes. With some kernels of CK Tile for b in tiles the call transposes the scales of a back.
+ck = gemm("aiter.ck", "0.1.4", of_ops("gemm_a8w8_blockscale_ck"))
+cktile = gemm("aiter.cktile", "0.1.10", of_ops("gemm_a8w8_blockscale_cktile"))
+ck_preshuffled = gemm(
+    "aiter.ck_preshuffled", "0.1.5.post3", of_ops("gemm_a8w8_blockscale_bpreshuffle_ck"), preshuffled=True
+)
+cktile_preshuffled = gemm(
+    "aiter.cktile_preshuffled",
+    "0.1.11",
+    of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile"),
+    preshuffled=True,
+)
 
-    name = "aiter.ck_preshuffled"
-    since = "0.1.5.post3"
-    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_ck", INTO)
-    preshuffled = True
+# The assembly kernel and the split of K that its own heuristic chooses; splits are added in the bf16 output.
+# From 0.1.12 to 0.1.14 the call first fills a bias with zeros.
+asm = gemm(
+    "aiter.asm",
+    "0.1.7.post3",
+    of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out"),
+    preshuffled=True,
+    step_n=BLOCK,
+)
 
-
-class CkTilePreshuffled(AiterGemm):
-    """As `aiter.cktile` with b in tiles. Engines run it only through `aiter.dispatch_preshuffled`. With some
-    kernels the call transposes the scales of a back."""
-
-    name = "aiter.cktile_preshuffled"
-    since = "0.1.11"
-    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile", INTO)
-    preshuffled = True
-
-
-class AsmGemm(AiterGemm):
-    """The assembly kernel and the split of K that its own heuristic chooses; splits are added in the bf16
-    output. Engines run it only through `aiter.dispatch_preshuffled`, with the table's kernel and split. From
-    0.1.12 to 0.1.14 the call first fills a bias with zeros."""
-
-    name = "aiter.asm"
-    since = "0.1.7.post3"
-    multiply = of_ops("gemm_a8w8_blockscale_bpreshuffle_asm", "A B A_scale B_scale out")
-    step_n = BLOCK
-    preshuffled = True
-
-
-class AiterTritonGemm(AiterGemm):
-    """AITER's Triton kernel with the configuration that AITER keeps for these sizes. SGLang's product on
-    gfx942, and on gfx950 for a list of n and k that has most of DeepSeek-R1's. vLLM's on gfx950 for the n and
-    k that AITER keeps a configuration for."""
-
-    name = "aiter.triton"
-    since = "0.1.4"
-    multiply = Function(
+# AITER's Triton kernel with the configuration that AITER keeps for these sizes.
+triton_plain = gemm(
+    "aiter.triton",
+    "0.1.4",
+    Function(
         "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
         "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
         needs="x w x_scale w_scale y",
-    )
-    also = vendor.TRITON
-    splits = MOST_SPLITS
-
-
-class AiterTritonPreshuffled(AiterGemm):
-    """AITER's Triton kernel on b in tiles, with the configuration that AITER keeps for these sizes. Engines
-    run it on gfx950 where the table of `aiter.dispatch_preshuffled` says so."""
-
-    name = "aiter.triton_preshuffled"
-    since = "0.1.10"
-    multiply = Function(
+    ),
+    is_triton=True,
+)
+triton_preshuffled = gemm(
+    "aiter.triton_preshuffled",
+    "0.1.10",
+    Function(
         "aiter.ops.triton.gemm.basic.gemm_a8w8_blockscale.gemm_a8w8_blockscale_preshuffle",
         needs="x w x_scale w_scale y",
-        wishes="is_x_scale_tranposed",
-    )
-    flags: ClassVar = {"is_x_scale_tranposed": True}  # AITER spells it so
-    also = vendor.TRITON
-    splits = MOST_SPLITS
-    preshuffled = True
-    rows_of_b = TILE_N
+        wishes="is_x_scale_tranposed",  # AITER spells it so
+    ),
+    is_triton=True,
+    preshuffled=True,
+)

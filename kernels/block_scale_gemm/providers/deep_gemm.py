@@ -68,9 +68,7 @@ SGLANG_QUANTISE = Function(
 
 class DeepGemmBlockScale(vendor.DeepGemm):
     """The scales of a are brought into the kernel's layout before timing, as an engine's quantiser writes
-    them. On Blackwell the suite's own quantiser writes fp32, and DeepGEMM packs that within the timed call.
-    SGLang runs this on sm_90, but with its own quantiser; `deepgemm@sglang` and `deepgemm@vllm` have the
-    quantisers of the engines."""
+    them. On Blackwell the suite's own quantiser writes fp32, which DeepGEMM packs within the call."""
 
     name = "deepgemm"
     requires = (
@@ -79,10 +77,10 @@ class DeepGemmBlockScale(vendor.DeepGemm):
     )
     multiply: ClassVar[tuple[Function, ...]] = (MULTIPLY, MULTIPLY_1)  # the first that exists is called
     transform: ClassVar[Function] = TRANSFORM  # brings scales into the kernel's layout
-    symbols: ClassVar[Sequence[Taken]] = ((MULTIPLY, MULTIPLY_1), TRANSFORM)
+    symbols: ClassVar[Sequence[Taken]] = (multiply, transform)
 
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
-        return multiples(sizes, 64, 128)
+        return multiples(sizes, 64)
 
     def layout(self, sizes: BlockScaleGemmSizes) -> int:
         """An upper bound: packed scales for every row of b, as Blackwell has them."""
@@ -127,9 +125,8 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
 
 class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
-    """vLLM's default from sm_90 on; on sm_90 only from 32 tokens, below which it takes `flashinfer.sm90`. The
-    engine's quantiser writes the scales as the kernel takes them. It rounds the scales of activations up to
-    powers of two on sm_90 too (VLLM_USE_DEEP_GEMM_E8M0) and does not align them there: where M is not a
+    """The engine's quantiser writes the scales as the kernel takes them. It rounds the scales of activations
+    up to powers of two on sm_90 too (VLLM_USE_DEEP_GEMM_E8M0) and does not align them there: where M is not a
     multiple of four, DeepGEMM aligns them within the call. Where the kernel requires powers of two, engines
     round the scales of weights to them as they load; the operands have such scales."""
 
@@ -153,8 +150,7 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
 
 
 class DeepGemmOfSglang(DeepGemmBlockScale):
-    """SGLang's default on sm_90, sm_100 and sm_103: the deep_gemm package with the engine's quantiser, which
-    writes the scales as the kernel takes them. About the scales of weights see `deepgemm@vllm`."""
+    """As `deepgemm@vllm`, by the deep_gemm package, with SGLang's quantiser, which aligns the scales."""
 
     name = "deepgemm@sglang"
     requires = (

@@ -19,23 +19,25 @@ fp8_utils.py and fp8.py in srt/layers/quantization.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kernels import platform as platforms
-from kernels.binding import Function
-from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
-from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, padding_bytes, product
+from kernels.binding import BindingError, Function
+from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
-from kernels.engine_tuning import EngineConfig, EngineTuned
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, EngineTuned, nearest_of
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import Support, need
+from kernels.tables.engine_json import RULES, file_name
 from kernels.triton_runtime import TritonImplementation, require_interpreter
-from kernels.tuning import Target
+from kernels.tuning import Target, values
 from kernels.vendor import BLACKWELL, Aiter, Sglang, Vllm
 
 # CUTLASS
@@ -57,12 +59,11 @@ CUTLASS_OF_SGLANG = Function(
     archs=("sm_90", *BLACKWELL, "sm_120"),
     allocates=True,
     symbols=(CUTLASS_OF_VLLM,),
-    fits=lambda sizes: multiples(sizes, 16, BLOCK),
+    fits=lambda sizes: multiples(sizes, 16),
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
 def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """What vLLM takes after FlashInfer and DeepGEMM. Where M is not a multiple of four on sm_90, the call
-    also computes the rows of zeros up to the next multiple."""
+    """On sm_90 the call also computes rows of zeros where M is not a multiple of four."""
     return cutlass(CUTLASS_OF_VLLM, operands)
 
 
@@ -75,19 +76,18 @@ def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     archs=("sm_120",),
     allocates=True,
     symbols=(CUTLASS_OF_SGLANG,),
-    fits=lambda sizes: multiples(sizes, BLOCK, BLOCK),
+    fits=lambda sizes: multiples(sizes, BLOCK),
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
 def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
-    """SGLang's default on sm_120. It is compiled at the first call."""
+    """It is compiled at the first call."""
     return cutlass(CUTLASS_OF_SGLANG, operands)
 
 
 def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     """The function takes a, b, their scales and the output's dtype, in this order."""
     rows = ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
-    a_q = padded_rows(operands.a_q, rows)
-    a_scale = column_major(padded_rows(operands.a_scale, rows))
+    a_q, a_scale = padded(operands, rows)
     given = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
     multiply = function.bind(**dict(zip(function.needs, given, strict=True)))
     return product(operands, None, multiply, a_q, a_scale)
@@ -128,8 +128,7 @@ def takes_few(sizes: BlockScaleGemmSizes) -> Support:
     layout=lambda sizes: sizes.n * sizes.k,
 )
 def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
-    """From ROCm 7.2 on SGLang tries it before `aiter.triton` and `aiter.dispatch_preshuffled`. hipcc compiles
-    it at the first call. The weights lie as AITER shuffles them."""
+    """hipcc compiles it at the first call. The weights lie as AITER shuffles them."""
     weights = in_tiles(operands.b_q)
     weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
     multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
@@ -141,6 +140,58 @@ def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
 # Triton
 
 TILE_M = 64  # of vLLM's default configuration, which it takes on a CPU
+
+LOOK_UP = "get_w8a8_block_fp8_configs"
+"""The function that both engines call for a table, in the module of the product."""
+
+
+@dataclass(frozen=True)
+class GemmTables(EngineLookUp):
+    """How an engine looks up a configuration. One is forced by its own look-up, which returns it for the time
+    of a call."""
+
+    engine: str  # `vllm` or `sglang`. RULES has what no function of the engine returns
+    multiply: Function  # the product
+    own: Function  # returns its table for a weight by M, or None
+    device: Function  # returns the device's name
+
+    def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
+        """Raises BindingError where the product does not call the look-up."""
+        if config is None:
+            return contextlib.nullcontext
+        multiply, entry = self.multiply.find(), values(config)
+        names = multiply.__globals__
+        if LOOK_UP not in names or LOOK_UP not in multiply.__code__.co_names:
+            raise BindingError(f"{self.multiply.places[0]} does not ask {LOOK_UP}")
+
+        @contextlib.contextmanager
+        def given() -> Iterator[None]:
+            looks_up = names[LOOK_UP]
+            names[LOOK_UP] = lambda *_: {0: dict(entry)}
+            try:
+                yield
+            finally:
+                names[LOOK_UP] = looks_up
+
+        return given
+
+    def rows(self, sizes: BlockScaleGemmSizes) -> int:
+        return sizes.m
+
+    def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, EngineEntry] | None:
+        found: Mapping[int, EngineEntry] | None = self.own.bind(
+            N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
+        )()
+        return found or None  # engines treat an empty table as none
+
+    def taken(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
+        own = self.table(sizes)
+        return RULES[self.engine].gemm_default if own is None else own[nearest_of(own, m)]
+
+    def file(self, sizes: BlockScaleGemmSizes) -> str:
+        device = str(self.device.bind()()).replace(" ", "_")
+        return file_name(f"N={sizes.n},K={sizes.k}", device, RULES[self.engine].block)
+
 
 ARGUMENTS = "A B As Bs block_size output_dtype"
 LOOK_UP_ARGUMENTS = "N K block_n block_k"

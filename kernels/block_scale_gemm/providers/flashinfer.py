@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kernels import vendor
 from kernels.binding import Function
-from kernels.block_scale_gemm.layouts import column_major, padded_rows, product, rounded_up
+from kernels.block_scale_gemm.layouts import column_major, multiples, padded, padded_rows, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.lazy import torch
@@ -38,10 +38,7 @@ NAMED_BACKEND = Function(
 
 class FlashInferGemm(vendor.FlashInfer):
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
-        return Support.all_of(
-            need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
-            need(sizes.n % 64 == 0, "needs n to be a multiple of 64"),
-        )
+        return multiples(sizes, 64)
 
 
 def quantising_bytes(sizes: BlockScaleGemmSizes) -> int:
@@ -63,8 +60,7 @@ def quantising_bytes(sizes: BlockScaleGemmSizes) -> int:
 )
 def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared:
     """Transposes the product below 32 rows. It quantises bf16 activations itself, to fp32 scales, in a kernel
-    of its own within the call: so vLLM 0.33 calls it below 32 tokens
-    (model_executor/kernels/linear/scaled_mm/flashinfer.py). No engine gives it FP8, as `core` does."""
+    of its own within the call. No engine gives it FP8, as `core` does."""
     o, weights = operands, {"weight": operands.b_q, "weight_scale": operands.b_scale}
     if o.a is not None:
         return SM90.bind(input=o.a, input_scale=None, **weights, out=out)
@@ -88,22 +84,20 @@ def sm90(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call | Prepared
 def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     """The CUTLASS kernel. Where M is not a multiple of four, the call also computes the rows of zeros up to
     the next multiple. The scales of both operands lie along M and N, which is the faster of the two ways
-    (include/flashinfer/gemm/gemm_groupwise_sm100.cuh). SGLang 0.5.23 runs `flashinfer.trtllm` on these
-    devices, and this row with --fp8-gemm-backend flashinfer_cutlass."""
-    padded, a_q = padded_rows(out, ROWS), padded_rows(operands.a_q, ROWS)
-    a_scale = column_major(padded_rows(operands.a_scale, ROWS))
+    (include/flashinfer/gemm/gemm_groupwise_sm100.cuh)."""
+    whole, (a_q, a_scale) = padded_rows(out, ROWS), padded(operands, ROWS)
     multiply = GROUPWISE.bind(
         a=a_q,
         b=operands.b_q,
         a_scale=a_scale.t(),
         b_scale=operands.b_scale.t().contiguous(),
         scale_major_mode="MN",
-        mma_sm=2 if len(padded) >= TWO_SMS else 1,
+        mma_sm=2 if len(whole) >= TWO_SMS else 1,
         scale_granularity_mnk=(1, BLOCK, BLOCK),
-        out=padded,
+        out=whole,
         backend="cutlass",
     )
-    return product(operands, padded[: operands.m], multiply, a_q, a_scale)
+    return product(operands, whole[: operands.sizes.m], multiply, a_q, a_scale)
 
 
 @implementation(
@@ -117,9 +111,9 @@ def groupwise(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: 4 * sizes.m * sizes.k_blocks + WORKSPACE,
 )
 def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-    """TensorRT-LLM's generated kernel, which is downloaded at the first call. SGLang's product on B200 and
-    B300 without DeepGEMM, called as in flashinfer_gemm_w8a8_block_fp8_linear_with_fallback of its
-    srt/layers/quantization/fp8_utils.py (0.5.23): no row is added where M is not a multiple of four."""
+    """TensorRT-LLM's generated kernel, which is downloaded at the first call. It is called as in
+    flashinfer_gemm_w8a8_block_fp8_linear_with_fallback of SGLang's srt/layers/quantization/fp8_utils.py
+    (0.5.23): no row is added where M is not a multiple of four."""
     a_scale = column_major(operands.a_scale)
     multiply = by_backend(operands, out, "trtllm", scale_major_mode=None, a_scale=a_scale)
     return product(operands, out, multiply, a_scale=a_scale)

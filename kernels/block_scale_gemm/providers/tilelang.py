@@ -11,14 +11,11 @@ from typing import NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function
+from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, implementation
-from kernels.support import need
 from kernels.vendor import TileLang
-
-SOURCES = "kernels.block_scale_gemm.providers.tilelang_jit"
 
 MULTIPLY = Function(*TileLang.CALL, positions=5)
 
@@ -42,13 +39,14 @@ TILES = {
     "tilelang.tiled",
     TileLang,
     symbols=(*TileLang.symbols, MULTIPLY),
-    fits=lambda sizes: need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
+    fits=multiples,
 )
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
     o = operands
     few, many = TILES[platforms.of(out.device).kind]
-    tile = few if o.m <= few.rows else many
+    tile = few if o.sizes.m <= few.rows else many
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
-    kernel = TileLang.compiled(SOURCES, "scaled_product", *o.b_q.shape, fp8, *tile)
+    sources = "kernels.block_scale_gemm.providers.tilelang_jit"
+    kernel = TileLang.compiled(sources, "scaled_product", *o.b_q.shape, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)

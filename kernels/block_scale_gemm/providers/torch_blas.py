@@ -14,12 +14,11 @@ fast FP8 products are without block scales is what `doctor` measures as the ceil
 from __future__ import annotations
 
 from kernels.binding import Function, Symbol
-from kernels.block_scale_gemm.layouts import column_major, padded_rows, padding_bytes, product, rounded_up
+from kernels.block_scale_gemm.layouts import multiples, padded, padding_bytes, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
-from kernels.support import need
 from kernels.vendor import Vendor
 
 ROWS = 4  # cuBLASLt takes a multiple of so many rows
@@ -43,9 +42,7 @@ PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
     kinds=("cuda",),
     archs=("sm_90",),  # cuBLASLt takes these scales only there
     symbols=(MULTIPLY, RECIPES),
-    fits=lambda sizes: need(
-        sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"
-    ),
+    fits=lambda sizes: multiples(sizes, 16, 16),
     layout=lambda sizes: 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS),
     workspace=lambda sizes: padding_bytes(sizes, ROWS),
 )
@@ -61,8 +58,7 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     n_blocks, k_blocks = b_scale.shape
     b_padded = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
     b_padded[:, :k_blocks] = b_scale
-    a_q = padded_rows(operands.a_q, ROWS)
-    a_scale = column_major(padded_rows(operands.a_scale, ROWS))
+    a_q, a_scale = padded(operands, ROWS)
     multiply = MULTIPLY.bind(
         mat_a=a_q,
         mat_b=operands.b_q.t(),

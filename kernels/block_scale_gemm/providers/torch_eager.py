@@ -53,7 +53,7 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
         linear = torch.ops.mkldnn._linear_pointwise
-        b = torch.ops.mkldnn._reorder_linear_weight(b, o.m)
+        b = torch.ops.mkldnn._reorder_linear_weight(b, o.sizes.m)
 
         def multiply(a: torch.Tensor) -> object:
             return out.copy_(linear(a, b, None, "none", [], ""))

@@ -8,6 +8,7 @@ in vllm/model_executor/layers/utils.py for bf16.
 from __future__ import annotations
 
 from kernels.binding import Function
+from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.fp8_to_fp32 import fp8_to_bf16
@@ -22,7 +23,6 @@ BRGEMM = vllm_operator("weight_packed_linear", positions=5)
 ONEDNN = Function("vllm._custom_ops.onednn_mm", positions=3)
 ONEDNN_PACK = Function("vllm._custom_ops.create_onednn_mm", positions=2)
 
-
 STEP = 32  # N and K of weights that PACK takes are multiples of this
 ONEDNN_ROWS = 32  # rows that vLLM has oneDNN pack for
 
@@ -34,13 +34,9 @@ class OfBf16(VllmCpu):
     rebinds = True
 
 
-def takes_steps(sizes: BlockScaleGemmSizes) -> Support:
-    whole = sizes.n % STEP == 0 and sizes.k % STEP == 0
-    return need(whole, f"needs n and k to be multiples of {STEP}")
-
-
 def takes_fp8(sizes: BlockScaleGemmSizes) -> Support:
-    return Support.all_of(need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"), takes_steps(sizes))
+    is_taken = need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}")
+    return Support.all_of(is_taken, multiples(sizes, STEP, STEP))
 
 
 def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool) -> Call:
@@ -60,8 +56,7 @@ def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool
 )
 def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> Call:
     """`fp8_scaled_mm_cpu` (SGLang's CPU kernel), of CPUFp8BlockScaledMMKernel: W8A16. It is built on oneDNN's
-    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not. The engine chooses it
-    only where there are AMX tiles."""
+    brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
     return of_fp8(operands, weights, packed=True)
 
 
@@ -103,7 +98,7 @@ def onednn(operands: BlockScaleGemmOperands, out: None, handler: object) -> Call
     symbols=(BRGEMM, PACK),
     onednn_isa="AVX512_CORE_BF16",
     stationary=lambda operands: PACK.bind(fp8_to_bf16(operands.b_q, operands.b_scale))(),
-    fits=takes_steps,
+    fits=lambda sizes: multiples(sizes, STEP, STEP),
     layout=lambda sizes: 2 * sizes.n * sizes.k,
 )
 def brgemm_bf16(operands: BlockScaleGemmOperands, out: torch.Tensor, packed: torch.Tensor) -> Call:

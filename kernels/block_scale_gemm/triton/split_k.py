@@ -30,8 +30,7 @@ DIES = {"gfx942": 8, "gfx950": 8}
 MIN_STEPS = 2
 """Blocks of K below which a split costs more than it gains: it writes a part and fills a pipeline."""
 
-SUM_VALUES = 512
-"""Values of the output that a program of `sum_kernel` computes."""
+SUM_VALUES = 512  # values of the output that a program of `sum_kernel` computes
 
 MOST_PARTS = 1216 * 4 * 128 * 64
 """The most values that the parts of all splits hold: four programs on each of 304 compute units (MI300X)."""

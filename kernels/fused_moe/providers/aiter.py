@@ -22,25 +22,20 @@ from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, Pair, tiles_for
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
 
-ONE_STAGE_ROWS = 32
-"""Rows of a sorted block for the one-stage assembly."""
+ONE_STAGE_ROWS = 32  # rows of a sorted block for the one-stage assembly
 
 PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
 """What sorting returns, by the names of the kernels' arguments."""
 
-MOST_ROWS = 128
-"""Rows of the largest sorted block, for the memory plan."""
-
-STREAMED = 64
-"""Pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)."""
+MOST_ROWS = 128  # rows of the largest sorted block, for the memory plan
+STREAMED = 64  # pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)
 
 SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
 """What the engines give as moe_sorting_dispatch_policy: VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py) and
@@ -121,12 +116,12 @@ class Shuffled(AiterMoe):
     allocates = True
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return layouts.weight_values(sizes)
+        return sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
         experts, CK may split K, and needs gate and up of padded pairs in fp32."""
-        pairs = sizes.tokens * sizes.picks
+        pairs = sizes.pairs
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
@@ -152,9 +147,9 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
     return laid(operands.w13), laid(operands.w2)
 
 
-def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
-    """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
-    return layouts.per_expert(operands, [1] * operands.sizes.local_experts + [0])
+def masked_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
+    """As `expert_ids`, with 1 for the experts of the rank and 0 for the id that stands for all others."""
+    return layouts.expert_ids(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
@@ -193,8 +188,7 @@ def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: Pair) -> 
 
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
-    o, mask = operands, expert_mask(operands)
-    ids, write_ids = layouts.expert_ids(operands)
+    o, (ids, write_ids, mask) = operands, masked_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
         w1=weights[0],
@@ -247,8 +241,8 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
     """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
     these kernels; `out` is zeroed, because they add to it."""
-    o, sizes, mask = operands, operands.sizes, expert_mask(operands)
-    ids, write_ids = layouts.expert_ids(operands)
+    o, sizes = operands, operands.sizes
+    ids, write_ids, mask = masked_ids(o)
     sort = SORT.bind(
         topk_ids=ids,
         topk_weights=o.topk_weights,
@@ -337,7 +331,7 @@ def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
 def triton_bytes(sizes: FusedMoeSizes) -> int:
     """For each pair gate and up, h, the expert's output and the pair's row; slots of tiles of 16 to 256
     rows, because smaller tiles are more but have fewer empty slots."""
-    pairs = sizes.tokens * sizes.picks
+    pairs = sizes.pairs
     of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
     slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (16, 64, 128, 256))
     return pairs * of_pair + slots + MOST_SEGMENTS * sizes.local_experts * 4 + 8
@@ -360,14 +354,14 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     require_interpreter(out.device)
     o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
     config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
-    rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
+    rows, pairs = config["BLOCK_SIZE_M"], sizes.pairs
 
     sort = Alignment(sizes, rows, o.topk_ids)
     padded = torch.empty(1, dtype=torch.int32, device=device)
     row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-    between = layouts.between_products(o, out, row_of, 1, pairs)
-    gate_up = between.gate_up.view(sizes.tokens, sizes.picks, -1)
-    given = between.given.view(sizes.tokens, sizes.picks, -1)
+    between = layouts.Between(o, out, row_of, 1, pairs)
+    h_q, h_scale = between.h_q[0], between.h_scale[0]
+    gate_up, given = (each.view(sizes.tokens, sizes.picks, -1) for each in (between.gate_up, between.given))
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,
@@ -384,13 +378,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
         "config": config,
     }
     of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
-    of_down = {
-        "A": between.h_q[0],
-        "A_scale": between.h_scale[0],
-        "B": o.w2,
-        "B_scale": o.w2_scale,
-        "C": given,
-    }
+    of_down = {"A": h_q, "A_scale": h_scale, "B": o.w2, "B_scale": o.w2_scale, "C": given}
     # A row of x belongs to all picks of a token, a row of h to one.
     up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
     down = PRODUCT.bind(**both, **of_down, top_k=1)

@@ -25,25 +25,14 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, native_scales
-from kernels.fused_moe.layouts import (
-    MOST_SEGMENTS,
-    WORD,
-    Alignment,
-    Pair,
-    between_products,
-    chunk_for,
-    scale_columns,
-    scale_rows,
-    tiles_for,
-)
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe import layouts
+from kernels.fused_moe.layouts import WORD, Alignment, Pair, scale_columns, tiles_for
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
-from kernels.op import OPS, Call, implementation, sequence
+from kernels.op import OPS, Call, Implementation, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
-from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
 from shapes.case import Case
 
 ALIGNMENTS = range(32, 225, 32)
@@ -73,7 +62,7 @@ TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
 UTILS = "vllm.model_executor.layers.fused_moe.deep_gemm_utils"
 FP8 = "vllm.model_executor.layers.quantization.utils.fp8_utils"
-OF_VLLM = "vllm.utils.deep_gemm"
+DEEP_GEMM = "vllm.utils.deep_gemm"
 PACKED = "sm_100, sm_103 and sm_120"
 VLLM_QUANTISE = Function(f"{FP8}.per_token_group_quant_fp8", needs="x group_size column_major_scales")
 VLLM_PERMUTE = Function(
@@ -85,9 +74,11 @@ VLLM_ROWS = Function(
     f"{UTILS}.compute_aligned_M_and_alignment",
     needs="M num_topk local_num_experts alignment expert_tokens_meta",
 )
-VLLM_ALIGNMENT = Function(f"{OF_VLLM}.get_mk_alignment_for_contiguous_layout")
-VLLM_ALIGNED = Function(f"{OF_VLLM}.mk_alignment_scope", positions=1)
-VLLM_MULTIPLY = Function(f"{OF_VLLM}.m_grouped_fp8_gemm_nt_contiguous", positions=4, wishes="use_psum_layout")
+VLLM_ALIGNMENT = Function(f"{DEEP_GEMM}.get_mk_alignment_for_contiguous_layout")
+VLLM_ALIGNED = Function(f"{DEEP_GEMM}.mk_alignment_scope", positions=1)
+VLLM_MULTIPLY = Function(
+    f"{DEEP_GEMM}.m_grouped_fp8_gemm_nt_contiguous", positions=4, wishes="use_psum_layout"
+)
 VLLM_ACTIVATE = Function(
     f"{FP8}.silu_mul_per_token_group_quant_fp8_colmajor",
     needs="input output",
@@ -103,7 +94,12 @@ VLLM_ACTIVATE_PACKED = Function(
 VLLM_ADD_UP = Function(
     f"{UTILS}.deepgemm_unpermute_and_reduce", needs="a topk_ids topk_weights inv_perm expert_map output"
 )
-VLLM_TRANSFORM = Function(f"{OF_VLLM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+VLLM_TRANSFORM = Function(f"{DEEP_GEMM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+
+OF_VLLM = (
+    *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY, VLLM_ACTIVATE),
+    *(VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
+)
 
 OF_SGLANG = "sglang.kernels.ops"
 SGLANG_PLACE = Function(
@@ -123,8 +119,7 @@ SGLANG_ALIGN = Function("deep_gemm.utils.layout.get_mn_major_tma_aligned_tensor"
 
 
 def packs(arch: str) -> bool:
-    """Whether scales are the exponents of powers of two, four in an int32, as Blackwell's products take
-    them."""
+    """Whether scales are exponents of powers of two, four in an int32, as Blackwell's products take them."""
     return native_scales(arch) == "ue8m0"
 
 
@@ -135,8 +130,7 @@ def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
 
 
 def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> Pair:
-    """The scales of w13 and w2: fp32 [local, rows/128, k/128] as they are, or packed for every row and
-    MN-major."""
+    """The scales of w13 and w2: fp32 [local, rows/128, k/128], or packed for every row and MN-major."""
     o = operands
     if not packs(machine.of(o.w13.device).arch):
         return o.w13_scale, o.w2_scale
@@ -157,128 +151,103 @@ def row_bytes(sizes: FusedMoeSizes) -> int:
 # With the suite's own kernels
 
 
-def groups_of(sizes: FusedMoeSizes, is_masked: bool, aligned: int) -> tuple[int, int]:
-    """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
-    if is_masked:
-        return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
-    return 1, tiles_for(aligned, sizes) * aligned
+def around_products(name: str, product: Function, is_masked: bool) -> type[Implementation]:
+    """The row of the suite's own kernels around two products. is_masked: whether rows are in the masked
+    layout, else in the contiguous one"""
 
-
-def bytes_around(sizes: FusedMoeSizes, is_masked: bool) -> int:
-    """What `around_products` allocates at most: `row_bytes` for each row with the row's expert, and the row
-    of each pair."""
-    rows = max(math.prod(groups_of(sizes, is_masked, aligned)) for aligned in ALIGNMENTS)
-    counts = MOST_SEGMENTS * sizes.local_experts + 1
-    return rows * (row_bytes(sizes) + 4) + 4 * (sizes.tokens * sizes.picks + counts)
-
-
-def around_products(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, is_masked: bool) -> Call:
-    """The suite's own kernels around the two products. scales: those of w13 and w2; is_masked: whether rows
-    are in the masked layout, else in the contiguous one"""
-    import torch
-    import triton
-
-    from kernels.fused_moe.triton import rows_jit
-
-    require_interpreter(out.device)
-    o, sizes, device = operands, operands.sizes, out.device
-    hidden, experts = sizes.hidden, sizes.local_experts
-    pairs, packed = sizes.tokens * sizes.picks, packs(machine.of(device).arch)
-    expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
-    # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for the
-    # mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
-    advised = first_of(ADVICE, ALIGNMENT) is ADVICE
-    aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
-    # The library keeps the alignment for all calls, so that each product tells it again.
-    align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
-    groups, capacity = groups_of(sizes, is_masked, aligned)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    a = empty(groups, capacity, hidden, dtype=o.w13.dtype)
-    a_scale = scale_rows(groups, capacity, hidden, packed, device)
-    place: Call
-    if is_masked:
-        counts, row_of = empty(experts), empty(pairs)
-        place = functools.partial(
-            rows_jit.masked_kernel[(experts,)],
-            o.topk_ids,
-            counts,
-            row_of,
-            pairs=pairs,
-            CAPACITY=capacity,
-            CHUNK=chunk_for(pairs, device),
-        )
-    else:
-        place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
-        row_of, owners = place.row_of, place.owners
-    gather = functools.partial(
-        rows_jit.gather_kernel[(pairs,)],
-        o.x_q.view(torch.uint8),
-        o.x_scale,
-        o.topk_ids,
-        row_of,
-        a.view(torch.uint8),
-        a_scale,
-        CAPACITY=capacity,
-        PACKED=packed,
-        BLOCK=BLOCK,
-        PICKS=sizes.picks,
-        HIDDEN=hidden,
-        BLOCK_D=triton.next_power_of_2(hidden),
-        WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
-    )
-    between = between_products(o, out, row_of, groups, capacity, packed)
-    up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
-    down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
-
-    def product(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+    def groups_of(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
+        """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         if is_masked:
-            return MASKED.bind(x, w, y, counts, expected)
-        values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
-        return CONTIGUOUS.bind((values[0], x_scale[0]), w, y[0], owners)
+            return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
+        return 1, tiles_for(aligned, sizes) * aligned
 
-    first = (place, gather, align, product(*up), between.activate)
-    return sequence(*first, align, product(*down), between.add_up)
+    def workspace(sizes: FusedMoeSizes) -> int:
+        """`row_bytes` for each row with the row's expert, and the row of each pair, at most."""
+        rows = max(math.prod(groups_of(sizes, aligned)) for aligned in ALIGNMENTS)
+        counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
+        return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)
 
-
-class DeepGemmMoe(vendor.DeepGemm):
-    requires = (
-        "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
-        "sm_90, sm_100 or sm_103"
+    @implementation(
+        name,
+        vendor.DeepGemm,
+        requires=(
+            "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
+            "sm_90, sm_100 or sm_103"
+        ),
+        activations="fp8",
+        also=vendor.TRITON,
+        symbols=(product, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
+        stationary=weight_scales,
+        layout=packed_scale_bytes,
+        workspace=workspace,
     )
-    activations = "fp8"
-    also = TRITON
+    def row(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+        import torch
+        import triton
 
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return packed_scale_bytes(sizes)
+        from kernels.fused_moe.triton import rows_jit
+
+        require_interpreter(out.device)
+        o, sizes, device = operands, operands.sizes, out.device
+        hidden, experts, pairs = sizes.hidden, sizes.local_experts, sizes.pairs
+        packed = packs(machine.of(device).arch)
+        expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
+        # The rows of each expert are a multiple of this: the rows of a tile, which the library chooses for
+        # the mean number of rows of an expert. On sm_90 it is 128; on sm_100 vLLM takes the advice too.
+        advised = first_of(ADVICE, ALIGNMENT) is ADVICE
+        aligned = int(ADVICE.bind(expected)() if advised else ALIGNMENT.bind()())
+        # The library keeps the alignment for all calls, so that each product tells it again.
+        align = TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
+        groups, capacity = groups_of(sizes, aligned)
+        a = torch.empty(groups, capacity, hidden, dtype=o.w13.dtype, device=device)
+        a_scale = layouts.scale_rows(groups, capacity, hidden, packed, device)
+        place: Call
+        if is_masked:
+            counts, row_of = (torch.empty(n, dtype=torch.int32, device=device) for n in (experts, pairs))
+            place = functools.partial(
+                rows_jit.masked_kernel[(experts,)],
+                *(o.topk_ids, counts, row_of),
+                pairs=pairs,
+                CAPACITY=capacity,
+                CHUNK=layouts.chunk_for(pairs, device),
+            )
+        else:
+            place = Alignment(sizes, aligned, o.topk_ids, by_pair=True)
+            row_of, owners = place.row_of, place.owners
+        gather = functools.partial(
+            rows_jit.gather_kernel[(pairs,)],
+            *(o.x_q.view(torch.uint8), o.x_scale, o.topk_ids, row_of, a.view(torch.uint8), a_scale),
+            CAPACITY=capacity,
+            PACKED=packed,
+            BLOCK=BLOCK,
+            PICKS=sizes.picks,
+            HIDDEN=hidden,
+            BLOCK_D=triton.next_power_of_2(hidden),
+            WORDS=triton.next_power_of_2(scale_columns(hidden, packed=True)),
+        )
+        between = layouts.Between(o, out, row_of, groups, capacity, packed)
+        up = ((a, a_scale), (o.w13, scales[0]), between.gate_up)
+        down = ((between.h_q, between.h_scale), (o.w2, scales[1]), between.given)
+
+        def multiply(x: Pair, w: Pair, y: torch.Tensor) -> Call:
+            if is_masked:
+                return product.bind(x, w, y, counts, expected)
+            values, x_scale = x  # the contiguous layout has one group, and the library no dimension for it
+            return product.bind((values[0], x_scale[0]), w, y[0], owners)
+
+        first = (place, gather, align, multiply(*up), between.activate)
+        return sequence(*first, align, multiply(*down), between.add_up)
+
+    return row
 
 
-@implementation(
-    "deepgemm.contiguous",
-    DeepGemmMoe,
-    symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
-    stationary=weight_scales,
-    workspace=functools.partial(bytes_around, is_masked=False),
-)
-def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """`m_grouped_fp8_gemm_nt_contiguous`, which engines take for prefill. There are rows for any picks, as in
-    vLLM. The rows after the last expert's are skipped on sm_90 and multiplied on sm_100."""
-    return around_products(operands, out, scales, is_masked=False)
+# Engines take `m_grouped_fp8_gemm_nt_contiguous` for prefill. There are rows for any picks, as in vLLM. The
+# rows after the last expert's are skipped on sm_90 and multiplied on sm_100.
+contiguous = around_products("deepgemm.contiguous", CONTIGUOUS, is_masked=False)
 
-
-@implementation(
-    "deepgemm.masked",
-    DeepGemmMoe,
-    symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
-    stationary=weight_scales,
-    workspace=functools.partial(bytes_around, is_masked=True),
-)
-def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """`m_grouped_fp8_gemm_nt_masked`, which engines take for decode: pairs are placed without being counted
-    first, and unused rows cost only memory."""
-    return around_products(operands, out, scales, is_masked=True)
+# Engines take `m_grouped_fp8_gemm_nt_masked` for decode: pairs are placed without being counted first, and
+# unused rows cost only memory.
+masked = around_products("deepgemm.masked", MASKED, is_masked=True)
 
 
 # As engines run them
@@ -286,42 +255,26 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
 
 @implementation(
     "deepgemm@vllm",
-    Vllm,
-    library="vllm",
+    vendor.Vllm,
     requires="vLLM for CUDA (0.31 to 0.33), sm_90 or, with power-of-two scales, sm_100, sm_103 or sm_120",
     since="0.31",
     kinds=("cuda",),
-    archs=("sm_90", *BLACKWELL, "sm_120"),
-    also=TRITON,
+    archs=("sm_90", *vendor.BLACKWELL, "sm_120"),
     boundaries=("with_quant",),
     activations="fp8",
-    symbols=(
-        VLLM_QUANTISE,
-        VLLM_PERMUTE,
-        VLLM_ROWS,
-        VLLM_ALIGNMENT,
-        VLLM_ALIGNED,
-        VLLM_MULTIPLY,
-        VLLM_ACTIVATE,
-        VLLM_ACTIVATE_PACKED,
-        VLLM_ADD_UP,
-        VLLM_TRANSFORM,
-    ),
+    symbols=OF_VLLM,
     supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
-        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
-        + sizes.quantised_bytes
-        + sizes.tokens * sizes.picks * 4
+        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4) + sizes.quantised_bytes + sizes.pairs * 4
     ),
 )
 def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
-    """vLLM chooses this on sm_120; elsewhere it prefers FlashInfer's and Triton's kernels. vLLM has kernels
-    of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, vLLM rounds the scales
-    of weights to powers of two when it loads them, so that they must be powers of two here. On sm_90 only the
-    scales of activations are rounded up to powers of two. The products get the end of each expert's rows
-    (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
+    """vLLM has kernels of its own for quantising, permuting, SiLU and the sum over picks. Except on sm_90, it
+    rounds the scales of weights to powers of two when it loads them, so that they must be powers of two here.
+    On sm_90 only the scales of activations are rounded up to powers of two. The products get the end of each
+    expert's rows (vLLM's psum layout); on sm_120 and before vLLM 0.32 they get the expert of each row."""
     o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     rows, _ = VLLM_ROWS.bind(
@@ -386,7 +339,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
     rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
     scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.tokens * sizes.picks * 4
+    return rows * (row_bytes(sizes) + scales) + sizes.quantised_bytes + sizes.pairs * 4
 
 
 @implementation(
@@ -395,7 +348,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     requires=(
         "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
     ),
-    also={"sglang": Sglang.install, **TRITON},
+    also={"sglang": vendor.Sglang.install, **vendor.TRITON},
     others_since={"sglang": "0.5.19"},
     boundaries=("with_quant",),
     activations="fp8",
@@ -416,7 +369,7 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Ca
     gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)
     given = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
     # A hint for the choice of tiles. SGLang counts all experts and routed picks.
-    expected = max(1, -(-sizes.tokens * sizes.picks // (sizes.experts + sizes.shared)))
+    expected = max(1, -(-sizes.pairs // (sizes.experts + sizes.shared)))
     place = SGLANG_PLACE.bind(
         topk_ids=o.topk_ids,
         num_local_experts=sizes.local_experts,

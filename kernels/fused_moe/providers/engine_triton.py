@@ -1,5 +1,4 @@
-"""The Triton MoE of vLLM and of SGLang: what they serve FP8 experts with where nothing faster is installed or
-chosen. Both began as one.
+"""The Triton MoE of vLLM and of SGLang, which began as one.
 
 Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fused_moe_triton/fused_moe.py to
 0.5.18, moe_runner/triton_utils from 0.5.19). vLLM's ran on an H200 (0.26); SGLang's is untested on hardware.
@@ -7,19 +6,84 @@ Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fuse
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineTable, EngineTuned
+from kernels.engine_tuning import (
+    EngineConfig,
+    EngineEntry,
+    EngineLookUp,
+    EngineTable,
+    EngineTuned,
+    TakeEntry,
+    nearest_of,
+)
 from kernels.formats import BLOCK
-from kernels.fused_moe.engine_tables import MoeTables
-from kernels.fused_moe.layouts import expert_ids, per_expert
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.layouts import expert_ids
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Prepared, sequence
 from kernels.platform import version
+from kernels.tuning import values
 from kernels.vendor import Sglang, Vllm
+
+DTYPE = "fp8_w8a8"
+
+
+@dataclass(frozen=True)
+class MoeTables(EngineLookUp):
+    """How an engine looks up a configuration, and how one is forced."""
+
+    take: Function  # returns the configuration of a call: that of its table, or its default
+    own: Function  # returns its table by M, or None
+    name: Function  # returns the name of the table's file
+    override: Function  # makes a context in which the engine uses a given configuration
+    folder: Callable[[], str] = str  # returns the folder of the files, below the one that the engine is told
+
+    def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
+        return contextlib.nullcontext if config is None else self.override.bind(values(config))
+
+    def rows(self, sizes: FusedMoeSizes) -> int:
+        return sizes.tokens
+
+    def taken(self, sizes: FusedMoeSizes, m: int) -> EngineEntry:
+        found: EngineEntry = self.take.bind(
+            w1_shape=(sizes.local_experts, 2 * sizes.inter, sizes.hidden),
+            w2_shape=(sizes.local_experts, sizes.hidden, sizes.inter),
+            top_k=sizes.picks,
+            dtype=DTYPE,
+            M=m,
+            block_shape=[BLOCK, BLOCK],
+        )()
+        return found
+
+    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, EngineEntry] | None:
+        found: Mapping[int, EngineEntry] | None = self.own.bind(
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **more
+        )()
+        return found or None  # engines treat an empty table as none
+
+    def file(self, sizes: FusedMoeSizes, **more: object) -> str:
+        named = self.name.bind(
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **more
+        )
+        return self.folder() + str(named())
+
+    def further(self, sizes: FusedMoeSizes) -> Mapping[str, TakeEntry]:
+        """The table of the second product, if the engine has one that differs. Otherwise that of the first
+        product serves both."""
+        if "down_moe" not in self.own.wishes:
+            return {}
+        down = self.table(sizes, down_moe=True)
+        if down is None or down == self.table(sizes):
+            return {}
+        return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
+
 
 TO_TAKE = "w1_shape w2_shape top_k dtype M block_shape"
 TO_NAME = "E N dtype block_shape"
@@ -86,10 +150,13 @@ class TritonMoe(EngineTuned):
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; gate and up, or the experts'
         outputs; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
-        pairs = sizes.tokens * sizes.picks
         wide = max(2 * sizes.inter, sizes.hidden) * 2
         of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
-        return pairs * of_pair + sizes.quantised_bytes + (pairs + (sizes.local_experts + 1) * 128) * 8
+        return (
+            sizes.pairs * of_pair
+            + sizes.quantised_bytes
+            + (sizes.pairs + (sizes.local_experts + 1) * 128) * 8
+        )
 
 
 class VllmTritonMoe(Vllm, TritonMoe):
@@ -106,8 +173,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         o, sizes = operands, operands.sizes
-        ids, write_ids = expert_ids(o)
-        to_local = per_expert(o, [*range(sizes.local_experts), -1])
+        ids, write_ids, to_local = expert_ids(o, [*range(sizes.local_experts), -1])
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         experts = EXPERTS_OF_VLLM.bind(
             hidden_states=o.x,

@@ -14,22 +14,17 @@ from dataclasses import dataclass
 from kernels import vendor
 from kernels.binding import Function
 from kernels.formats import BLOCK, known_scales
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.fused_moe.operands import SCALING, FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Unsupported, implementation, sequence
 from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
 
-EPILOGUE_ROWS = 64
-"""Rows of an epilogue tile of the generated kernels, which orders the rows of a weight."""
+EPILOGUE_ROWS = 64  # rows of an epilogue tile of the generated kernels, which orders the rows of a weight
 
-DEEPSEEK_V3, TOP_K = 2, 5
-"""Values of FlashInfer's RoutingMethodType: sigmoid, bias, groups and top 8; and given picks."""
-
-MAJOR_K, BLOCK_MAJOR_K = 0, 2
-"""Values of FlashInfer's WeightLayout: [N, K], and [K/128, N, 128]."""
+DEEPSEEK_V3, TOP_K = 2, 5  # of FlashInfer's RoutingMethodType: sigmoid, bias, groups, top 8; given picks
+MAJOR_K, BLOCK_MAJOR_K = 0, 2  # of FlashInfer's WeightLayout: [N, K]; [K/128, N, 128]
 
 MOST_GROUPS, MOST_PICKS, MOST_OF_GROUP = 4, 8, 32
 """The most groups and experts that its routing for DeepSeek-V3 chooses, and the most experts of a group."""
@@ -83,20 +78,16 @@ class FlashInferMoe(vendor.FlashInfer):
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """For each pair a row of x in FP8, gate and up, h, the expert's output, scales and maps; a copy of
         the first weight while it is laid out."""
-        pairs = sizes.tokens * sizes.picks + sizes.local_experts * BLOCK
+        pairs = sizes.pairs + sizes.local_experts * BLOCK
         of_pair = sizes.hidden * 3 + sizes.inter * 7 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 64
         return pairs * of_pair + sizes.local_experts * 2 * sizes.inter * sizes.hidden
 
 
 def up_first(operands: FusedMoeOperands) -> Weights:
     """The weights with up rows before gate rows, as [local, 2 * inter, K]."""
-
-    def swapped(rows: torch.Tensor) -> torch.Tensor:
-        gate, up = rows.chunk(2, 1)
-        return torch.cat([up, gate], 1)
-
     o = operands
-    return Weights(swapped(o.w13), swapped(o.w13_scale), o.w2)
+    w31, w31_scale = (torch.cat(rows.chunk(2, 1)[::-1], 1) for rows in (o.w13, o.w13_scale))
+    return Weights(w31, w31_scale, o.w2)
 
 
 def blocked(operands: FusedMoeOperands) -> Weights:
@@ -178,10 +169,6 @@ def is_routed(sizes: FusedMoeSizes) -> Support:
     )
 
 
-def takes_no_shared(sizes: FusedMoeSizes) -> Support:
-    return need(not sizes.shared, "takes no shared expert")
-
-
 @implementation(
     "flashinfer.trtllm",
     TrtLlm,
@@ -203,27 +190,27 @@ def trtllm(operands: FusedMoeOperands, out: None, weights: Weights) -> Call:
     if sizes.shared and not TRTLLM.takes("num_fused_shared_experts"):
         raise Unsupported(f"flashinfer {version('flashinfer') or ''} fuses no shared expert; 0.6.15 does")
     shared = {"num_fused_shared_experts": sizes.shared} if sizes.shared else {}
-    return layer(
-        TRTLLM,
-        operands,
-        weights,
-        use_shuffled_weight=True,
-        weight_layout=BLOCK_MAJOR_K,
-        tune_max_num_tokens=sizes.tokens,
-        **(by_logits(operands) | shared),
-    )
+    lying = {"use_shuffled_weight": True, "weight_layout": BLOCK_MAJOR_K, "tune_max_num_tokens": sizes.tokens}
+    return layer(TRTLLM, operands, weights, **by_logits(operands), **shared, **lying)
+
+
+class TrtLlmOfSglang(TrtLlm):
+    def fits(self, sizes: FusedMoeSizes) -> Support:
+        return need(not sizes.shared, "takes no shared expert")
+
+    def layout(self, sizes: FusedMoeSizes) -> int:
+        return super().layout(sizes) * 2 // 3  # w2 is read in place
 
 
 @implementation(
     "flashinfer.trtllm@sglang",
-    TrtLlm,
+    TrtLlmOfSglang,
     requires="flashinfer-python 0.6.14 or later (read to 0.7.2), sm_100 or sm_103",
     since="0.6.14",
     boundaries=("with_routing",),
     symbols=(TRTLLM_INTO, TUNE),
-    fits=lambda sizes: Support.all_of(is_routed(sizes), takes_no_shared(sizes)),
+    fits=is_routed,
     stationary=up_first,
-    layout=lambda sizes: sizes.local_experts * sizes.expert_bytes * 2 // 3,  # w2 is read in place
 )
 def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
     """The same as SGLang calls it: with weights as in checkpoints except for the order of gate and up, with
@@ -233,22 +220,17 @@ def trtllm_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Wei
 
 @implementation(
     "flashinfer.trtllm_routed@sglang",
-    TrtLlm,
+    TrtLlmOfSglang,
     requires="flashinfer-python 0.6.18 or later (read to 0.7.2), sm_100 or sm_103",
     since="0.6.18",  # before, it takes an id and a weight packed into one number
     boundaries=("with_quant",),
     symbols=(TRTLLM_ROUTED, TUNE),
-    fits=lambda sizes: Support.all_of(
-        takes_no_shared(sizes),
-        need(sizes.experts % 4 == 0, f"takes a multiple of 4 experts, not {sizes.experts}"),
-    ),
+    fits=lambda sizes: need(sizes.experts % 4 == 0, f"takes a multiple of 4 experts, not {sizes.experts}"),
     stationary=up_first,
-    layout=lambda sizes: sizes.local_experts * sizes.expert_bytes * 2 // 3,
 )
 def trtllm_routed_of_sglang(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`trtllm_fp8_block_scale_routed_moe`: what SGLang runs with expert parallelism, after a top-k kernel of
-    its own. Here an expert on another rank has the id -1, which the kernel skips, as it skips SGLang's rows
-    of padding."""
+    """`trtllm_fp8_block_scale_routed_moe`, which SGLang calls after a top-k kernel of its own. An expert on
+    another rank has the id -1, which the kernel skips, as it skips SGLang's rows of padding."""
     return layer(
         TRTLLM_ROUTED,
         operands,

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.layouts import Pair, weights_in_bf16
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 
@@ -97,7 +96,7 @@ class GroupedMoe(Implementation):
     shared_layout = "bf16"
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return 2 * weight_values(sizes)
+        return 2 * sizes.local_experts * sizes.expert_values
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
         """For each pair a row of x, three times the expert's output in bf16 and once in fp32, gate, up and h;
@@ -147,6 +146,5 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     stationary=lambda operands: (in_bf16(operands), torch.compile(_fused_moe, dynamic=False)),
 )
 def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
-    """`torch.bf16` by the compiler. It cannot be rebound, because it would compile for each number of
-    tokens."""
+    """`torch.bf16` by the compiler. It does not rebind, as it would compile for each number of tokens."""
     return grouped(operands, out, *made)

@@ -7,9 +7,8 @@ import os
 
 from kernels.binding import Function, Symbol
 from kernels.formats import BLOCK
-from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.layouts import Pair, weights_in_bf16
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import Support, need
@@ -26,29 +25,23 @@ class Moe(VllmCpu):
     boundaries = ("with_quant",)
     rebinds = True
 
+    def fits(self, sizes: FusedMoeSizes) -> Support:
+        return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
+
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Its caches: gate and up, h and the experts' outputs; for each thread 32 rows of x and unpacked
-        weights."""
-        pairs = sizes.tokens * sizes.picks
+        """Gate and up, h and the experts' outputs; for each thread 32 rows of x and unpacked weights."""
         per_thread = (32 + 32 * 32) * max(sizes.hidden, sizes.inter) * 2
-        return pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
+        return sizes.pairs * (3 * sizes.inter + sizes.hidden) * 2 + (os.cpu_count() or 1) * per_thread
 
 
 class MoeInBf16(Moe):
     """The weights are dequantised to bf16 once, as if vLLM served the model in bf16: twice their bytes."""
 
-    def fits(self, sizes: FusedMoeSizes) -> Support:
-        return takes_own_ids(sizes)
-
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return 2 * weight_values(sizes)
+        return 2 * sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        return super().workspace(sizes) + 4 * 3 * sizes.hidden * sizes.inter
-
-
-def takes_own_ids(sizes: FusedMoeSizes) -> Support:
-    return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
+        return super().workspace(sizes) + 4 * sizes.expert_values
 
 
 @implementation(
@@ -59,10 +52,8 @@ def takes_own_ids(sizes: FusedMoeSizes) -> Support:
     symbols=(FUSED, PACK, FP8),
     onednn_isa="AVX512_CORE_BF16",
     stationary=lambda operands: (PACK.bind(operands.w13)(), PACK.bind(operands.w2)()),
-    fits=lambda sizes: Support.all_of(
-        need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"), takes_own_ids(sizes)
-    ),
-    layout=weight_values,
+    fits=lambda sizes: need(sizes.fp8 == "e4m3fn", f"takes e4m3fn, not {sizes.fp8}"),
+    layout=lambda sizes: sizes.local_experts * sizes.expert_values,
 )
 def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     """`fused_experts_cpu` (SGLang's CPU kernel), called as by CPUExpertsFp8 in vLLM's

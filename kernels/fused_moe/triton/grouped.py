@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.layouts import MOST_SEGMENTS, Alignment, combination, rounding, tiles_for
-from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Call
+from kernels.fused_moe.operands import FusedMoeOperands, FusedMoeSizes
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 from shapes.routing import Routing
@@ -95,14 +93,14 @@ class Grouped(SuiteTriton):
 
     def interpreted_s(self, sizes: FusedMoeSizes) -> float:
         tiles = tiles_of(next(self.configurations(CPU, sizes)), sizes)
-        weights = tiles * 3 * sizes.hidden * sizes.inter * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
+        weights = tiles * sizes.expert_values * (1.5 if sizes.fp8 == "e4m3fnuz" else 1.0)
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """An upper bound over all platforms and configurations. Splits are limited by MOST_PROGRAMS: each
         expert that is hit has a tile of at least one block of 128 columns, and so have as many rows as the
         largest tile has."""
-        pairs, blocks = sizes.tokens * sizes.picks, 2 * sizes.inter // BLOCK
+        pairs, blocks = sizes.pairs, 2 * sizes.inter // BLOCK
         tiles = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // tiles, sizes.hidden // BLOCK // MIN_STEPS))
         parts = 4 * 2 * sizes.inter * most_splits  # in fp32
@@ -121,7 +119,7 @@ class Grouped(SuiteTriton):
 
         prepared = ConfiguredPrepared(operands, out)
         o, sizes = operands, operands.sizes
-        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.tokens * sizes.picks
+        hidden, inter, pairs = sizes.hidden, sizes.inter, sizes.pairs
         splits, steps = splits_for(config, target.units, sizes), inter // BLOCK
         narrow = torch.float32 if prepared.interpreted else torch.bfloat16
 
@@ -196,16 +194,15 @@ class Grouped(SuiteTriton):
                 **(shared | tiled | options(config.warps, stages, config.instruction)),
                 BLOCK_N=columns,
             )
-        launches: list[Call] = [*aligned, up]
-        if not config.fuse:
-            launches.append(silu)
-        if prepared.interpreted:
-            launches.append(functools.partial(h_q.copy_, h_written))
-        launches.append(down)
-        if not config.by_token:
-            columns = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
-            launches.append(combination(o, given, None, prepared.written, columns))
-        prepared.launches = launches
+        combined = COMBINED if sizes.tokens >= 32 else FEW_COMBINED
+        prepared.launches = [
+            *aligned,
+            up,
+            *([] if config.fuse else [silu]),
+            *([functools.partial(h_q.copy_, h_written)] if prepared.interpreted else []),
+            down,
+            *([] if config.by_token else [combination(o, given, None, prepared.written, combined)]),
+        ]
         return prepared
 
 
@@ -213,7 +210,7 @@ def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
     """Configurations that differ in more than Triton's options, with tiles between a quarter of and twice the
     average rows of an expert. Those that come to the same number of splits are given once."""
     mean, tiles = rows_of_expert(sizes), []
-    if _alone(sizes):
+    if mean <= ALONE[0] and sizes.routed.busiest <= ALONE[1]:
         for columns, down, by_token in itertools.product((64, 128), (64, 128), (True, False)):
             tiles.append(GroupedConfig(16, False, False, columns, 1, down, by_token))
     for rows, down in itertools.product(ROWS, (64, 128)):
@@ -226,12 +223,6 @@ def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
             config = replace(tile, per_unit=per_unit)
             by_splits.setdefault(splits_for(config, target.units, sizes), config)
         yield from by_splits.values()
-
-
-def _alone(sizes: FusedMoeSizes) -> bool:
-    """Whether nearly all pairs have an expert of their own."""
-    mean, most = ALONE
-    return rows_of_expert(sizes) <= mean and sizes.routed.busiest <= most
 
 
 def rows_of_expert(sizes: FusedMoeSizes) -> float:

@@ -18,9 +18,9 @@ from harness.tune.configs import NOT_KEPT, ask_tables, raced_configs
 from harness.tune.race import Race, TuneRequest, implementations_here, would_race
 from harness.tune.store import store_winner
 from kernels.binding import BindingError, Function
-from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
+from kernels.block_scale_gemm.providers.engines import LOOK_UP, GemmTables
 from kernels.engine_tuning import LADDER, EngineConfig, EngineTable, nearest_of
-from kernels.fused_moe.engine_tables import MoeTables
+from kernels.fused_moe.providers.engine_triton import MoeTables
 from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support

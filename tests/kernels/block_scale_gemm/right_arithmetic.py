@@ -6,6 +6,7 @@ A kernel's source is the file whose arithmetic it follows; "assumed" where that 
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def no_less_than(floor: float) -> Quantiser:
 
 
 def in_powers_of_two(o: Operands) -> Quantised:
-    return quantised(o.replaced(scales="ue8m0"), amax=lambda x: largest(x).clamp(min=1e-4))
+    return no_less_than(1e-4)(o.replaced(sizes=replace(o.sizes, scales="ue8m0")))
 
 
 def up_to_224(o: Operands) -> Quantised:
@@ -74,20 +75,17 @@ EAGER = "kernels/block_scale_gemm/providers/torch_eager.py"
 FOURTEEN = partial(by, step=32, inner=fourteen_bits)
 BOTH = partial(by, wide=(bf16, bf16))
 
+ADDED_IN_BF16: dict[str, Any] = {"parts": 2, "part": bf16, "total": bf16}
 CORE: tuple[tuple[str, Variant, str], ...] = (
     ("both in bf16, 4 parts in bf16", BOTH(parts=4, part=bf16), "cuBLAS as torch calls it (assumed)"),
-    (
-        "both in bf16, 2 parts added in bf16",
-        BOTH(parts=2, part=bf16, total=bf16),
-        "assumed: a split K of hipBLASLt",
-    ),
+    ("both in bf16, 2 parts added in bf16", BOTH(**ADDED_IN_BF16), "assumed: a split K of hipBLASLt"),
     ("both in bf16", whole_k, f"torch.bf16, hipblaslt.dequantised: {EAGER}"),
     ("both in bf16, ties away from zero", by(wide=(away, away)), "assumed: v_cvt by hand on gfx942"),
     ("weights in bf16", by(wide=(exact, bf16)), "assumed: activations in fp32"),
     ("8 parts in bf16", by(parts=8, part=bf16), f"aiter.triton: gemm_a8w8_blockscale.py, {AITER}"),
     (
         "2 parts added in bf16",
-        by(parts=2, part=bf16, total=bf16),
+        by(**ADDED_IN_BF16),
         f"aiter.ck: csrc/ck_gemm_a8w8_blockscale (KBatch, assumed), {AITER}",
     ),
     ("sums of 14 bits", FOURTEEN(), "deepgemm, flashinfer.sm90: sm90_fp8_gemm_1d2d.cuh, DeepGEMM 2.1"),
@@ -102,13 +100,6 @@ CORE: tuple[tuple[str, Variant, str], ...] = (
         "subnormal sums flushed",
         by(step=16, inner=flushed, parts=1 << 10, part=flushed, total=flushed),
         f"-fgpu-flush-denormals-to-zero in aiter/jit/core.py, {AITER}",
-    ),
-)
-TRUNCATED: tuple[tuple[str, Variant, str], ...] = (
-    (
-        "output truncated",
-        lambda t: truncated(multiply(t, step=16)),
-        f"OPUS for gfx942 (assumed), {AITER}",
     ),
 )
 W8A16: tuple[tuple[str, Variant, str], ...] = (
@@ -135,7 +126,11 @@ FP8: tuple[tuple[str, Variant, Quantiser, str], ...] = (
 
 RIGHT: tuple[Mistake, ...] = (
     *(Mistake(f"{name} ({source})", everywhere(way)) for name, way, source in CORE),
-    *(Mistake(f"{name} ({source})", everywhere(way), truncates=True) for name, way, source in TRUNCATED),
+    Mistake(
+        f"output truncated (OPUS for gfx942 (assumed), {AITER})",
+        everywhere(lambda t: truncated(multiply(t, step=16))),
+        truncates=True,
+    ),
     *(Mistake(f"W8A16: {name} ({source})", everywhere(way), "with_quant") for name, way, source in W8A16),
     *(
         Mistake(f"FP8: {name} ({source})", everywhere(way, quantiser), "with_quant", "fp8")

@@ -8,7 +8,6 @@ import torch
 
 import kernels
 from harness.workers.child.judge import compare_output
-from kernels.block_scale_gemm.generate import _landmarks
 from kernels.formats import BLOCK, FORMATS, dequantise_activations, dequantise_weights, rounding_deviation
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -20,9 +19,6 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-# Work
-
-
 @pytest.mark.parametrize("text", ["m=3 n=130 k=257", "m=1 n=1 k=1", "m=4 n=128 k=256 fp8=e4m3fnuz"])
 @pytest.mark.parametrize("boundary", OP.boundaries)
 def test_work_is_what_counting_gives(text, boundary):
@@ -30,14 +26,11 @@ def test_work_is_what_counting_gives(text, boundary):
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     read = sum(tensor.nbytes for tensor in operands.tensors().values())
     streamed = sum(operands.tensors()[name].nbytes for name in operands.streamed)
-    assert OP.work(sizes, boundary).bytes == read + out.nbytes
-    assert OP.work(sizes, boundary).flops == 2 * sizes.m * sizes.n * sizes.k
+    work = OP.work(sizes, boundary)
+    assert (work.flops, work.bytes) == (2 * sizes.m * sizes.n * sizes.k, read + out.nbytes)
     assert OP.output_bytes(sizes) == out.nbytes
     assert (OP.streamed_bytes(sizes), OP.streamed_bytes(sizes, 3)) == (streamed, 3 * streamed)
     assert OP.operand_bytes(sizes) >= read
-
-
-# Operands
 
 
 @pytest.mark.parametrize("text", ["m=40 n=700 k=1400", "m=40 n=700 k=1400 fp8=e4m3fnuz scales=ue8m0"])
@@ -52,13 +45,12 @@ def test_neighbouring_scales_differ_by_two_at_least(text):
     assert all(apart(operands.b_scale, dim).min() >= 1 - 1e-6 for dim in (0, 1))
     assert apart(operands.a_scale, 0).min() >= rounded
     assert apart(operands.a_scale[::2], 1).min() >= rounded
-    assert (operands.b_scale != operands.b_scale.T[: len(operands.b_scale)].reshape(-1)[0]).any()
 
 
-@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_codes_are_those_of_quantised_normal_data(name):
     operands = OP.operands(sizes_of(f"m=64 n=512 k=1024 fp8={name}"), Seeds(), "cpu")
-    largest = {"e4m3fn": 448, "e4m3fnuz": 240}[name]
+    largest = FORMATS[name].max
     for q in (operands.a_q, operands.b_q):
         assert q.float().abs().max() == largest
         assert torch.isfinite(q.float()).all()
@@ -82,7 +74,6 @@ def test_some_rows_are_hard():
 
 
 def test_adversarial_operands_are_what_they_say():
-    assert _landmarks(8) == [0, 2, 3, 4, 7]
     o = OP.operands(sizes_of("m=16 n=600 k=512"), Seeds(1, 1, adversarial=True), "cpu", "with_quant")
     a, b = o.a.float(), o.b_q.float()
     assert a[7].abs().max() == 0 and a[1].abs().max() > 65504 and 1e-7 < a[4].abs().max() < 1e-4
@@ -91,9 +82,6 @@ def test_adversarial_operands_are_what_they_say():
     assert a[2, :BLOCK].abs().argmax() == 0 and a[2, BLOCK : 2 * BLOCK].abs().argmax() == BLOCK - 1
     assert set(b[3].abs().tolist()) == {448.0}
     assert b[3 * BLOCK : 4 * BLOCK, 3 * BLOCK : 4 * BLOCK].abs().max() == 0
-
-
-# The reference
 
 
 @pytest.mark.parametrize("text", ["m=3 n=131 k=140", "m=2 n=5 k=300 fp8=e4m3fnuz"])
@@ -127,30 +115,15 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
         assert float(reference.sigma_fp8[m, n]) == pytest.approx(sigma_fp8, rel=1e-4)
 
 
-# What the check distinguishes
-
-
 def test_any_block_of_k_that_is_lost_is_missed():
     """Each of 144 blocks, in the last tile of columns, which is not full."""
     sizes = sizes_of("m=2 n=576 k=18432")
     o = OP.operands(sizes, Seeds(), "cpu")
     reference, columns = OP.reference(o), slice((sizes.n_blocks - 1) * BLOCK, sizes.n)
-    products = (
-        dequantise_activations(o.a_q[:1], o.a_scale[:1]) * dequantise_weights(o.b_q, o.b_scale)[columns]
-    )
+    a = dequantise_activations(o.a_q[:1], o.a_scale[:1])
+    products = a * dequantise_weights(o.b_q, o.b_scale)[columns]
     for block in range(sizes.k_blocks):
         out = reference.value.bfloat16()
         lost = products[:, block * BLOCK : (block + 1) * BLOCK].sum(1)
         out[0, columns] = (reference.value[0, columns] - lost).bfloat16()
         assert not compare_output(out, reference, OP.tolerance(sizes))["ok"], f"block {block}"
-
-
-def test_activations_rounded_to_fp8_are_no_w8a16():
-    sizes = sizes_of("m=5 n=256 k=512")
-    o = OP.operands(sizes, Seeds(), "cpu", "with_quant")
-    reference, inner = OP.reference(o), o.narrowed()
-    OP.step(o, inner.live_tensors())()
-    out = OP.reference(inner).value.bfloat16()
-    assert compare_output(out, reference, OP.tolerance(sizes), None, fp8=True)["ok"]
-    report = compare_output(out, reference, OP.tolerance(sizes), None, fp8=False)
-    assert report["row_error"] > 3 * report["row_limit"]

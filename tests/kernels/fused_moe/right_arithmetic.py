@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from kernels.fused_moe.mistakes import Plan, by_blocks, layer
-from kernels.mistakes import Compute, Mistake, bf16
+from kernels.mistakes import Mistake, bf16
 from tests.support.library_roundings import fourteen_bits, truncated
 
 
@@ -31,42 +31,34 @@ BF16: tuple[tuple[str, Plan, str], ...] = (
     ("bf16 results of experts", Plan(given=bf16, weighted=bf16), "assumed"),
     ("fp32", Plan(), "kernels/fused_moe/providers/torch_eager.py"),
 )
+ROUNDS_H = partial(Plan, requant=True)
 FP8: tuple[tuple[str, Plan, str], ...] = (
-    ("the sum truncated after each expert", Plan(total=truncated), "assumed: AITER's atomics in bf16"),
-    ("the sum in bf16 after each expert", Plan(total=bf16), "assumed"),
+    ("the sum truncated after each expert", ROUNDS_H(total=truncated), "assumed: AITER's atomics in bf16"),
+    ("the sum in bf16 after each expert", ROUNDS_H(total=bf16), "assumed"),
     (
         "blocks of K",
-        Plan(product=by_blocks, down=by_blocks, both=bf16, weighted=bf16),
+        ROUNDS_H(product=by_blocks, down=by_blocks, both=bf16, weighted=bf16),
         "vLLM 0.33 vllm/model_executor/layers/fused_moe/fused_moe.py:548-601",
     ),
-    ("dequantised to bf16", IN_BF16, "assumed"),
+    ("dequantised to bf16", replace(IN_BF16, requant=True), "assumed"),
     (
         "sums of 14 bits",
-        Plan(product=HOPPER, down=HOPPER, both=bf16, given=bf16),
+        ROUNDS_H(product=HOPPER, down=HOPPER, both=bf16, given=bf16),
         "assumed: DeepGEMM on Hopper",
     ),
-    ("first product split in 4", Plan(product=partial(in_parts, count=4)), GROUPED),
-    ("fp32 elsewhere", Plan(), GROUPED),
+    ("first product split in 4", ROUNDS_H(product=partial(in_parts, count=4)), GROUPED),
+    ("fp32 elsewhere", ROUNDS_H(), GROUPED),
 )
 
 
-def as_planned(plan: Plan) -> Compute:
-    return lambda o, right: layer(o, plan).to(right.dtype)
-
-
-def right(boundary: str) -> list[Mistake]:
-    bf16_calls = [
-        Mistake(f"{boundary}: {name} ({source})", as_planned(plan), boundary) for name, plan, source in BF16
-    ]
-    return bf16_calls + [
-        Mistake(
-            f"{boundary}, FP8: {name} ({source})", as_planned(replace(plan, requant=True)), boundary, "fp8"
-        )
-        for name, plan, source in FP8
-    ]
+def as_planned(name: str, boundary: str, plan: Plan, activations: str) -> Mistake:
+    return Mistake(name, lambda o, right: layer(o, plan).to(right.dtype), boundary, activations)
 
 
 RIGHT: tuple[Mistake, ...] = tuple(
-    kernel for boundary in ("core", "with_quant", "with_routing") for kernel in right(boundary)
+    as_planned(f"{boundary}{kind}: {name} ({source})", boundary, plan, activations)
+    for boundary in ("core", "with_quant", "with_routing")
+    for kind, activations, plans in (("", "bf16", BF16), (", FP8", "fp8", FP8))
+    for name, plan, source in plans
 )
 """In the form of mistakes, although they are right."""

@@ -14,8 +14,8 @@ import pytest
 import kernels
 from kernels.compose import bind
 from kernels.fused_moe import layouts
+from kernels.fused_moe.operands import FusedMoeSizes
 from kernels.fused_moe.routing import Router, router
-from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import grouped
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -30,6 +30,7 @@ OP = kernels.OPS["fused_moe"]
 IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
 
 SMALL = "experts=16 topk=4 hidden=256 inter=128"
+WIDE = "experts=8 topk=4 hidden=256 inter=256"
 DEEP = "experts=8 topk=2 hidden=1152 inter=128"  # nine blocks of K, which two splits cannot share evenly
 PAIRWISE = {"rows": 16, "sort": False, "fuse": False, "down": 1024}
 BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
@@ -49,11 +50,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None]] = [
 ]
 # Slow: further combinations of the same, and experts on other ranks.
 MORE: list[tuple[str, str, dict[str, Any] | None]] = [
-    (
-        "tokens=2 experts=8 topk=4 hidden=256 inter=256 ep=2 routing=uniform",
-        "core",
-        BY_TOKEN | {"down": 64, "swap": True},
-    ),
+    (f"tokens=2 {WIDE} ep=2 routing=uniform", "core", BY_TOKEN | {"down": 64, "swap": True}),
     (f"tokens=2 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
     (f"tokens=40 {SMALL} ep=4 routing=uniform", "with_routing", None),
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),

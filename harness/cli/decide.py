@@ -80,5 +80,5 @@ def decide(
             click.echo(f"written: {page}", err=True)
     if page != "-" or json_to:
         answer(json_to, facts(decision, worth), lambda: decision_text(decision, worth))
-    if not any(each.is_complete for each in decision.choices):
+    if not decision.compared:
         raise NothingRan("nothing was compared: no choice has a time beside the default's")

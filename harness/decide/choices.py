@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from harness.decide.measured import BOUNDARIES, LAUNCH_MODES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
 from harness.statistics.paired import Comparison, compare
+from harness.statistics.totals import Times
 from kernels import engines
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import SPLITS
@@ -60,6 +61,11 @@ class Pair:
     def new_us(self) -> float:
         return self.us / self.ratio
 
+    def series(self, calls: float) -> tuple[float, Times, Times]:
+        """The new and the old row's times, as `total_ratio` takes them. A pair of another session counts with
+        the time of the reference."""
+        return calls * self.us / self.old.us, self.new.cell.samples.by_round, self.old.cell.samples.by_round
+
 
 def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
     """A row against another one of the sheet, by the rounds that both have: above 1 it is faster."""
@@ -73,13 +79,12 @@ def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Com
 
 @dataclass
 class Launches:
-    """Which rows an engine runs for the cases of a mix, under its settings."""
+    """Which rows an engine runs for the cases of a mix, under its settings. base: what is set already"""
 
     engine: str
     measured: Measured
     mix: Mix
     base: Mapping[str, str]
-    """What is set for the engine before anything is chosen."""
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
     _references: dict[object, tuple[Sheet, str, Row] | None] = field(default_factory=dict)
@@ -104,7 +109,7 @@ class Launches:
 
     def fails(self, settings: Mapping[str, str]) -> str:
         """Why a server with these settings does not start; empty where it does, as far as is known."""
-        for case in (*self.mix.cases, *self.mix.uncovered):
+        for case in self.mix.every:
             entry = self.entry(case, settings)
             if entry and entry.fails and entry is not self.entry(case, {}):
                 return entry.why
@@ -115,7 +120,7 @@ class Launches:
         beside that of a choice, else of the first in which it has one; None where it has none."""
         if case.key not in self._references:
             found = list(self._defaults(case))
-            choices = [each for each in self.candidates() if self.differs(case, each)]
+            choices = [each for each in self.candidates if self.differs(case, each)]
             beside = (
                 each for each in found
                 if any(self._in(sheet, case, setting, each[1])
@@ -173,7 +178,7 @@ class Launches:
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
         """Whether the engine runs another row, or a run measured a variable of these settings."""
         another = self.row_name(case, {}) != self.row_name(case, settings)
-        return another or bool({*settings} & self._varied(case))
+        return another or not self._varied(case).isdisjoint(settings)
 
     def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         """The settings on which depends what runs in a case, as far as is known."""
@@ -191,25 +196,18 @@ class Launches:
         return self._names[op]
 
     @functools.cached_property
-    def _candidates(self) -> list[Setting]:
-        found: list[Setting] = []
+    def candidates(self) -> list[Setting]:
+        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
+        those that a run measured; not those that change which calls there are."""
+        ops = dict.fromkeys(case.op for case in self.mix.every)
+        entries = (entry for op in ops for entry in engines.entries(self.engine, op, self.measured.arch))
         kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
-        for settings in self._named():
+        found: list[Setting] = []
+        for settings in (*(entry.settings for entry in entries), *self.measured.varied):
             own = {name: value for name, value in settings.items() if self.base.get(name) != value}
             if own and own not in found and not {*own} & kept:
                 found.append(own)
         return found
-
-    def candidates(self) -> list[Setting]:
-        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
-        those that a run measured; not those that change which calls there are."""
-        return self._candidates
-
-    def _named(self) -> Iterator[Setting]:
-        for op in dict.fromkeys(case.op for case in (*self.mix.cases, *self.mix.uncovered)):
-            for entry in engines.entries(self.engine, op, self.measured.arch):
-                yield entry.settings
-        yield from self.measured.varied
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.decide.choices import Launches
 from harness.decide.decision import MARGIN, Decision, decide
@@ -23,6 +23,7 @@ from shapes.scheduler import Workload
 
 LINKED = 0.9
 """The confidence of intervals that `predict` takes and gives."""
+PHASES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
 @dataclass(frozen=True)
@@ -91,19 +92,16 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
     mix = decision.mix
     every = [each.chosen for each in decision.cases]
     for op in dict.fromkeys(pair.case.op for pair in every):
-        for phase in ("decode", "prefill"):
+        for phase in PHASES:
             own = [pair for pair in every if pair.case.op == op and getattr(pair.case, phase)]
             if all(pair.same for pair in own):
                 continue
-            found = total_ratio(
-                [(getattr(p.case, phase) * p.us / p.old.us, p.new.cell.samples.by_round,
-                  p.old.cell.samples.by_round) for p in own], confidence=LINKED)  # fmt: skip
-            part = mix.share_of([pair.case for pair in own], op, phase)
+            found = total_ratio([pair.series(getattr(pair.case, phase)) for pair in own], confidence=LINKED)
+            part = sum(pair.case.share_in(phase) for pair in own)
+            part /= sum(case.share_in(phase) for case in mix.every if case.op == op)
             low, factor, high = (1 / (1 - part * (1 - 1 / x)) for x in (found.low, found.ratio, found.high))
-            yield KernelChange.model_validate({
-                "op": op, "factor": factor, "low": low, "high": high, "phase": phase,
-                "source": str(own[0].sheet.folder),
-            })  # fmt: skip
+            source = str(own[0].sheet.folder)
+            yield KernelChange(op=op, factor=factor, low=low, high=high, phase=phase, source=source)
 
 
 def _linked(

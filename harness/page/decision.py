@@ -47,7 +47,7 @@ def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
 
 
 def _choices(decision: Decision) -> Iterator[Chart]:
-    compared = sorted((each for each in decision.choices if each.is_complete), key=lambda e: -e.saved_us)
+    compared = decision.compared
     if not compared:
         return
     rows = [_choice(each) for each in compared]

@@ -116,33 +116,18 @@ class Launches:
         return ""
 
     def reference(self, case: Weighed) -> tuple[Sheet, str, Row] | None:
-        """(sheet, launch mode, row) of the default's time: of the first boundary in which the default has one
-        beside that of a choice, else of the first in which it has one; None where it has none."""
+        """(sheet, launch mode, row) of the default's time, of the first boundary and launch mode in which it
+        has one; None where it has none."""
         if case.key not in self._references:
-            found = list(self._defaults(case))
-            choices = [each for each in self.candidates if self.differs(case, each)]
-            beside = (
-                each for each in found
-                if any(self._in(sheet, case, setting, each[1])
-                       for setting in choices
-                       for sheet in self.sheets(case)
-                       if sheet.case.boundary == each[0].case.boundary)
-            )  # fmt: skip
-            self._references[case.key] = next(beside, found[0] if found else None)
-        return self._references[case.key]
-
-    def _defaults(self, case: Weighed) -> Iterator[tuple[Sheet, str, Row]]:
-        """The first of each boundary, in the order of BOUNDARIES."""
-        for boundary in BOUNDARIES:
-            own = [sheet for sheet in self.sheets(case) if sheet.case.boundary == boundary]
             timed = (
                 (sheet, mode, row)
+                for boundary in BOUNDARIES
                 for mode in LAUNCH_MODES
-                for sheet in own
-                if (row := self._in(sheet, case, {}, mode))
+                for sheet in self.sheets(case)
+                if sheet.case.boundary == boundary and (row := self._in(sheet, case, {}, mode))
             )
-            if found := next(timed, None):
-                yield found
+            self._references[case.key] = next(timed, None)
+        return self._references[case.key]
 
     def _in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
         return sheet.find(self.row_name(case, settings), {**self.base, **settings}, mode)

@@ -89,23 +89,16 @@ class Account:
 
 
 def account(
-    ops: Sequence[str],
-    alone: Alone | None,
-    sides: Sides,
-    steps: Steps | None,
-    log: Log,
-    modelled: Sequence[Prediction] = (),
+    ops: Sequence[str], sides: Sides, steps: Steps | None, log: Log, modelled: Sequence[Prediction] = ()
 ) -> Account:
     """modelled: what the model of serving predicts of the change. Raises NothingRan where there is nothing to
     compare."""
     of = TPOT if sides.effect or steps is None else STEP
     per_token = sides.accepted[0] if of == TPOT else 1.0
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
-    said = _said((*sides.predictions, *modelled), of)
-    in_step = _in_step(steps, alone, per_token)
+    said, in_step = _said((*sides.predictions, *modelled), of), _in_step(steps, per_token)
     expected = said or in_step
-    refused = causes.not_in_effect(sides, log) or (ops and log.missed)
-    if expected is None and observed is None and not refused:
+    if not (expected or observed or causes.not_in_effect(sides, log) or (ops and log.missed)):
         raise NothingRan(
             "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
             "--before and --after, or --trace BEFORE AFTER, and --change or --run"
@@ -124,14 +117,13 @@ def account(
     if steps and observed and _compared(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accepted)
     state = _state(expected, observed)
-    if state == NOISE and made.missing is not None:
-        found = [cause if _seen_not_called(cause, steps) else replace(cause, sure="likely") if cause.named
-                 else cause for cause in found]  # fmt: skip
-        found = found if steps else [replace(cause, ms=None) for cause in found]
+    if state == NOISE and made.missing is not None and observed:
+        for number, cause in enumerate(found):
+            sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
+            found[number] = replace(cause, sure=sure, ms=cause.ms if steps else None)
         rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
         if abs(rest) > causes.LEAST * abs(made.missing):
-            of_noise = (observed.text if observed else "",)
-            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
+            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text,)))
     there = {cause.name for cause in found if cause.named}
     unseen = {cause.name: cause for cause in found if not cause.named and cause.name not in there}
     found = [*(cause for cause in found if cause.named), *unseen.values()]
@@ -187,13 +179,13 @@ def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
     return Saving(-sum(changes), -sum(highs), -sum(lows), f"predicted of {of} ({rows[0].method})")
 
 
-def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Saving | None:
+def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
     """What the calls in the trace times the saving alone give, with the usual error of that in a server."""
     if steps is None or steps.expected_ms is None:
         return None
     ms, calls = steps.expected_ms / per_token, steps.changed.calls
     half = causes.IN_STEP * abs(ms)
-    if alone:
+    if alone := steps.alone:
         half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
         times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
         text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
@@ -332,9 +324,12 @@ def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
     """Those with evidence first, the largest of the sign of what is missing first; then those not seen, then
     those not known."""
     which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
-    sign = -1 if missing is not None and missing < 0 else 1
-    size = -sign * (cause.ms or 0.0) if cause.named else 0.0
+    size = -_sign(missing) * (cause.ms or 0.0) if cause.named else 0.0
     return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+
+
+def _sign(missing: float | None) -> int:
+    return -1 if missing is not None and missing < 0 else 1
 
 
 def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
@@ -400,10 +395,8 @@ def _noise(made: Account, effect: Effect | None) -> str:
 
 def _first(made: Account, state: str, effect: Effect | None, steps: Steps | None) -> str:
     expected, observed, missing = made.expected, made.observed, made.missing
-    sign = -1 if missing is not None and missing < 0 else 1
-    named = [
-        cause for cause in made.named if cause.name != NOISE and (cause.ms is None or sign * cause.ms > 0)
-    ]
+    others = (cause for cause in made.named if cause.name != NOISE)
+    named = [cause for cause in others if cause.ms is None or _sign(missing) * cause.ms > 0]
     if state == VANISHED_NOTHING and expected and observed:
         return _as_expected(made, expected, observed)
     if state == NOISE:

@@ -24,8 +24,6 @@ ACCEPTED = (
     "INFO 11-26 17:02:21 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 2.71, Drafted: 198 "
     "tokens, Per-position acceptance rate: 0.919, 0.788, Avg Draft acceptance rate: 85.4%\n"
 )
-GRAPHS = "| Unpadded Tokens | Padded Tokens | Num Paddings | Runtime Mode | Count |\n" \
-    "|---|---|---|---|---|\n| 63 | 64 | 1 | FULL | 30 |\n| 2100 | 2100 | 0 | NONE | 10 |\n"  # fmt: skip
 PREFILL = (
     "[2026-11-26 17:02:11 DP0 TP0] Prefill batch, #new-seq: 2, #new-token: 6400, #cached-token: 200, token "
     "usage: 0.31, #running-req: 62, #queue-req: 5, cuda graph: False, input throughput (token/s): 51234.00\n"
@@ -141,21 +139,6 @@ def test_statistics_of_vllm_are_samples(made):
     cases, printed = made(STATISTICS, "--model", "kimi-k2")
     assert "mla_decode has no case" in printed and not of(cases, "mla_decode")
     assert experts(cases) == {64: 60}
-
-
-def test_graphs_of_vllm_have_the_tokens_of_kernels(made):
-    cases, _ = made(VLLM + GRAPHS)
-    assert experts(cases) == {64: 43.5, 2100: 14.5}
-    assert of(cases, "mla_decode") == {MLA.format(64, 3500) + " q=4": 61}
-    line = (
-        "Batchsize forward time stats (batchsize, count, median_time(ms)): [(64, {}, 18.2), (8, 10, 9.7)]\n"
-    )
-    unsure = (
-        "Batchsize forward time stats (batchsize, count, median_time(ms)): [(64, 30, 18.2), (8, 10, nan)]\n"
-    )
-    assert made(unsure)[0] == made(line.format(30))[0]
-    cases, _ = made(line.format(10) + line.format(30))  # each line has all steps so far
-    assert experts(cases) == {64: 43.5, 8: 14.5}
 
 
 def test_batches_of_sglang(made):

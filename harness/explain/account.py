@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
-from harness.explain.alone import Alone
 from harness.explain.causes import CALLS, NOISE, OF_OP, SAME, STALLS, WORK, Cause, Steps, figure
 from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
@@ -310,7 +309,7 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
         causes.NO_EFFECT: of_op or both,
         causes.SHAPES: steps is not None and steps.fit is not None,
         causes.LESS: both and of_op,
-        causes.IDLE: both and steps is not None and steps.on_cpu,
+        causes.IDLE: both and steps is not None and steps.after.on_cpu,
         WORK: sides.work_known,
         STALLS: WORK in there and steps is not None and _compared(sides, steps),
         NOISE: sides.effect is not None or steps is not None,

@@ -138,26 +138,6 @@ def test_half_of_the_calls_of_a_kernel_of_another_name_are_not_certain(here, wor
     assert of.CALLS in named(found), text
 
 
-def two_rows(world, third):
-    case = Case("mla_decode", {"batch": 16, "ctx": 4096}, "core", "ad hoc", 1.0)
-    rows = [("old", world.old_us, SPLIT), ("new", world.new_us, NEW), ("third", 0.9 * world.old_us, third)]
-    cells = [written_runs.cell(case, name, us, 0.1, kernels=[kernel], kernel_us=[us])
-             for name, us, kernel in rows]  # fmt: skip
-    written_runs.write(world.folder / "run", [*cells, written_runs.finished(case)], [case], baseline="old")
-    world.args += ["--run", str(world.folder / "run"), "--rows", "old,new"]
-
-
-def test_a_kernel_of_another_row_is_named(here, world):
-    third = "void flash_fwd_mla_third_kernel(x)"
-    two_rows(world, third)
-    world.layer.pop(COMBINE)
-    layer = {third if name == NEW else name: us for name, us in world.swapped(world.old_us).items()}
-    world.traces(world.server(), world.server(layer))
-    found, text, _ = explained(world, here)
-    assert [*named(found, "likely")] == [of.CALLS], text
-    assert "which is that of third: --rows old,third" in words(text)
-
-
 def test_at_other_shapes_it_is_not_certain_that_a_kernel_is_not_called(here, world):
     world.run(sizes={"batch": 64, "ctx": 1024})
     world.traces(world.server(), world.server())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.decide.measured import BOUNDARIES, LAUNCH_MODES, Measured, Row, Sheet
@@ -97,8 +97,7 @@ class Launches:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._matters(case, settings)
         if key not in self._entries:
-            given = {**self.base, **settings}
-            found = engines.choices(case.op, self.measured.arch, case.sizes, given)
+            found = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
             self._entries[key] = found.get(self.engine)
         return self._entries[key]
 
@@ -147,18 +146,14 @@ class Launches:
         first, mode, row = reference
         if not self.differs(case, settings):
             return Pair(case, first, row, row, row.us)
+        # The engine's rules do not know these: a run that did not vary them does not tell what they do.
+        varied = self._varied(case).intersection(settings) - self.known(case.op)
         for sheet in self.sheets(case):
-            if sheet.case.boundary == first.case.boundary and self._tells(sheet, case, settings):
+            if sheet.case.boundary == first.case.boundary and varied <= sheet.varied:
                 old, new = (self._in(sheet, case, each, mode) for each in ({}, settings))
                 if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
                     return Pair(case, sheet, old, new, row.us)
         return None
-
-    def _tells(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str]) -> bool:
-        """Whether the sheet's run varied those of the settings that the engine's rules do not know and that
-        any run of the case varied."""
-        unknown = {*settings} - self.known(case.op)
-        return unknown & self._varied(case) <= sheet.varied
 
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
         """Whether the engine runs another row, or a run measured a variable of these settings."""
@@ -196,10 +191,8 @@ class Launches:
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:
-    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`."""
-    swaps = dict.fromkeys(
-        f"{pair.old.cell.impl} -> {pair.new.cell.impl}"
-        for pair in pairs
-        if pair.old.cell.impl != pair.new.cell.impl
-    )
-    return ", ".join(swaps) or ", ".join(dict.fromkeys(pair.new.cell.impl for pair in pairs))
+    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`; where it swaps none, those
+    that run."""
+    names = dict.fromkeys((pair.old.cell.impl, pair.new.cell.impl) for pair in pairs)
+    swaps = [f"{old} -> {new}" for old, new in names if old != new]
+    return ", ".join(swaps or [new for _, new in names])

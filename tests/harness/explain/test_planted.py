@@ -264,6 +264,10 @@ def explained(world, here):
     return json.loads(found.stdout), text.stdout, text.returncode
 
 
+def names(found, *sure):
+    return [cause["name"] for cause in found["causes"] if cause["sure"] in (sure or ("certain", "likely"))]
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
 def test_the_planted_cause_is_named_first_and_no_other(here, tmp_path, planted, seed):

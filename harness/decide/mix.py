@@ -276,38 +276,29 @@ def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Wei
     """The measured cases that stand for a call, each with its part of it: those at the next sizes to either
     side, by their distance in logarithms; beyond the last measured size that one, up to BEYOND, with as much
     more weight as the call is larger. Empty where none does. Of cases at one place the first counts."""
-    fixed, axes = FIXED[call.op], AXES[call.op][1]
     wanted = whole_sizes(call.op, call.sizes, arch)
+    size, other = _place(call.op, wanted)
     alike = [
-        case
+        (*_place(case.op, case.sizes), case)
         for case in cases
-        if case.op == call.op and all(str(case.sizes.get(name)) == str(wanted.get(name)) for name in fixed)
+        if case.op == call.op and all(str(case.sizes.get(n)) == str(wanted.get(n)) for n in FIXED[call.op])
     ]
-    if not alike:
+    nearest = min((abs(second - other) for _, second, _ in alike), default=math.inf)
+    if nearest > math.log(BEYOND):
         return []
-    place = {id(case): _place(case.sizes, axes) for case in alike}
-    first, *others = _place(wanted, axes)
-    if others:  # those whose second size is about the nearest
-        nearest = min(abs(place[id(case)][1] - others[0]) for case in alike)
-        if nearest > math.log(BEYOND):
-            return []
-        most = nearest + math.log(NEAR)
-        alike = [case for case in alike if abs(place[id(case)][1] - others[0]) <= most]
-    by_size = {place[id(case)][0]: case for case in reversed(alike)}
-    below = max((size for size in by_size if size <= first), default=None)
-    above = min((size for size in by_size if size >= first), default=None)
-    if below is None or above is None:
-        end = above if below is None else below
-        assert end is not None
-        if abs(end - first) > math.log(BEYOND):
-            return []
-        return [(by_size[end], max(1.0, math.exp(first - end)))]
-    if below == above:
-        return [(by_size[below], 1.0)]
-    part = (first - below) / (above - below)
-    return [(by_size[below], 1 - part), (by_size[above], part)]
+    most = nearest + math.log(NEAR)
+    by_size = {first: case for first, second, case in reversed(alike) if abs(second - other) <= most}
+    below = max((each for each in by_size if each <= size), default=None)
+    above = min((each for each in by_size if each >= size), default=None)
+    if below is not None and above is not None:
+        part = (size - below) / (above - below) if below < above else 0.0
+        return [(by_size[end], of) for end, of in ((below, 1 - part), (above, part)) if of]
+    end = min(by_size, key=lambda each: abs(each - size))
+    return [(by_size[end], max(1.0, math.exp(size - end)))] if abs(end - size) <= math.log(BEYOND) else []
 
 
-def _place(sizes: Mapping[str, Size], axes: Sequence[str]) -> list[float]:
-    """The logarithms of the sizes that grow with the load, of a span its middle."""
-    return [math.log(sum(parse_span(sizes[name])) / 2) for name in axes]
+def _place(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
+    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 in place of a second
+    one that an op does not have."""
+    places = [math.log(sum(parse_span(sizes[name])) / 2) for name in AXES[op][1]]
+    return places[0], places[1] if len(places) > 1 else 0.0

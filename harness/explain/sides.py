@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -146,21 +147,18 @@ def _same(record: Record, name: str) -> tuple[str, bool]:
 
 
 def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
-    before, after = runs
-    if not before or not after:
+    if not all(runs):
         return sides
     known = [[run.accept_length for run in side if run.accept_length] for side in runs]
     accepted = (statistics.fmean(known[0]), statistics.fmean(known[1])) if all(known) else sides.accepted
     wrong = [
         f"`serving load` finds its numbers wrong: {finding.message}"
-        for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
+        for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
-    notes = (*sides.notes, *dict.fromkeys(wrong))
-    work = [*_differing(before, after)]
-    large = tuple(line for line, part in work if part >= LARGE)
-    lines = tuple(line for line, _ in work)
+    work = dict(_differing(*runs))
     return replace(
-        sides, work=lines, large_work=large, work_known=True, accepted=accepted, notes=notes
+        sides, work=tuple(work), large_work=tuple(line for line, part in work.items() if part >= LARGE),
+        work_known=True, accepted=accepted, notes=(*sides.notes, *dict.fromkeys(wrong)),
     )  # fmt: skip
 
 
@@ -171,12 +169,10 @@ def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Ite
         if all(asked) and asked[0] != asked[1]:
             texts = (", ".join(f"{value:g}" for value in sorted(values)) for values in asked)
             was, now = map(statistics.fmean, asked)
-            part = abs(now / was - 1) if was else 1.0
-            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", part
+            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", abs(now / was - 1)
     for name, what in COUNTED.items():
         counts = [[getattr(run.totals, name) for run in side] for side in (before, after)]
         if not any(None in side for side in counts):
             was, now = map(statistics.fmean, counts)
-            more = now / was - 1 if was else 0.0
-            if abs(more) > DIFFERS:
+            if was and abs(more := now / was - 1) > DIFFERS:
                 yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * more:+.1f} %)", abs(more)

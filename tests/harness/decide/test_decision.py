@@ -69,7 +69,7 @@ TABLE = {"AITER_CONFIG_FMOE": "/t.csv"}
       (moe(64), {"moe.default": 100.0, "moe.both": 130.0, "moe.c": 100.0})],
      {}, {}, {"VLLM_BOTH": "1", "moe-backend": "C"}),
     # The engine's variable makes it run the library, whose table a run of `toggle` measured.
-    ([(moe(64), {"moe.default": 99.0, "moe.both": 90.0, "moe.default under T": 99.0, "moe.both under T": 60.0})],
+    ([(moe(64), {"moe.default": 99.0, "moe.both": 90.0, "moe.default under T": 99, "moe.both under T": 60})],
      {"settings": {"plain": {}, "T": TABLE}}, {}, {"VLLM_BOTH": "1"} | TABLE),
     ([(mla(64), {"mla.default under X=1": 100.0, "mla.a under X=1": 80.0})],
      {"settings": {"X=1": {"X": "1"}}}, {"X": "1"}, A),

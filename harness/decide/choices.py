@@ -176,6 +176,17 @@ class Launches:
         return self._names[op]
 
     @functools.cached_property
+    def decidable(self) -> list[Weighed]:
+        """The cases in which the default has a time."""
+        return [case for case in self.mix.cases if self.reference(case)]
+
+    @functools.cached_property
+    def step_us(self) -> float:
+        """The time of a whole step by default; what has no times counts by the data sheet."""
+        us = sum(case.calls * pair.us for case in self.decidable if (pair := self.pair(case, {})))
+        return us / (self.mix.share_of(self.decidable) or 1.0)
+
+    @functools.cached_property
     def candidates(self) -> list[Setting]:
         """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
         those that a run measured; not those that change which calls there are."""

@@ -182,57 +182,52 @@ class Decision:
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
     """The decision among the candidates of the launches."""
-    defaults = [(case, pair) for case in launches.mix.cases if (pair := launches.pair(case, {}))]
-    cases = [case for case, _ in defaults]
-    by_op = grouped(cases, lambda case: case.op)
-    every = _merged(by_op, launches)
-    failing = {launch_text(settings): why for settings in every if (why := launches.fails(settings))}
-    every = [settings for settings in every if launch_text(settings) not in failing]
-    runs = {
-        launch_text(settings): {op: of for op, own in by_op.items() if (of := _runs(launches, own, settings))}
-        for settings in every
-    }
-    choices: dict[tuple[str, Runs], Setting] = {}  # the first of those that run the same in an op
-    for settings in every:
-        for own in runs[launch_text(settings)].items():
-            choices.setdefault(own, settings)
-    step_us = sum(case.calls * pair.us for case, pair in defaults)
-    step_us /= launches.mix.share_of(cases) or 1.0  # of the whole step, by the data sheet
-    found = _together(launches, by_op, choices, step_us, confidence)
+    by_op = grouped(launches.decidable, lambda case: case.op)
+    failing: dict[str, str] = {}
+    every: list[tuple[Setting, list[Choice]]] = []
+    for settings in _merged(launches, by_op):
+        if why := launches.fails(settings):
+            failing[launch_text(settings)] = why
+        else:
+            made = [(op, _runs(launches, own, settings)) for op, own in by_op.items()]
+            every.append((settings, [choice for choice in made if choice[1]]))
+    choices: dict[Choice, Setting] = {}  # the first of those that run the same in an op
+    for settings, made in every:
+        for choice in made:
+            choices.setdefault(choice, settings)
+    found = _together(launches, by_op, choices, confidence)
 
     def best(worth: Callable[[Compared], float]) -> tuple[float, Setting]:
-        saved = [
-            (sum(worth(found[own]) for own in runs[launch_text(settings)].items()), settings)
-            for settings in every
-        ]
+        saved = [(sum(worth(found[choice]) for choice in made), settings) for settings, made in every]
         return max([(0.0, {}), *saved], key=lambda each: (each[0], -len(each[1])))
 
     saved_us, chosen = best(lambda choice: choice.credit_us(margin))
     likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)[1]
     gain = None
-    if saved_us < margin * step_us:
+    if saved_us < margin * launches.step_us:
         chosen = {}
     elif chosen:
         joint = max(each.confidence for each in found.values())
-        gain = _compared(launches, "", cases, chosen, step_us, joint)
-    questions = max(1, len(cases) * len(launches.candidates))
-    each_sure = 1 - (1 - confidence) / questions
-    undecided = {
-        case.text: _why(launches, case, {}) for case in launches.mix.cases if not launches.reference(case)
-    }
+        gain = _compared(launches, "", launches.decidable, chosen, joint)
+    cases = launches.decidable
+    each_sure = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
+    undecided = (case for case in launches.mix.cases if not launches.reference(case))
     return Decision(
         launches, chosen, gain, list(found.values()),
         [_best(launches, case, chosen, each_sure) for case in cases],
-        list(_crossovers(launches, cases, each_sure)), undecided, margin, likely, failing,
+        list(_crossovers(launches, cases, each_sure)),
+        {case.text: _why(launches, case, {}) for case in undecided}, margin, likely, failing,
     )  # fmt: skip
 
 
 Runs = frozenset[tuple[object, object]]
 """What a launch runs otherwise than the default: the case, and the timed row, or its name where it has no
 time."""
+Choice = tuple[str, Runs]
+"""By op."""
 
 
-def _merged(by_op: Mapping[str, Sequence[Weighed]], launches: Launches) -> list[Setting]:
+def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
     """The candidates, and those that combine what is set for each op, also what the engine's rules and what a
     run of `toggle` set for one; the fewest settings first."""
     found: list[Setting] = [{}]
@@ -254,13 +249,12 @@ def _agree(one: Setting, other: Setting) -> bool:
 
 def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
     """Empty where all cases run as by default."""
-    runs = []
-    for case in cases:
-        if launches.differs(case, settings):
-            pair = launches.pair(case, settings)
-            if pair is None or not pair.same:
-                runs.append((case.key, id(pair.new) if pair else launches.row_name(case, settings)))
-    return frozenset(runs)
+    differing = [(case, launches.pair(case, settings)) for case in cases if launches.differs(case, settings)]
+    return frozenset(
+        (case.key, id(pair.new) if pair else launches.row_name(case, settings))
+        for case, pair in differing
+        if pair is None or not pair.same
+    )
 
 
 def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
@@ -285,48 +279,39 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
 def _together(
     launches: Launches,
     by_op: Mapping[str, Sequence[Weighed]],
-    choices: Mapping[tuple[str, Runs], Setting],
-    step_us: float,
+    choices: Mapping[Choice, Setting],
     confidence: float,
-) -> dict[tuple[str, Runs], Compared]:
+) -> dict[Choice, Compared]:
     """All choices, each at a confidence at which they hold together: those that are clear leave their share
     of the error to the others (Holm, see harness.statistics.multiple)."""
-    found: dict[tuple[str, Runs], Compared] = {}
-    open_questions = [*choices]
-    while open_questions:
-        share = 1 - (1 - confidence) / len(open_questions)
-        for key in open_questions:
-            found[key] = _compared(launches, key[0], by_op[key[0]], choices[key], step_us, share)
-        told = [key for key in open_questions if found[key].verdict in ("faster", "slower")]
-        if not told:
-            break
-        open_questions = [key for key in open_questions if key not in told]
-    return {key: found[key] for key in choices}
+    found: dict[Choice, Compared] = {}
+    left, asked = [*choices], len(choices) + 1
+    while len(left) < asked:
+        asked = len(left)
+        for choice in left:
+            op, share = choice[0], 1 - (1 - confidence) / asked
+            found[choice] = _compared(launches, op, by_op[op], choices[choice], share)
+        left = [choice for choice in left if found[choice].verdict not in ("faster", "slower")]
+    return found
 
 
 def _compared(
-    launches: Launches,
-    op: str,
-    cases: Sequence[Weighed],
-    settings: Setting,
-    step_us: float,
-    confidence: float,
+    launches: Launches, op: str, cases: Sequence[Weighed], settings: Setting, confidence: float
 ) -> Compared:
-    """step_us: the time of a whole step by default"""
     pairs, missing = [], {}
     for case in (case for case in cases if launches.differs(case, settings)):
-        if pair := launches.pair(case, settings):
-            if not pair.same:
-                pairs.append(pair)
-        else:
+        pair = launches.pair(case, settings)
+        if pair is None:
             missing[case.text] = _why(launches, case, settings)
+        elif not pair.same:
+            pairs.append(pair)
     if not pairs:
         return Compared(settings, op, pairs, missing, None)
     before = sum(pair.case.calls * pair.us for pair in pairs)
     noise = sum(pair.case.calls * pair.us * pair.sheet.noise for pair in pairs) / before
     series = [pair.series(pair.case.calls) for pair in pairs]
     comparison = total_ratio(series, noise=noise, confidence=confidence)
-    saved = before * (1 - 1 / comparison.ratio)
+    saved, step_us = before * (1 - 1 / comparison.ratio), launches.step_us
     return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved, saved / step_us)
 
 

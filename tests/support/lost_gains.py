@@ -171,6 +171,11 @@ class World:
         written_runs.write(self.folder / "run", [*cells, written_runs.finished(case)], [case], baseline="old")
         self.args += ["--run", str(self.folder / "run")]
 
+    def profiled(self, layer: dict[str, float] | None = None, **changes: Any) -> None:
+        """The run, and traces of servers without the change and with it; layer, changes: of the latter."""
+        self.run()
+        self.traces(self.server(), self.server(layer, **changes))
+
     def log(self, *lines: str) -> None:
         (self.folder / "server.log").write_text("".join(f"{line}\n" for line in lines))
         self.args += ["--log", str(self.folder / "server.log")]

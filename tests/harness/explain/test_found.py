@@ -114,8 +114,7 @@ def test_of_traces_and_a_change(here, world, change, after, wanted, says):
     (lambda w: w.results(w.gain_ms, duration=1.0), [], "note: `serving load` finds its numbers wrong: "),
 ])  # fmt: skip
 def test_what_clients_see_of_a_gain_that_is_there(here, world, seen, wanted, says):
-    world.run()
-    world.traces(world.server(), world.server(world.swapped()))
+    world.profiled(world.swapped())
     seen(world)
     found_in(world, here, wanted, 0, says)
 
@@ -141,8 +140,7 @@ def test_kernels_that_stay_do_not_count_against_the_new_one(here, world):
 
 def test_launches_that_differ_a_little_show_no_cause(here, world):
     world.of_launch = 0.01
-    world.run()
-    world.traces(world.server(), world.server(world.swapped()))
+    world.profiled(world.swapped())
     found_in(world, here, [], 0, NOTHING)
 
 
@@ -171,8 +169,7 @@ def test_the_trace_with_the_change_alone_tells_calls(here, world, swaps, wanted,
 
 
 def test_traces_of_other_batches_explain_nothing_of_what_clients_saw(here, world):
-    world.run()
-    world.traces(world.server(), world.server(world.swapped(1.3 * world.new_us), batch=24))
+    world.profiled(world.swapped(1.3 * world.new_us), batch=24)
     world.results(0.0)
     found_in(world, here, [], 1, "note: the traces cannot be compared: ")
 
@@ -180,10 +177,9 @@ def test_traces_of_other_batches_explain_nothing_of_what_clients_saw(here, world
 def test_what_no_cause_has_is_not_explained(here, world):
     """A part of what is missing went to slower kernels, which TPOT does not show whole: the step of the
     traces saved more, so what lies between steps has the rest."""
-    world.run()
     layer = world.swapped()
     layer[MOE] += 0.4 * world.gain_us
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     world.results(0.0)
     found_in(world, here, [of.STALLS, of.SLOWER], 0, "")
 
@@ -198,8 +194,7 @@ def test_another_way_to_launch_is_said(here, world):
 
 
 def test_a_refusal_in_a_log_alone_leaves_the_kernel_not_called(here, world):
-    world.run()
-    world.traces(world.server(), world.server())
+    world.profiled()
     world.log(ALIEN)
     found_in(world, here, [of.CALLS], 0, "note: .*VLLM_OTHER")
 

@@ -34,11 +34,6 @@ def swap(world, **changes):
     return world.server(world.swapped(), **changes)
 
 
-def swapped(world):
-    world.run()
-    world.traces(world.server(), swap(world))
-
-
 def of_events(folder, events):
     path = folder / "t.json"
     path.write_text(trace_text(events))
@@ -90,8 +85,7 @@ def test_where_a_variable_differs_the_change_is_without_effect(here, world):
 
 
 def test_speculation_that_is_not_reported_is_no_stall(here, world):
-    world.run()
-    world.traces(world.server(), swap(world))
+    world.profiled(world.swapped())
     world.results(0.0, tpot=world.step_ms / 2.5)
     found, text, _ = explained(world, here)
     assert of.STALLS not in names(found), text
@@ -151,10 +145,9 @@ def test_an_expected_interval_with_zero_is_no_certain_gain(here, world):
 
 
 def test_the_launch_spread_of_the_ab_hides_small_causes(here, world):
-    world.run()
     layer = world.swapped()
     layer[MOE] *= 1.08
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     world.record(world.gain_ms, noise=0.05, pairs=8)
     found, text, _ = explained(world, here)
     assert of.SLOWER not in names(found), text
@@ -163,22 +156,13 @@ def test_the_launch_spread_of_the_ab_hides_small_causes(here, world):
 def test_a_small_gain_has_no_idle_device(here, world):
     """Of 3 % of a step, beside a wait that differs by less than launches do."""
     world.new_us = world.old_us - 0.03e3 * world.step_ms / world.layers
-    world.run()
     wait = 400 + world.layers + 0.007e3 * world.step_ms
-    world.traces(world.server(), swap(world, wait_us=wait))
+    world.profiled(world.swapped(), wait_us=wait)
     found, text, _ = explained(world, here)
     assert of.IDLE not in names(found), text
 
 
 # Shares and inputs
-
-
-def test_shares_are_of_what_was_expected(here, world):
-    world.run()
-    world.traces(world.server(), world.server(partial=(world.layers // 2, world.swapped())))
-    found, *_ = explained(world, here)
-    first = found["causes"][0]
-    assert first["share"] == pytest.approx(first["ms"] / found["expected"]["ms"])
 
 
 def test_traces_that_are_there_are_not_asked_for(here, world):
@@ -219,10 +203,9 @@ def test_a_file_is_not_both_sides(here, world):
 
 def test_more_than_all_is_all(here, world):
     """The kernel is not called, and the old one takes less than before: more than what is missing."""
-    world.run()
     layer = dict(world.layer)
     layer[MOE] -= 0.3 * world.gain_us
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     found, text, _ = explained(world, here)
     assert found["causes"][0]["ms"] > 1.2 * found["missing"]
     assert "that is all of the " in words(text), text
@@ -230,8 +213,7 @@ def test_more_than_all_is_all(here, world):
 
 def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
     world = World(tmp_path, random.Random("cpu"))
-    world.run()
-    world.traces(world.server(), swap(world, wait_us=400 + 900 * world.gain_ms))
+    world.profiled(world.swapped(), wait_us=400 + 900 * world.gain_ms)
     alone = timed_alone(str(tmp_path / "run"), None)
     steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
     on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
@@ -244,8 +226,7 @@ def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
 
 def test_a_gain_that_the_kernel_did_not_make_is_not_its_own(here, world):
     """TPOT fell as expected, though the kernel is in no step."""
-    world.run()
-    world.traces(world.server(), world.server())
+    world.profiled()
     world.results(world.gain_ms)
     found, text, code = explained(world, here)
     assert text.startswith("What was saved is not the change's own, "), text
@@ -256,7 +237,7 @@ def test_a_gain_that_the_kernel_did_not_make_is_not_its_own(here, world):
 def test_noise_is_no_finding(here, world, traced):
     world.record(0.5 * world.gain_ms, noise=0.15, pairs=4)
     if traced:
-        swapped(world)
+        world.profiled(world.swapped())
     found, text, code = explained(world, here)
     assert text.startswith("No finding: the interval of TPOT holds both no change and the "), text
     assert (names(found), names(found, "certain"), code) == ([of.NOISE], [], 1), text
@@ -288,17 +269,8 @@ def test_clients_and_a_change_alone_leave_all_unknown(here, world):
     found, text, code = explained(world, here)
     assert (names(found), code) == ([], 1)
     unknown = {cause["name"]: cause["record"] for cause in found["causes"] if cause["sure"] == "not known"}
-    assert set(unknown) == {
-        of.CALLS,
-        of.UNREAD,
-        of.SAME,
-        of.NO_EFFECT,
-        of.TABLE,
-        of.SHAPES,
-        of.LESS,
-        of.STALLS,
-        *of.OF_STEP,
-    }
+    others = (of.CALLS, of.UNREAD, of.SAME, of.NO_EFFECT, of.TABLE, of.SHAPES, of.LESS, of.STALLS)
+    assert set(unknown) == {*others, *of.OF_STEP}
     assert all(unknown.values())
     assert text.startswith("It cannot be told what vanished, as what was expected is not known in ms: ")
     for record in unknown.values():
@@ -306,7 +278,7 @@ def test_clients_and_a_change_alone_leave_all_unknown(here, world):
 
 
 def test_one_pair_has_the_interval_of_other_servers(here, world):
-    swapped(world)
+    world.profiled(world.swapped())
     world.results(world.gain_ms, pairs=1)
     found, text, code = explained(world, here)
     assert text.startswith("Nothing vanished") and code == 0
@@ -317,7 +289,7 @@ def test_one_pair_has_the_interval_of_other_servers(here, world):
 
 
 def test_hits_in_a_table_say_that_none_was_missed(here, world):
-    swapped(world)
+    world.profiled(world.swapped())
     shape = "M:16, N:2112, K:7168"
     world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
     found, *_ = explained(world, here)
@@ -378,7 +350,7 @@ def test_servers_that_differ_in_more_are_noted(here, world):
 
 
 def test_files_of_one_name_are_told_apart(here, world):
-    swapped(world)
+    world.profiled(world.swapped())
     (world.folder / "other").mkdir()
     moved = (world.folder / "after.json").rename(world.folder / "other" / "before.json")
     world.args[-1] = str(moved)
@@ -409,8 +381,7 @@ def test_a_kernel_that_differs_a_little_is_not_slower(here, world):
     """The largest one by 2.5 %, where the gain itself is small."""
     world.of_launch, world.gain_us = 0.0, 0.1 * world.old_us
     world.new_us = world.old_us - world.gain_us
-    world.run()
     layer = world.swapped()
-    world.traces(world.server(), world.server(layer | {MOE: 1.025 * layer[MOE]}))
+    world.profiled(layer | {MOE: 1.025 * layer[MOE]})
     found, text, _ = explained(world, here)
     assert names(found) == [], text

@@ -235,7 +235,7 @@ def _of_sides(
         yield Cause(WORK, "likely", size, f"The two sides did other work: {line}", (line,))
     elif sides.large_work and not (steps and _compared(sides, steps)):  # else see _beyond_steps
         yield _other_work(sides, None)
-    elif sides.work_known and not sides.work and not any(cause.name == WORK for cause in seen):
+    elif sides.work is not None and not sides.work and not any(cause.name == WORK for cause in seen):
         yield Cause(WORK, "none seen")
 
 
@@ -312,7 +312,7 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
         causes.SHAPES: steps is not None and steps.fit is not None,
         causes.LESS: both and of_op,
         causes.IDLE: both and steps is not None and steps.after.on_cpu,
-        WORK: sides.work_known,
+        WORK: sides.work is not None,
         STALLS: WORK in there and steps is not None and _compared(sides, steps),
         NOISE: sides.effect is not None or steps is not None,
     }
@@ -356,7 +356,7 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
 def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> Iterator[str]:
     both = [step for step in (steps.before, steps.after) if step] if steps else []
     if sides.effect and steps and steps.before:
-        yield from sides.work
+        yield from sides.work or ()
         token = steps.before.ms / sides.accepted[0]
         saved = _of_steps(steps)
         yield f"the step: {saved.text}" if saved else ""

@@ -335,9 +335,9 @@ def _not_in_effect(steps: Steps, ms: float) -> Cause:
 
 def not_in_effect(sides: Sides, log: Log) -> Cause | None:
     """Why the change cannot be in effect, where names, settings or a log say so."""
-    if sides.unread and sides.all_unread:
-        says, evidence = sides.unread[0], f"looked up in what is installed ({sides.what})"
-        return Cause(UNREAD, "certain", None, says[:1].upper() + says[1:], (evidence,))
+    if says := sides.unread:
+        evidence = f"looked up in what is installed ({sides.what})"
+        return Cause(UNREAD, "certain", None, says[0].upper() + says[1:], (evidence,))
     if log.refused:
         says = f"The server refused it: {next(iter(log.refused))}"
         return Cause(REFUSED, "likely", None, says, _lines(log.refused, 2))

@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from harness.page.decision import decision_page
 from harness.page.html import html
 from shapes.case import parse
-from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
+from tests.support.decision_runs import CUDA, DEVICE, PLACE, cases_file, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
 from tests.support.written_runs import cell, finished, write
 
@@ -92,12 +92,9 @@ def test_calls_of_a_case_decide_which_choice_saves_most(tmp_path):
     """At batch 1, which is called far more often, the other row is faster."""
     few = {"mla.default": 50.0, "mla.a": 45.0, "mla.b": 30.0}
     folder = run(tmp_path / "run", [(mla(1), few), (mla(64), FASTER)])
-    file = tmp_path / "cases.json"
-    for calls, backend in ((20, "B"), (0.1, "A")):
-        rows = [{"op": "mla_decode", "sizes": mla(1).text, "weight": calls},
-                {"op": "mla_decode", "sizes": mla(64).text, "weight": 1}]  # fmt: skip
-        file.write_text(json.dumps({"cases": rows}))
-        assert made(folder, cases=str(file)).chosen == {"attention-backend": backend}
+    for calls, backend in ((20, B), (0.1, A)):
+        file = cases_file(tmp_path / "cases.json", (mla(1), calls), (mla(64), 1))
+        assert made(folder, cases=file).chosen == backend
 
 
 def test_what_is_not_told_from_the_default_is_left(tmp_path):
@@ -113,16 +110,14 @@ def test_a_clear_gain_below_the_margin_is_left(tmp_path):
         (mla(64), {"mla.default": 10.0, "mla.a": 9.0}),
         (moe(64), {"moe.default": 990.0, "moe.a": 995.0}),
     ]
-    file = tmp_path / "cases.json"
-    rows = [{"op": case.op, "sizes": case.text} for case, _ in times]
-    file.write_text(json.dumps({"cases": rows}))
+    file = cases_file(tmp_path / "cases.json", (mla(64), 1), (moe(64), 1))
     folder = run(tmp_path / "run", times)
-    found = made(folder, cases=str(file))
+    found = made(folder, cases=file)
     assert not found.chosen
     assert answer(found, None).startswith("Leave it: --attention-backend A makes mla_decode 1.11")
     share = 1 / 1000
-    assert made(folder, cases=str(file), margin=1.1 * share).chosen == {}
-    assert made(folder, cases=str(file), margin=0.9 * share).chosen == A
+    assert made(folder, cases=file, margin=1.1 * share).chosen == {}
+    assert made(folder, cases=file, margin=0.9 * share).chosen == A
 
 
 def test_a_choice_that_saves_a_part_of_the_margin_is_no_part_of_a_launch(tmp_path):
@@ -130,9 +125,8 @@ def test_a_choice_that_saves_a_part_of_the_margin_is_no_part_of_a_launch(tmp_pat
         (mla(64), {"mla.default": 100.0, "mla.a": 80.0}),
         (moe(64), {"moe.default": 1.0, "moe.a": 0.9}),
     ]
-    file = tmp_path / "cases.json"
-    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text} for case, _ in times]}))
-    found = made(run(tmp_path / "run", times), cases=str(file))
+    file = cases_file(tmp_path / "cases.json", (mla(64), 1), (moe(64), 1))
+    found = made(run(tmp_path / "run", times), cases=file)
     assert found.chosen == A
     assert by_value(found)["A"].is_clear
 

@@ -218,8 +218,9 @@ class World:
         )
         names = [{"name": name, "found": False, "says": f"nothing installed reads {name}"} for name in unread]
         saving = self.gain_ms if predicted_ms is None else predicted_ms
+        low, high = sorted((-1.2 * saving, -0.8 * saving))
         prediction = {"quantity": "tpot", "unit": "ms", "method": "link", "change": -saving,
-                      "low": -1.2 * saving, "high": -0.8 * saving, "before": self.step_ms}  # fmt: skip
+                      "low": low, "high": high, "before": self.step_ms}  # fmt: skip
         more = {"names": names, "predictions": [prediction]}
         record = Record.begin(self.folder / "ab", plan, more)
         for pair in range(pairs + 1):

@@ -2,12 +2,11 @@
 
 import json
 import random
-import re
 
 import pytest
 
 from harness.explain import causes as of
-from tests.harness.explain.test_planted import explained, names
+from tests.harness.explain.test_planted import found_in, names
 from tests.support.lost_gains import COMBINE, MOE, NEW, SPLIT, World
 
 NOTHING, LIKELY = "^Nothing vanished: ", "^Likely: "
@@ -22,13 +21,6 @@ HALF = "The new kernel takes 5[0-3] % of the calls only"
 @pytest.fixture
 def world(tmp_path):
     return World(tmp_path, random.Random("s"))
-
-
-def found_in(world, here, wanted, code, says):
-    found, text, exit_code = explained(world, here)
-    assert (names(found), exit_code) == (wanted, code), text
-    assert re.search(says, " ".join(text.split())), text
-    return found
 
 
 def one_backend(name):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -252,6 +253,14 @@ def explained(world, here):
 
 def names(found, *sure):
     return [cause["name"] for cause in found["causes"] if cause["sure"] in (sure or ("certain", "likely"))]
+
+
+def found_in(world, here, wanted, code, says=""):
+    """What is named, the exit code, and a pattern that the text has."""
+    found, text, exit_code = explained(world, here)
+    assert (names(found), exit_code) == (wanted, code), text
+    assert re.search(says, " ".join(text.split())), text
+    return found
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])

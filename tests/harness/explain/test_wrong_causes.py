@@ -16,7 +16,7 @@ from harness.serving.ab.record import Record
 from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
 from harness.serving.trace import decompose
 from shapes.case import Case
-from tests.harness.explain.test_planted import explained, names
+from tests.harness.explain.test_planted import explained, found_in, names
 from tests.support import written_runs
 from tests.support.command_line import error_line
 from tests.support.lost_gains import GEMMS, MOE, NEW, SPLIT, World
@@ -95,23 +95,13 @@ def test_speculation_that_is_not_reported_is_no_stall(here, world):
 # The sign
 
 
-def loss(world, observed):
-    """Predicted: 10 % of a step longer."""
-    world.record(observed * world.step_ms, predicted_ms=-0.1 * world.step_ms)
-    path = world.folder / "ab" / "ab.json"
-    document = json.loads(path.read_text())
-    change = document["predictions"][0]["change"]
-    document["predictions"][0] |= {"low": 0.8 * change, "high": 1.2 * change}
-    path.write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize(("observed", "says"), [
     (-0.1, "As predicted, it is a loss: TPOT became "),
     (0.05, "Serving did better than expected: "),
     (-0.3, "The loss is larger than expected: TPOT became "),
 ])  # fmt: skip
 def test_a_loss_that_was_predicted(here, world, observed, says):
-    loss(world, observed)
+    world.record(observed * world.step_ms, predicted_ms=-0.1 * world.step_ms)
     _, text, code = explained(world, here)
     assert text.startswith(says) and "-" not in words(text.partition("\n\n")[0]), text
     assert code == (0 if observed == -0.1 else 1)
@@ -311,8 +301,7 @@ def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
                   new=0.5 * world.layer[gemm])  # fmt: skip
         world.traces(world.server(), world.server())
         world.log(miss.format(m))
-        found, text, code = explained(world, here)
-        assert (names(found), code) == ([of.TABLE], 0), text
+        found = found_in(world, here, [of.TABLE], 0)
         sure[m] = found["causes"][0]["sure"]
     assert sure == {16: "certain", 512: "likely"}
 
@@ -338,8 +327,7 @@ def test_cases_that_are_not_served_do_not_count(here, world):
     written_runs.write(world.folder / "run", records, cases, baseline="old")
     world.args += ["--run", str(world.folder / "run")]
     world.traces(world.server(), world.server(world.swapped()))
-    found, text, code = explained(world, here)
-    assert (names(found), code) == ([of.SHAPES], 0), text
+    found = found_in(world, here, [of.SHAPES], 0)
     assert found["causes"][0]["ms"] == pytest.approx(world.gain_ms, rel=0.1)
 
 
@@ -372,8 +360,7 @@ def test_what_is_named_may_be_too_little(here, world):
     after = world.server(world.swapped(), partial=(world.layers // 3, world.layer))
     world.args += ["--trace", str(world.trace("after", after))]
     world.results(0.0)
-    found, text, code = explained(world, here)
-    assert (names(found), code) == ([of.CALLS], 1), text
+    found = found_in(world, here, [of.CALLS], 1)
     assert found["rest"] == pytest.approx(2 / 3 * found["missing"], rel=0.1)
 
 

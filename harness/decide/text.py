@@ -295,15 +295,11 @@ def _source(decision: Decision, choice: Compared) -> str:
     return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})" if entry and swapped else ""
 
 
-def files_of(decision: Decision) -> dict[str, str]:
-    """Variables whose value is a file or folder of tables."""
-    tables = TABLES[decision.launches.engine]
-    return {name: value for name, value in decision.chosen.items() if name in tables and "/" in value}
-
-
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     """The object of JSON."""
     launches, mix = decision.launches, decision.mix
+    tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
+    files = {name: value for name, value in tables.items() if "/" in value}
     return {
         "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
         "device": launches.measured.device, "arch": launches.measured.arch,
@@ -311,7 +307,7 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
         "leave_it": not decision.chosen if decision.compared else None,
         "variables": _part(decision.chosen, flags=False),
-        "flags": _part(decision.chosen, flags=True), "files": files_of(decision),
+        "flags": _part(decision.chosen, flags=True), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(each) for each in decision.choices],
         "taken": [_compared(each) for each in decision.taken],

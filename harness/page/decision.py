@@ -135,8 +135,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
     rows: list[dict[str, Any]] = []
     for each in decision.cases:
         saved, left = each.chosen.us - each.chosen.new_us, each.chosen.new_us - each.best.new_us
-        parts = ((SAVED, saved), (LEFT, left))
-        for part, us in parts:
+        for part, us in ((SAVED, saved), (LEFT, left)):
             share = 100 * each.case.calls * us / everything
             if abs(share) >= 0.005:
                 name = f"{each.case.op} {each.case.key[1]}"

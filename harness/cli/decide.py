@@ -66,11 +66,10 @@ def decide(
     if served["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
     names = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
-    said = {name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    said = (name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT)
     told = {name: served[name] for name in said}
-    decision, worth = decided(
-        served["engine"], read_measured(runs), told, served["given"], margin / 100, loads
-    )
+    measured = read_measured(runs)
+    decision, worth = decided(served["engine"], measured, told, served["given"], margin / 100, loads)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page

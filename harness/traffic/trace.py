@@ -34,16 +34,15 @@ def read_trace(path: Path, traffic: Traffic) -> str:
     recorded = read(path)
     names = list(recorded.names)
     spans = Counter(names[number] for number in recorded.spans.name)
-    readers = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
     kinds = {
-        kind: {name: count for name, count in spans.items() if pattern.match(name)}
-        for kind, (pattern, _) in readers.items()
+        kind: [(match, count) for name, count in spans.items() if (match := pattern.match(name))]
+        for kind, (pattern, _) in READERS.items()
     }
     # A tool may have annotated the same steps once more: the annotations with sums of lengths say most.
-    kind = max(kinds, key=lambda each: (any("sk" in name for name in kinds[each]), len(kinds[each])))
+    kind = max(kinds, key=lambda each: (any("sk" in match[0] for match, _ in kinds[each]), len(kinds[each])))
     before = traffic.count()
-    for name, count in kinds[kind].items():
-        readers[kind][1](name, count, traffic)
+    for match, count in kinds[kind]:
+        READERS[kind][1](match, count, traffic)
     found = [f"{traffic.count() - before} steps in annotations of {kind}"] if kinds[kind] else []
     calls = _dimensions(recorded, names, traffic) + _kernel_names(recorded, names, traffic)
     traffic.calls.update(calls)
@@ -52,9 +51,7 @@ def read_trace(path: Path, traffic: Traffic) -> str:
     return ", ".join(found)
 
 
-def _vllm(name: str, count: int, traffic: Traffic) -> None:
-    match = VLLM.match(name)
-    assert match
+def _vllm(match: re.Match[str], count: int, traffic: Traffic) -> None:
     prompts, sq, sk, sqsq, plain_new, decoding, gq, gk, plain = (int(each or 0) for each in match.groups())
     tokens = gq or plain
     traffic.add(
@@ -63,9 +60,7 @@ def _vllm(name: str, count: int, traffic: Traffic) -> None:
     )  # fmt: skip
 
 
-def _sglang(name: str, count: int, traffic: Traffic) -> None:
-    match = SGLANG.match(name)
-    assert match
+def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
     mode, batch, rest = match[1], int(match[2]), match[3]
     said = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", rest)}
     new = said.get("c_sq", said.get("toks", 0))
@@ -83,12 +78,10 @@ def _sglang(name: str, count: int, traffic: Traffic) -> None:
         chunks = _chunks(said.get("c", batch), new, prefix, said.get("c_sqsq", 0))
         traffic.add(count, requests, tokens / requests if requests else 1, mean, chunks, new)
     else:
-        traffic.left_out[f"{mode} steps of SGLang that do not say their requests and tokens"] += count
+        traffic.left_out[f"{mode} steps of SGLang without requests or tokens"] += count
 
 
-def _atom(name: str, count: int, traffic: Traffic) -> None:
-    match = ATOM.match(name)
-    assert match
+def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     batch, tokens = int(match[2]), int(match[3])
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
@@ -98,6 +91,9 @@ def _atom(name: str, count: int, traffic: Traffic) -> None:
     else:
         ctx = sum(lengths) / batch if lengths and batch else None
         traffic.add(count, batch, tokens / max(batch, 1), ctx)
+
+
+READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:

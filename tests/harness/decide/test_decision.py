@@ -186,13 +186,6 @@ def test_one_block_of_rounds_tells_nothing(tmp_path):
     assert '"high":null' in html(decision_page(found, None), "Made by a test").replace(" ", "")
 
 
-def test_runs_of_ops_that_no_engine_has_are_not_used(tmp_path):
-    one = run(tmp_path / "one", [(mla(64), FASTER)])
-    two = run(tmp_path / "two", [(mla(64), FASTER)], op="softmax")
-    measured = read_measured([str(one), str(two)])
-    assert measured.notes == [f"{two} is of softmax, which no engine's rules name: not used"]
-
-
 def test_what_is_missing_is_measured_by_commands_that_can_be_run(tmp_path):
     """A variable by `toggle`, beside the default; rows by `run`."""
     settings = {"plain": {}, "X=1": {"X": "1"}}
@@ -347,14 +340,6 @@ def test_what_was_measured_of_a_step_is_not_the_step(tmp_path):
     assert found.chosen == {}
 
 
-def test_rows_without_common_rounds_are_no_pair(tmp_path):
-    case = mla(64)
-    rows = [cell(case, name, us, 0.1, **CUDA) for name, us in (("mla.default", 100.0), ("mla.a", 50.0))]
-    rows[1].samples.block = [block + 10 for block in rows[1].samples.block]
-    folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
-    assert not any(each.is_complete for each in made(folder).choices)
-
-
 def test_lines_of_the_shell_are_quoted(tmp_path):
     value = "/my tables/$1.csv"
     settings = {"plain": {}, "a": {"AITER_CONFIG_FMOE": value}}
@@ -389,14 +374,6 @@ def test_runs_of_two_machines_are_refused(tmp_path):
         read_measured([str(one), str(two)])
 
 
-def test_runs_of_revisions_are_not_used(tmp_path):
-    one = run(tmp_path / "one", [(mla(64), FASTER)])
-    two = run(tmp_path / "two", [(mla(64), {"mla.default": 1.0})], trees={"plain": "abc"})
-    measured = read_measured([str(one), str(two)])
-    assert measured.notes == [f"{two} compares revisions: not used"]
-    assert [sheet.folder for sheets in measured.sheets.values() for sheet in sheets] == [one]
-
-
 def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
     """Without a word of the user: the places name the model, the load is the suites'."""
     times = [(mla(batch, PLACE, ctx="3201..3999"), FASTER) for batch in (64, 32, 1)]
@@ -409,11 +386,26 @@ def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
     assert any("--op fused_moe" in line and "--suite r1-tp8" in line for line in commands)
 
 
-def test_cells_of_another_configuration_are_not_taken(tmp_path):
+@pytest.mark.parametrize(("facts", "why"), [
+    ({"op": "softmax"}, "is of softmax, which no engine's rules name"),
+    ({"trees": {"plain": "abc"}}, "compares revisions"),
+])  # fmt: skip
+def test_runs_that_are_not_used(tmp_path, facts, why):
+    one = run(tmp_path / "one", [(mla(64), FASTER)])
+    two = run(tmp_path / "two", [(mla(64), {"mla.default": 1.0})], **facts)
+    measured = read_measured([str(one), str(two)])
+    assert measured.notes == [f"{two} {why}: not used"]
+    assert [sheet.folder for sheets in measured.sheets.values() for sheet in sheets] == [one]
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_rows_that_are_no_pair(tmp_path, is_configured):
+    """Rows without common rounds, and one of a configuration that was asked for."""
     case = mla(64)
-    rows = [
-        cell(case, "mla.default", 100.0, 0.2, **CUDA),
-        cell(case, "mla.a", 50.0, 0.1, config={"x": 1}, **CUDA),
-    ]
+    rows = [cell(case, name, us, 0.1, **CUDA) for name, us in (("mla.default", 100.0), ("mla.a", 50.0))]
+    if is_configured:
+        rows[1] = rows[1].model_copy(update={"config": {"x": 1}})
+    else:
+        rows[1].samples.block = [block + 10 for block in rows[1].samples.block]
     folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
-    assert not any(each.is_complete for each in made(folder).choices)
+    assert not made(folder).compared

@@ -38,8 +38,8 @@ def launch_text(settings: Mapping[str, str]) -> str:
 class Pair:
     """A case by default and under other settings: the rows that run, timed in the same rounds.
 
-    us: of the default, from the case's reference (Launches.reference): times of several sessions are not
-        added, their ratios are
+    us: of the default, where no settings are chosen: times of several sessions are not added, their ratios
+        are
     """
 
     case: Weighed
@@ -63,7 +63,7 @@ class Pair:
 
     def series(self, calls: float) -> tuple[float, Times, Times]:
         """The new and the old row's times, as `total_ratio` takes them. A pair of another session counts with
-        the time of the reference."""
+        the time of the default's own."""
         return calls * self.us / self.old.us, self.new.cell.samples.by_round, self.old.cell.samples.by_round
 
 
@@ -87,7 +87,6 @@ class Launches:
     base: Mapping[str, str]
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
-    _references: dict[object, tuple[Sheet, str, Row] | None] = field(default_factory=dict)
     _names: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def sheets(self, case: Weighed) -> Sequence[Sheet]:
@@ -114,45 +113,38 @@ class Launches:
                 return entry.why
         return ""
 
-    def reference(self, case: Weighed) -> tuple[Sheet, str, Row] | None:
-        """(sheet, launch mode, row) of the default's time, of the first boundary and launch mode in which it
-        has one; None where it has none."""
-        if case.key not in self._references:
-            timed = (
-                (sheet, mode, row)
-                for boundary in BOUNDARIES
-                for mode in LAUNCH_MODES
-                for sheet in self.sheets(case)
-                if sheet.case.boundary == boundary and (row := self._in(sheet, case, {}, mode))
-            )
-            self._references[case.key] = next(timed, None)
-        return self._references[case.key]
-
     def _in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
         return sheet.find(self.row_name(case, settings), {**self.base, **settings}, mode)
 
     def pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        """The default and these settings; None where no run timed both in the same rounds, in the boundary
-        and launch mode of the reference."""
+        """The default and these settings; None where no run timed both in the same rounds, in the first
+        boundary and launch mode in which the default has a time. Without settings: the default twice."""
         key = case.key, self._matters(case, settings)
         if key not in self._pairs:
             self._pairs[key] = self._pair(case, settings)
         return self._pairs[key]
 
     def _pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        reference = self.reference(case)
-        if reference is None:
-            return None
-        first, mode, row = reference
         if not self.differs(case, settings):
-            return Pair(case, first, row, row, row.us)
+            timed = (
+                Pair(case, sheet, row, row, row.us)
+                for boundary in BOUNDARIES
+                for mode in LAUNCH_MODES
+                for sheet in self.sheets(case)
+                if sheet.case.boundary == boundary and (row := self._in(sheet, case, {}, mode))
+            )
+            return next(timed, None)
+        default = self.pair(case, {})
+        if default is None:
+            return None
+        boundary, mode = default.sheet.case.boundary, default.old.cell.launch
         # The engine's rules do not know these: a run that did not vary them does not tell what they do.
         varied = self._varied(case).intersection(settings) - self.known(case.op)
         for sheet in self.sheets(case):
-            if sheet.case.boundary == first.case.boundary and varied <= sheet.varied:
+            if sheet.case.boundary == boundary and varied <= sheet.varied:
                 old, new = (self._in(sheet, case, each, mode) for each in ({}, settings))
                 if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
-                    return Pair(case, sheet, old, new, row.us)
+                    return Pair(case, sheet, old, new, default.us)
         return None
 
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
@@ -178,7 +170,7 @@ class Launches:
     @functools.cached_property
     def decidable(self) -> list[Weighed]:
         """The cases in which the default has a time."""
-        return [case for case in self.mix.cases if self.reference(case)]
+        return [case for case in self.mix.cases if self.pair(case, {})]
 
     @functools.cached_property
     def step_us(self) -> float:

@@ -211,7 +211,7 @@ def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFI
         gain = _compared(launches, "", launches.decidable, chosen, joint)
     cases = launches.decidable
     each_sure = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
-    undecided = (case for case in launches.mix.cases if not launches.reference(case))
+    undecided = (case for case in launches.mix.cases if not launches.pair(case, {}))
     return Decision(
         launches, chosen, gain, list(found.values()),
         [_best(launches, case, chosen, each_sure) for case in cases],

@@ -165,16 +165,14 @@ def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
 def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
     """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
     read."""
-    found = [ref for each in decision.cases if (ref := decision.launches.reference(each.case))]
-    ways = dict.fromkeys(f"{sheet.case.boundary}, {mode}" for sheet, mode, _ in found)
+    found = [pair for each in decision.cases if (pair := decision.launches.pair(each.case, {}))]
+    ways = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in found)
     if ways:
         yield "times", f"{' and '.join(ways)}: of the first boundary and launch mode that the default has"
     engine = decision.launches.engine
     read = engines.defaults(engine)[0].version
-    rows = [row for sheet, _, row in found if re.search(rf"(^|@){engine}\b", row.cell.impl)]
-    others = dict.fromkeys(
-        row.cell.version for row in rows if row.cell.version and read not in row.cell.version
-    )
+    cells = [pair.old.cell for pair in found if re.search(rf"(^|@){engine}\b", pair.old.cell.impl)]
+    others = dict.fromkeys(cell.version for cell in cells if cell.version and read not in cell.version)
     if others:
         yield "note", f"what {engine} runs was read in {read}; its rows ran in {', '.join(others)}"
 

@@ -178,11 +178,7 @@ class EngineView:
             "arch": self.target.arch,
             "device": self.device,
             "model": asked.model.name,
-            "tp": asked.tp,
-            "ep": asked.ep,
-            "dp_attention": asked.dp_attention,
-            "kv": asked.kv,
-            "drafts": asked.drafts,
+            **{name: getattr(asked, name) for name in ("tp", "ep", "dp_attention", "kv", "drafts")},
             "with": dict(asked.given),
             "libraries": dict(self.libraries),
             "shapes": [shape.facts() for shape in self.shapes],
@@ -213,7 +209,7 @@ def engine_view(request: EngineRequest) -> EngineView:
             ]
         else:
             calls = served(deployment, workload) if workload else sweep(deployment)
-        parts = _shares(calls, arch, device)  # this finds sizes that no kernel takes
+        parts = shares(calls, request)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
     left_out = [f"{request.model.name}, not modelled: {line}" for line in request.model.not_modelled]
@@ -265,18 +261,13 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
 
 
 def shares(calls: Sequence[Call], request: EngineRequest) -> list[float]:
-    """The part of the time of all steps that each call takes at the limits of the device. Raises
+    """The part of the time of all steps that each call takes, at the least time that the data sheet allows;
+    without a data sheet the time of reading its bytes counts. All steps of a sweep count alike. Raises
     UsageError."""
     device = _device(request)
-    return _shares(calls, device["arch"], device)
-
-
-def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
-    """The part of the time of all steps that each call takes, at the least time that the data sheet allows;
-    without a data sheet the time of reading its bytes counts. All steps of a sweep count alike."""
     rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
     limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
-    times = [call.times * _least_s(call, arch, limits) for call in calls]
+    times = [call.times * _least_s(call, device["arch"], limits) for call in calls]
     steps: dict[str, float] = defaultdict(float)
     for call, seconds in zip(calls, times, strict=True):
         steps[call.step] += seconds
@@ -307,18 +298,16 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
         cast = op.case({**sizes, "dtype": "fp8"}).sizes
         if (other := _chosen(request, arch, call.op, cast)) and other.row:
             sizes, choice = cast, other
-    row = choice.row if choice else ""
-    found = tables.find(call.op, row, sizes) if row else None
-    defects = _defects(call.op, row, sizes, arch, tables)
-    return Shape(call, sizes, share, choice, found or NO_TABLE, defects)
+    if not (choice and choice.row):
+        return Shape(call, sizes, share, choice, NO_TABLE, ())
+    found = tables.find(call.op, choice.row, sizes) or NO_TABLE
+    return Shape(call, sizes, share, choice, found, _defects(call.op, choice.row, sizes, arch, tables))
 
 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
     """Known defects of a row in the version of its library that was read here. If the version is unknown, the
     newest version for which the row was written counts."""
-    row = next((each for each in kernels.implementations(op) if each.name == name), None)
-    if row is None:
-        return ()
+    row = next(each for each in kernels.implementations(op) if each.name == name)
     package = row.library or row.provider
     version = tables.files(package).version if package in LIBRARIES else ""
     if not version[:1].isdigit():

@@ -66,11 +66,10 @@ def decide(
     if served["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
     names = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
-    said = {name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    said = (name for name in names if ctx.get_parameter_source(name) != ParameterSource.DEFAULT)
     told = {name: served[name] for name in said}
-    decision, worth = decided(
-        served["engine"], read_measured(runs), told, served["given"], margin / 100, loads
-    )
+    measured = read_measured(runs)
+    decision, worth = decided(served["engine"], measured, told, served["given"], margin / 100, loads)
     if page:
         from harness.page.decision import decision_page
         from harness.page.html import write_page
@@ -80,5 +79,5 @@ def decide(
             click.echo(f"written: {page}", err=True)
     if page != "-" or json_to:
         answer(json_to, facts(decision, worth), lambda: decision_text(decision, worth))
-    if not any(each.is_complete for each in decision.choices):
+    if not decision.compared:
         raise NothingRan("nothing was compared: no choice has a time beside the default's")

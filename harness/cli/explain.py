@@ -108,6 +108,6 @@ def explain(
     steps = steps_in(traces, changes, alone, sides, log)
     ops = steps.ops if steps else tuple(change.op for change in changes) or ((alone.op,) if alone else ())
     said = () if sides.predictions or steps else modelled(record, before, changes, alone)
-    made = account(ops, alone, sides, steps, log, said)
+    made = account(ops, sides, steps, log, said)
     answer(json_to, facts(made), lambda: shown(made))
     sys.exit(made.code)

@@ -59,12 +59,11 @@ def shapes(
     write_json(out, record(traffic, served, cases))
     ops = dict.fromkeys(case.op for case in cases)
     counts = ", ".join(f"{op} {sum(case.op == op for case in cases)}" for op in ops)
-    steps = traffic.count() + (0 if traffic.steps else traffic.tokens.total())
     told = [
         *lines(traffic),
         ("deployment", f"{served.text}; --model, --tp, --ep, --dp-attention and --kv say another"),
         ("cases", counts),
-        *([("steps", str(steps))] if steps else []),
+        *([("steps", str(traffic.count()))] if traffic.steps else []),
         ("written", out),
     ]
     show(noted(told), sys.stdout)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.decide.measured import BOUNDARIES, LAUNCH_MODES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
 from harness.statistics.paired import Comparison, compare
+from harness.statistics.totals import Times
 from kernels import engines
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import SPLITS
@@ -37,8 +38,8 @@ def launch_text(settings: Mapping[str, str]) -> str:
 class Pair:
     """A case by default and under other settings: the rows that run, timed in the same rounds.
 
-    us: of the default, from the case's reference (Launches.reference): times of several sessions are not
-        added, their ratios are
+    us: of the default, where no settings are chosen: times of several sessions are not added, their ratios
+        are
     """
 
     case: Weighed
@@ -60,6 +61,11 @@ class Pair:
     def new_us(self) -> float:
         return self.us / self.ratio
 
+    def series(self, calls: float) -> tuple[float, Times, Times]:
+        """The new and the old row's times, as `total_ratio` takes them. A pair of another session counts with
+        the time of the default's own."""
+        return calls * self.us / self.old.us, self.new.cell.samples.by_round, self.old.cell.samples.by_round
+
 
 def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
     """A row against another one of the sheet, by the rounds that both have: above 1 it is faster."""
@@ -73,16 +79,14 @@ def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Com
 
 @dataclass
 class Launches:
-    """Which rows an engine runs for the cases of a mix, under its settings."""
+    """Which rows an engine runs for the cases of a mix, under its settings. base: what is set already"""
 
     engine: str
     measured: Measured
     mix: Mix
     base: Mapping[str, str]
-    """What is set for the engine before anything is chosen."""
     _entries: dict[object, EngineDefault | None] = field(default_factory=dict)
     _pairs: dict[object, Pair | None] = field(default_factory=dict)
-    _references: dict[object, tuple[Sheet, str, Row] | None] = field(default_factory=dict)
     _names: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def sheets(self, case: Weighed) -> Sequence[Sheet]:
@@ -92,8 +96,7 @@ class Launches:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._matters(case, settings)
         if key not in self._entries:
-            given = {**self.base, **settings}
-            found = engines.choices(case.op, self.measured.arch, case.sizes, given)
+            found = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
             self._entries[key] = found.get(self.engine)
         return self._entries[key]
 
@@ -104,76 +107,50 @@ class Launches:
 
     def fails(self, settings: Mapping[str, str]) -> str:
         """Why a server with these settings does not start; empty where it does, as far as is known."""
-        for case in (*self.mix.cases, *self.mix.uncovered):
+        for case in self.mix.every:
             entry = self.entry(case, settings)
             if entry and entry.fails and entry is not self.entry(case, {}):
                 return entry.why
         return ""
 
-    def reference(self, case: Weighed) -> tuple[Sheet, str, Row] | None:
-        """(sheet, launch mode, row) of the default's time: of the first boundary in which the default has one
-        beside that of a choice, else of the first in which it has one; None where it has none."""
-        if case.key not in self._references:
-            found = list(self._defaults(case))
-            choices = [each for each in self.candidates() if self.differs(case, each)]
-            beside = (
-                each for each in found
-                if any(self._in(sheet, case, setting, each[1])
-                       for setting in choices
-                       for sheet in self.sheets(case)
-                       if sheet.case.boundary == each[0].case.boundary)
-            )  # fmt: skip
-            self._references[case.key] = next(beside, found[0] if found else None)
-        return self._references[case.key]
-
-    def _defaults(self, case: Weighed) -> Iterator[tuple[Sheet, str, Row]]:
-        """The first of each boundary, in the order of BOUNDARIES."""
-        for boundary in BOUNDARIES:
-            own = [sheet for sheet in self.sheets(case) if sheet.case.boundary == boundary]
-            timed = (
-                (sheet, mode, row)
-                for mode in LAUNCH_MODES
-                for sheet in own
-                if (row := self._in(sheet, case, {}, mode))
-            )
-            if found := next(timed, None):
-                yield found
-
     def _in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
         return sheet.find(self.row_name(case, settings), {**self.base, **settings}, mode)
 
     def pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        """The default and these settings; None where no run timed both in the same rounds, in the boundary
-        and launch mode of the reference."""
+        """The default and these settings; None where no run timed both in the same rounds, in the first
+        boundary and launch mode in which the default has a time. Without settings: the default twice."""
         key = case.key, self._matters(case, settings)
         if key not in self._pairs:
             self._pairs[key] = self._pair(case, settings)
         return self._pairs[key]
 
     def _pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        reference = self.reference(case)
-        if reference is None:
-            return None
-        first, mode, row = reference
         if not self.differs(case, settings):
-            return Pair(case, first, row, row, row.us)
+            timed = (
+                Pair(case, sheet, row, row, row.us)
+                for boundary in BOUNDARIES
+                for mode in LAUNCH_MODES
+                for sheet in self.sheets(case)
+                if sheet.case.boundary == boundary and (row := self._in(sheet, case, {}, mode))
+            )
+            return next(timed, None)
+        default = self.pair(case, {})
+        if default is None:
+            return None
+        boundary, mode = default.sheet.case.boundary, default.old.cell.launch
+        # The engine's rules do not know these: a run that did not vary them does not tell what they do.
+        varied = self._varied(case).intersection(settings) - self.known(case.op)
         for sheet in self.sheets(case):
-            if sheet.case.boundary == first.case.boundary and self._tells(sheet, case, settings):
+            if sheet.case.boundary == boundary and varied <= sheet.varied:
                 old, new = (self._in(sheet, case, each, mode) for each in ({}, settings))
                 if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
-                    return Pair(case, sheet, old, new, row.us)
+                    return Pair(case, sheet, old, new, default.us)
         return None
-
-    def _tells(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str]) -> bool:
-        """Whether the sheet's run varied those of the settings that the engine's rules do not know and that
-        any run of the case varied."""
-        unknown = {*settings} - self.known(case.op)
-        return unknown & self._varied(case) <= sheet.varied
 
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
         """Whether the engine runs another row, or a run measured a variable of these settings."""
         another = self.row_name(case, {}) != self.row_name(case, settings)
-        return another or bool({*settings} & self._varied(case))
+        return another or not self._varied(case).isdisjoint(settings)
 
     def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         """The settings on which depends what runs in a case, as far as is known."""
@@ -191,32 +168,34 @@ class Launches:
         return self._names[op]
 
     @functools.cached_property
-    def _candidates(self) -> list[Setting]:
-        found: list[Setting] = []
+    def decidable(self) -> list[Weighed]:
+        """The cases in which the default has a time."""
+        return [case for case in self.mix.cases if self.pair(case, {})]
+
+    @functools.cached_property
+    def step_us(self) -> float:
+        """The time of a whole step by default; what has no times counts by the data sheet."""
+        us = sum(case.calls * pair.us for case in self.decidable if (pair := self.pair(case, {})))
+        return us / (self.mix.share_of(self.decidable) or 1.0)
+
+    @functools.cached_property
+    def candidates(self) -> list[Setting]:
+        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
+        those that a run measured; not those that change which calls there are."""
+        ops = dict.fromkeys(case.op for case in self.mix.every)
+        entries = (entry for op in ops for entry in engines.entries(self.engine, op, self.measured.arch))
         kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
-        for settings in self._named():
+        found: list[Setting] = []
+        for settings in (*(entry.settings for entry in entries), *self.measured.varied):
             own = {name: value for name, value in settings.items() if self.base.get(name) != value}
             if own and own not in found and not {*own} & kept:
                 found.append(own)
         return found
 
-    def candidates(self) -> list[Setting]:
-        """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
-        those that a run measured; not those that change which calls there are."""
-        return self._candidates
-
-    def _named(self) -> Iterator[Setting]:
-        for op in dict.fromkeys(case.op for case in (*self.mix.cases, *self.mix.uncovered)):
-            for entry in engines.entries(self.engine, op, self.measured.arch):
-                yield entry.settings
-        yield from self.measured.varied
-
 
 def rows_of(pairs: Sequence[Pair]) -> str:
-    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`."""
-    swaps = dict.fromkeys(
-        f"{pair.old.cell.impl} -> {pair.new.cell.impl}"
-        for pair in pairs
-        if pair.old.cell.impl != pair.new.cell.impl
-    )
-    return ", ".join(swaps) or ", ".join(dict.fromkeys(pair.new.cell.impl for pair in pairs))
+    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`; where it swaps none, those
+    that run."""
+    names = dict.fromkeys((pair.old.cell.impl, pair.new.cell.impl) for pair in pairs)
+    swaps = [f"{old} -> {new}" for old, new in names if old != new]
+    return ", ".join(swaps or [new for _, new in names])

@@ -26,7 +26,7 @@ from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import Comparison
 from harness.statistics.totals import total_ratio
 from kernels import engines
-from shapes.case import Size, text_of
+from shapes.case import text_of
 from shapes.lengths import parse_span
 
 MARGIN = 0.01
@@ -40,31 +40,36 @@ NO_ROW = "no row does what"
 
 @dataclass(frozen=True)
 class Compared:
-    """A choice against the default."""
+    """A choice against the default.
+
+    op:         empty where it is of all ops
+    pairs:      of the cases in which the two run something else
+    missing:    cases of that kind that could not be compared, with the reason
+    comparison: over the pairs: ratio > 1 means that the choice is faster; None where there is no pair
+    saved_us:   of a mean step; share: that over the time of a step
+    """
 
     settings: Setting
     op: str
-    """Empty where it is of all ops."""
     pairs: Sequence[Pair]
-    """The cases in which the two run something else."""
     missing: Mapping[str, str]
-    """Cases of that kind that could not be compared, with the reason."""
     comparison: Comparison | None
-    """Over the pairs: ratio > 1 means that the choice is faster. None where there is no pair."""
     noise: float = 0.0
     confidence: float = CONFIDENCE
     saved_us: float = 0.0
-    """Of a mean step."""
     share: float = 0.0
-    """`saved_us` over the time of a step."""
 
     @property
     def is_complete(self) -> bool:
         return bool(self.pairs) and not self.missing
 
     @property
+    def verdict(self) -> str:
+        return self.comparison.verdict if self.comparison else ""
+
+    @property
     def is_clear(self) -> bool:
-        return self.is_complete and self.comparison is not None and self.comparison.verdict == "faster"
+        return self.is_complete and self.verdict == "faster"
 
     def credit_us(self, margin: float) -> float:
         """What a launch with this choice counts as saved; less than anything where it could not be
@@ -120,31 +125,38 @@ class BestCase:
     settings: Setting
     clear: bool
     beyond: Row | None
-    beyond_us: float = 0.0
+    beyond_us: float
 
 
 @dataclass(frozen=True)
 class Decision:
+    """chosen:    what is to be set; empty where the default is left
+    gain:      of the chosen launch, all ops together; None where the default is left
+    choices:   of each op, of those that run the same the first
+    undecided: cases in which the default itself has no time, with the reason
+    likely:    the launch with the least time by the estimates alone, told or not
+    failing:   launches with which the server fails, with the reason
+    """
+
     launches: Launches
     chosen: Setting
-    """What is to be set; empty where the default is left."""
     gain: Compared | None
-    """The chosen launch against the default, all ops together; None where the default is left."""
     choices: Sequence[Compared]
-    """The choices of each op against the default, of those that run the same the first."""
     cases: Sequence[BestCase]
     crossovers: Sequence[Crossover]
     undecided: Mapping[str, str]
-    """Cases in which the default itself has no time, with the reason."""
     margin: float
     likely: Setting
-    """The launch with the least time by the estimates alone, told or not."""
     failing: Mapping[str, str]
-    """Launches with which the server fails, with the reason."""
 
     @property
     def mix(self) -> Mix:
         return self.launches.mix
+
+    @property
+    def compared(self) -> list[Compared]:
+        """The choices that could be compared, that which saves most first."""
+        return sorted((each for each in self.choices if each.is_complete), key=lambda each: -each.saved_us)
 
     @property
     def taken(self) -> list[Compared]:
@@ -163,77 +175,72 @@ class Decision:
     @property
     def regret(self) -> float:
         """What the chosen launch takes more than the best row of each case, as a share of the latter."""
-        chosen, best = (
-            sum(each.case.calls * pair.new_us for each, pair in zip(self.cases, pairs, strict=True))
-            for pairs in ([each.chosen for each in self.cases], [each.best for each in self.cases])
-        )
+        chosen = sum(each.case.calls * each.chosen.new_us for each in self.cases)
+        best = sum(each.case.calls * each.best.new_us for each in self.cases)
         return chosen / best - 1 if best else 0.0
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
     """The decision among the candidates of the launches."""
-    cases, undecided = _decidable(launches)
-    by_op = grouped(cases, lambda case: case.op)
-    every = list(_merged(launches.candidates(), by_op, launches))
-    failing = {launch_text(settings): why for settings in every if (why := launches.fails(settings))}
-    every = [settings for settings in every if launch_text(settings) not in failing]
-    runs = {
-        launch_text(settings): {op: of for op, own in by_op.items() if (of := _runs(launches, own, settings))}
-        for settings in every
-    }
-    choices: dict[tuple[str, Runs], Setting] = {}  # the first of those that run the same in an op
-    for settings in every:
-        for own in runs[launch_text(settings)].items():
-            choices.setdefault(own, settings)
-    step_us = sum(case.calls * _default_us(launches, case) for case in cases)
-    step_us /= launches.mix.share_of(cases) or 1.0  # of the whole step, by the data sheet
-    found = _together(launches, by_op, choices, step_us, confidence)
+    by_op = grouped(launches.decidable, lambda case: case.op)
+    failing: dict[str, str] = {}
+    every: list[tuple[Setting, list[Choice]]] = []
+    for settings in _merged(launches, by_op):
+        if why := launches.fails(settings):
+            failing[launch_text(settings)] = why
+        else:
+            made = [(op, _runs(launches, own, settings)) for op, own in by_op.items()]
+            every.append((settings, [choice for choice in made if choice[1]]))
+    choices: dict[Choice, Setting] = {}  # the first of those that run the same in an op
+    for settings, made in every:
+        for choice in made:
+            choices.setdefault(choice, settings)
+    found = _together(launches, by_op, choices, confidence)
 
     def best(worth: Callable[[Compared], float]) -> tuple[float, Setting]:
-        saved = [
-            (sum(worth(found[own]) for own in runs[launch_text(settings)].items()), settings)
-            for settings in every
-        ]
+        saved = [(sum(worth(found[choice]) for choice in made), settings) for settings, made in every]
         return max([(0.0, {}), *saved], key=lambda each: (each[0], -len(each[1])))
 
     saved_us, chosen = best(lambda choice: choice.credit_us(margin))
     likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)[1]
-    if saved_us < margin * step_us:
-        chosen = {}
     gain = None
-    if chosen:
+    if saved_us < margin * launches.step_us:
+        chosen = {}
+    elif chosen:
         joint = max(each.confidence for each in found.values())
-        gain = _compared(launches, "", cases, chosen, step_us, joint)
-    questions = max(1, len(cases) * len(launches.candidates()))
-    each_sure = 1 - (1 - confidence) / questions
+        gain = _compared(launches, "", launches.decidable, chosen, joint)
+    cases = launches.decidable
+    each_sure = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
+    undecided = (case for case in launches.mix.cases if not launches.pair(case, {}))
     return Decision(
         launches, chosen, gain, list(found.values()),
         [_best(launches, case, chosen, each_sure) for case in cases],
-        list(_crossovers(launches, cases, each_sure)), undecided, margin, likely, failing,
+        list(_crossovers(launches, cases, each_sure)),
+        {case.text: _why(launches, case, {}) for case in undecided}, margin, likely, failing,
     )  # fmt: skip
 
 
 Runs = frozenset[tuple[object, object]]
 """What a launch runs otherwise than the default: the case, and the timed row, or its name where it has no
 time."""
+Choice = tuple[str, Runs]
+"""By op."""
 
 
-def _merged(
-    candidates: Sequence[Setting], by_op: Mapping[str, Sequence[Weighed]], launches: Launches
-) -> Iterator[Setting]:
+def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
     """The candidates, and those that combine what is set for each op, also what the engine's rules and what a
     run of `toggle` set for one; the fewest settings first."""
-    found: dict[frozenset[tuple[str, str]], Setting] = {frozenset(): {}}
+    found: list[Setting] = [{}]
+    candidates = launches.candidates
     varied = [settings for settings in candidates if settings in launches.measured.varied]
     for own in by_op.values():
         of_op = [settings for settings in candidates if _runs(launches, own, settings)]
         both = [one | other for one in of_op for other in varied if _agree(one, other)]
-        for settings in list(found.values()):
+        for settings in [*found]:
             for other in (*of_op, *both):
-                if _agree(settings, other):
-                    together = settings | other
-                    found.setdefault(frozenset(together.items()), together)
-    yield from sorted((settings for settings in found.values() if settings), key=len)
+                if _agree(settings, other) and settings | other not in found:
+                    found.append(settings | other)
+    return sorted(found[1:], key=len)
 
 
 def _agree(one: Setting, other: Setting) -> bool:
@@ -242,29 +249,12 @@ def _agree(one: Setting, other: Setting) -> bool:
 
 def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
     """Empty where all cases run as by default."""
-    runs = []
-    for case in cases:
-        if launches.differs(case, settings):
-            pair = launches.pair(case, settings)
-            if pair is None or not pair.same:
-                runs.append((case.key, id(pair.new) if pair else launches.row_name(case, settings)))
-    return frozenset(runs)
-
-
-def _decidable(launches: Launches) -> tuple[list[Weighed], dict[str, str]]:
-    """The cases in which the engine's default has a time, and why others have none."""
-    decidable, undecided = [], {}
-    for case in launches.mix.cases:
-        if launches.reference(case):
-            decidable.append(case)
-        else:
-            undecided[case.text] = _why(launches, case, {})
-    return decidable, undecided
-
-
-def _default_us(launches: Launches, case: Weighed) -> float:
-    reference = launches.reference(case)
-    return reference[2].us if reference else 0.0
+    differing = [(case, launches.pair(case, settings)) for case in cases if launches.differs(case, settings)]
+    return frozenset(
+        (case.key, id(pair.new) if pair else launches.row_name(case, settings))
+        for case, pair in differing
+        if pair is None or not pair.same
+    )
 
 
 def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
@@ -289,56 +279,39 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
 def _together(
     launches: Launches,
     by_op: Mapping[str, Sequence[Weighed]],
-    choices: Mapping[tuple[str, Runs], Setting],
-    step_us: float,
+    choices: Mapping[Choice, Setting],
     confidence: float,
-) -> dict[tuple[str, Runs], Compared]:
+) -> dict[Choice, Compared]:
     """All choices, each at a confidence at which they hold together: those that are clear leave their share
     of the error to the others (Holm, see harness.statistics.multiple)."""
-    found: dict[tuple[str, Runs], Compared] = {}
-    open_questions = [*choices]
-    while open_questions:
-        share = 1 - (1 - confidence) / len(open_questions)
-        for key in open_questions:
-            found[key] = _compared(launches, key[0], by_op[key[0]], choices[key], step_us, share)
-        told = [key for key in open_questions if _is_told(found[key])]
-        if not told:
-            break
-        open_questions = [key for key in open_questions if key not in told]
-    return {key: found[key] for key in choices}
-
-
-def _is_told(choice: Compared) -> bool:
-    return choice.comparison is not None and choice.comparison.verdict in ("faster", "slower")
+    found: dict[Choice, Compared] = {}
+    left, asked = [*choices], len(choices) + 1
+    while len(left) < asked:
+        asked = len(left)
+        for choice in left:
+            op, share = choice[0], 1 - (1 - confidence) / asked
+            found[choice] = _compared(launches, op, by_op[op], choices[choice], share)
+        left = [choice for choice in left if found[choice].verdict not in ("faster", "slower")]
+    return found
 
 
 def _compared(
-    launches: Launches,
-    op: str,
-    cases: Sequence[Weighed],
-    settings: Setting,
-    step_us: float,
-    confidence: float,
+    launches: Launches, op: str, cases: Sequence[Weighed], settings: Setting, confidence: float
 ) -> Compared:
-    """step_us: the time of a whole step by default"""
     pairs, missing = [], {}
     for case in (case for case in cases if launches.differs(case, settings)):
-        if pair := launches.pair(case, settings):
-            if not pair.same:
-                pairs.append(pair)
-        else:
+        pair = launches.pair(case, settings)
+        if pair is None:
             missing[case.text] = _why(launches, case, settings)
+        elif not pair.same:
+            pairs.append(pair)
     if not pairs:
         return Compared(settings, op, pairs, missing, None)
     before = sum(pair.case.calls * pair.us for pair in pairs)
     noise = sum(pair.case.calls * pair.us * pair.sheet.noise for pair in pairs) / before
-    # A pair of another session counts with the time of the reference.
-    series = [
-        (pair.case.calls * pair.us / pair.old.us, pair.new.cell.samples.by_round,
-         pair.old.cell.samples.by_round) for pair in pairs
-    ]  # fmt: skip
+    series = [pair.series(pair.case.calls) for pair in pairs]
     comparison = total_ratio(series, noise=noise, confidence=confidence)
-    saved = before * (1 - 1 / comparison.ratio)
+    saved, step_us = before * (1 - 1 / comparison.ratio), launches.step_us
     return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved, saved / step_us)
 
 
@@ -346,20 +319,19 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
     own, plain = launches.pair(case, chosen), launches.pair(case, {})
     assert own and plain
     best, settings = own, chosen
-    candidates = launches.candidates()
+    candidates = launches.candidates
     for other in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
         pair = launches.pair(case, other)
         if pair and pair.new_us < best.new_us and not launches.fails(other):
             best, settings = pair, other
     clear = best.new is not own.new and _leads(best, own, confidence)
-    beyond, beyond_us = None, 0.0
+    beyond, beyond_us = None, best.new_us
     flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
     for row in plain.sheet.rows:
-        of_others = row.cell.launch == plain.old.cell.launch and row.cell.impl not in flagged
-        if of_others and against(plain.sheet, row, plain.old, confidence).verdict == "faster":
-            us = plain.us / against(plain.sheet, row, plain.old).ratio
-            if us < (beyond_us or best.new_us):
-                beyond, beyond_us = row, us
+        if row.cell.launch == plain.old.cell.launch and row.cell.impl not in flagged:
+            found = against(plain.sheet, row, plain.old, confidence)
+            if found.verdict == "faster" and plain.us / found.ratio < beyond_us:
+                beyond, beyond_us = row, plain.us / found.ratio
     return BestCase(case, own, best, settings, clear, beyond, beyond_us)
 
 
@@ -370,43 +342,34 @@ def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
     )
 
 
+Point = tuple[int, dict[str, Pair]]
+"""A size, and what the engine can be made to run there by name, the fastest first."""
+
+
 def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float) -> Iterator[Crossover]:
     """Along each size that grows with the load, the others being equal."""
-    for op in dict.fromkeys(case.op for case in cases):
+    for op, own in grouped(cases, lambda case: case.op).items():
         for size in AXES[op][1]:
-            lines: dict[str, list[tuple[int, Weighed]]] = {}
-            for case in (case for case in cases if case.op == op):
+            lines: dict[str, list[Point]] = {}
+            for case in own:
                 fixed = text_of({name: value for name, value in case.sizes.items() if name != size})
-                lines.setdefault(fixed, []).append((_middle(case.sizes[size]), case))
+                middle = sum(parse_span(case.sizes[size])) // 2
+                lines.setdefault(fixed, []).append((middle, _fastest_first(launches, case)))
             for fixed, points in lines.items():
-                points.sort(key=lambda point: point[0])
-                rows = [(at, _ranking(launches, case)) for at, case in points]
-                for (below, low), (above, high) in pairwise(rows):
-                    if below < above and low[0][0] != high[0][0]:
-                        yield _crossing(op, fixed, size, (below, dict(low)), (above, dict(high)), confidence)
+                for low, high in pairwise(sorted(points, key=lambda point: point[0])):
+                    if low[0] < high[0] and next(iter(low[1])) != next(iter(high[1])):
+                        yield _crossing(op, fixed, size, low, high, confidence)
 
 
-def _middle(value: Size) -> int:
-    return sum(parse_span(value)) // 2
-
-
-def _ranking(launches: Launches, case: Weighed) -> list[tuple[str, Pair]]:
-    """The rows that the engine can be made to run, the fastest first, each with its name."""
+def _fastest_first(launches: Launches, case: Weighed) -> dict[str, Pair]:
     rows: dict[str, Pair] = {}
-    for settings in ({}, *launches.candidates()):
+    for settings in ({}, *launches.candidates):
         if (pair := launches.pair(case, settings)) and not launches.fails(settings):
             rows[launch_text(settings) if pair.new.variables else pair.new.cell.impl] = pair
-    return sorted(rows.items(), key=lambda item: item[1].new_us)
+    return dict(sorted(rows.items(), key=lambda item: item[1].new_us))
 
 
-def _crossing(
-    op: str,
-    fixed: str,
-    size: str,
-    low: tuple[int, dict[str, Pair]],
-    high: tuple[int, dict[str, Pair]],
-    confidence: float,
-) -> Crossover:
+def _crossing(op: str, fixed: str, size: str, low: Point, high: Point, confidence: float) -> Crossover:
     (below, small), (above, large) = low, high
     first, last = next(iter(small)), next(iter(large))
     at, told = None, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +18,18 @@ BOUNDARIES = ("with_quant", "core", "with_routing")
 part of the row that an engine chooses."""
 LAUNCH_MODES = ("graph", "eager")
 """The launch modes; the first in which the default has a time counts: engines decode in graphs."""
-
 SERVING = "serving"
 """The cache mode of times that are compared where any run has it."""
-
 CaseKey = tuple[str, str]
 """The op and the sizes as text. The boundary is not in it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An implementation that a run timed in a case."""
+    """An implementation that a run timed in a case. variables: of its setting; None: not set"""
 
     cell: Cell
     variables: Mapping[str, str | None]
-    """The variables of its setting; None: not set."""
 
     @property
     def us(self) -> float:
@@ -42,16 +39,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A case as one run measured it. Its rows were timed in the same rounds."""
+    """A case as one run measured it. Its rows were timed in the same rounds.
+
+    untimed: implementation -> why it has no time
+    varied:  the variables that the run's settings set
+    """
 
     folder: Path
     suite: str
     case: PlannedCase
     rows: Sequence[Row]
     untimed: Mapping[str, str]
-    """Implementation -> why it has no time."""
     varied: frozenset[str]
-    """The variables that the run's settings set."""
     noise: float
 
     def find(self, name: str, given: Mapping[str, str], launch: str) -> Row | None:
@@ -66,10 +65,9 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one machine measured."""
+    """What runs of one machine measured. sheets: in the order of BOUNDARIES, of one the newest run first"""
 
     sheets: Mapping[CaseKey, Sequence[Sheet]]
-    """The sheets of each case, in the order of BOUNDARIES, and of one boundary the newest run first."""
     device: str
     arch: str
     folders: Sequence[Path]
@@ -79,11 +77,10 @@ class Measured:
     def varied(self) -> list[dict[str, str]]:
         """The settings that the runs measured, each without the variables that it leaves unset."""
         found: list[dict[str, str]] = []
-        for sheets in self.sheets.values():
-            for row in (row for sheet in sheets for row in sheet.rows):
-                own = {name: value for name, value in row.variables.items() if value is not None}
-                if own and own not in found:
-                    found.append(own)
+        for row in (row for sheets in self.sheets.values() for sheet in sheets for row in sheet.rows):
+            own = {name: value for name, value in row.variables.items() if value is not None}
+            if own and own not in found:
+                found.append(own)
         return found
 
 
@@ -107,16 +104,14 @@ def read_measured(paths: Sequence[str]) -> Measured:
         for case in (case for case in run.cases if case.key in timed):
             cells = [cell for cell in recorded.cells.values() if cell.case == case.key]
             devices.setdefault((device, cells[0].arch), folder)
-            untimed = (cell for cell in cells if not cell.time_us)
-            sheet = Sheet(
-                folder,
-                run.suite,
-                case,
-                rows=list(_rows(cells, run.settings)),
-                untimed={cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in untimed},
-                varied=frozenset(name for variables in run.settings.values() for name in variables),
-                noise=recorded.noises.get(case.key, math.inf),
-            )
+            # A configuration that was asked for is none that an engine takes by itself.
+            own = (cell for cell in cells if cell.time_us and cell.samples.seconds and cell.config is None)
+            rows = [Row(cell, run.settings.get(cell.setting, {})) for cell in own]
+            lacking = (cell for cell in cells if not cell.time_us)
+            untimed = {cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in lacking}
+            varied = frozenset(name for variables in run.settings.values() for name in variables)
+            noise = recorded.noises.get(case.key, math.inf)
+            sheet = Sheet(folder, run.suite, case, rows, untimed, varied, noise)
             sheets.setdefault((case.op, text_of(case.sizes)), []).append((run.created, sheet))
     if len(devices) > 1:
         each = "; ".join(f"{device} {arch} ({folder})" for (device, arch), folder in devices.items())
@@ -143,16 +138,6 @@ def _unfit(run: Run, cache: str) -> str:
     return f"has {run.cache} caches, others {cache}" if run.cache != cache else ""
 
 
-def _rows(cells: Sequence[Cell], settings: Mapping[str, Mapping[str, str | None]]) -> Iterator[Row]:
-    """The rows with rounds. A configuration that was asked for is none that an engine takes by itself."""
-    for cell in cells:
-        if cell.time_us and cell.samples.seconds and cell.config is None:
-            yield Row(cell, settings.get(cell.setting, {}))
-
-
 def whole_sizes(op: str, sizes: Mapping[str, Size], arch: str) -> Mapping[str, Size]:
-    """With the usual values of those that are left out; as they are where the op is not known here."""
-    try:
-        return kernels.OPS[op].case({**kernels.OPS[op].defaults(arch), **sizes}).sizes
-    except (KeyError, ValueError):
-        return sizes
+    """With the usual values of those that are left out."""
+    return kernels.OPS[op].case({**kernels.OPS[op].defaults(arch), **sizes}).sizes

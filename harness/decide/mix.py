@@ -35,17 +35,18 @@ FIXED = {op: (*fixed, *(("routing",) if op == "fused_moe" else ())) for op, (fix
 
 @dataclass
 class Weighed:
-    """A measured case with its calls in the mean step of the server."""
+    """A measured case with its calls in the mean step of the server.
+
+    decode:  calls in steps that only decode; prefill: in steps with prompt tokens
+    share:   the part of the four ops' time in a step that its calls take at the limits of the device's data
+             sheet
+    """
 
     key: CaseKey
     sizes: Mapping[str, Size]
     decode: float = 0.0
-    """Calls in steps that only decode."""
     prefill: float = 0.0
-    """Calls in steps with prompt tokens."""
     share: float = 0.0
-    """The part of the four ops' time in a step that its calls take at the limits of the device's data
-    sheet."""
 
     @property
     def op(self) -> str:
@@ -59,45 +60,53 @@ class Weighed:
     def calls(self) -> float:
         return self.decode + self.prefill
 
+    def count(self, calls: float, prefill: bool) -> None:
+        if prefill:
+            self.prefill += calls
+        else:
+            self.decode += calls
+
+    def share_in(self, phase: str) -> float:
+        """The part of `share` that its calls in `decode` or `prefill` take."""
+        return self.share * getattr(self, phase) / self.calls
+
 
 @dataclass(frozen=True)
 class Mix:
-    """The cases of a decision."""
+    """The cases of a decision.
+
+    text:         what the weights are, for people
+    counts_calls: whether weights are calls of a step, so that times of several ops add up
+    decode_share: the share of steps that decode; prompts: that are prefilled in a mean step; 0: not known
+    uncovered:    calls that no measured case stands for
+    words:        the options by which `run` measures the calls' cases: a suite or a file
+    server:       the flags by which the engine serves the model so
+    """
 
     text: str
-    """What the weights are, for people."""
     cases: Sequence[Weighed]
     counts_calls: bool
-    """Whether weights are calls of a step, so that times of several ops add up."""
     loads: Sequence[Workload] = ()
     decode_share: float = 0.0
-    """The share of steps that decode; 0 where it is not known."""
     prompts: float = 0.0
-    """Prompts that are prefilled in a mean step; 0 where it is not known."""
     uncovered: Sequence[Weighed] = ()
-    """Calls that no measured case stands for."""
     words: Sequence[str] = ()
-    """The options by which `run` measures the calls' cases: a suite or a file."""
     server: Sequence[str] = ()
-    """The flags by which the engine serves the model so."""
 
-    def share_of(self, cases: Iterable[Weighed], op: str = "", phase: str = "") -> float:
-        """The part of the time in a step that these cases have, of an op or all, of a phase or both; 1 where
-        weights are not calls."""
+    @property
+    def every(self) -> list[Weighed]:
+        return [*self.cases, *self.uncovered]
+
+    def share_of(self, cases: Iterable[Weighed]) -> float:
+        """The part of the time in a step that these cases have; 1 where weights are not calls."""
         if not self.counts_calls:
             return 1.0
-        every = sum(_share(case, op, phase) for case in (*self.cases, *self.uncovered))
-        return sum(_share(case, op, phase) for case in cases) / every if every else 0.0
+        every = sum(case.share for case in self.every)
+        return sum(case.share for case in cases) / every if every else 0.0
 
     @property
     def covered(self) -> float:
         return self.share_of(self.cases)
-
-
-def _share(case: Weighed, op: str, phase: str) -> float:
-    if op not in ("", case.op):
-        return 0.0
-    return case.share * (getattr(case, phase) / case.calls if phase else 1.0)
 
 
 USUAL = Workload(3200, 800, 64, 64)
@@ -195,29 +204,27 @@ def _recorded(measured: Measured) -> Mix:
     for (op, _), sheets in measured.sheets.items():
         us = min(row.us for row in sheets[0].rows) if sheets[0].rows else 0.0
         fastest[op] = fastest.get(op, 0.0) + (sheets[0].case.weight or 1.0) * us
-    cases = []
-    for key, sheets in measured.sheets.items():
-        case = sheets[0].case
-        weighed = Weighed(key, whole_sizes(case.op, case.sizes, measured.arch))
+    cases = _weightless(measured)
+    for weighed in cases:
+        case = measured.sheets[weighed.key][0].case
         weight = (case.weight or 1.0) / (fastest[case.op] or 1.0)
-        if _prefills(case.op, case.place):
-            weighed.prefill = weight
-        else:
-            weighed.decode = weight
-        cases.append(weighed)
-    text = "cases as the runs weigh them" + (
-        ", each op with the same part of the time" if len(fastest) > 1 else ""
-    )
+        weighed.count(weight, _prefills(case.op, case.place))
+    text = "cases as the runs weigh them"
+    text += ", each op with the same part of the time" if len(fastest) > 1 else ""
     return Mix(text, cases, counts_calls=False)
 
 
-def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], text: str) -> Mix:
-    cases = {
-        key: Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
+def _weightless(measured: Measured) -> list[Weighed]:
+    return [
+        Weighed(key, whole_sizes(key[0], sheets[0].case.sizes, measured.arch))
         for key, sheets in measured.sheets.items()
-    }
+    ]
+
+
+def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], text: str) -> Mix:
+    cases = _weightless(measured)
     # Where cases differ in a page or dtype alone, those come first for which the engine's default was timed.
-    ordered = sorted(cases.values(), key=lambda case: not _has_default(measured, request, case))
+    ordered = sorted(cases, key=lambda case: not _has_default(measured, request, case))
     uncovered = []
     for call, share in zip(calls, shares(calls, request), strict=True):
         found = stand_ins(call, ordered, measured.arch)
@@ -227,11 +234,8 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
             found = [(uncovered[-1], 1.0)]
         for case, part in found:
             case.share += share * part / sum(part for _, part in found)
-            if call.prefill:
-                case.prefill += call.times * part
-            else:
-                case.decode += call.times * part
-    used = [case for case in cases.values() if case.calls]
+            case.count(call.times * part, call.prefill)
+    used = [case for case in cases if case.calls]
     uncovered.sort(key=lambda case: -case.share)
     words, flags = _words(request, measured), _server(request)
     return Mix(text, used, True, uncovered=uncovered, words=words, server=flags)
@@ -242,12 +246,12 @@ def _server(request: EngineRequest) -> list[str]:
     file of cases, which need not be of the model and ranks that the options name by default."""
     if request.dp_attention or request.cases:
         return []
-    if request.engine == "vllm":
-        flags = [f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "--kv-cache-dtype fp8"]
-    else:
-        flags = [f"--tp-size {request.tp}", f"--ep-size {request.ep}", "--kv-cache-dtype fp8_e4m3"]
-    given = (True, request.ep > 1, request.kv == "fp8")
-    return [flag for flag, is_given in zip(flags, given, strict=True) if is_given]
+    tp, ep, fp8 = {
+        "vllm": (f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "fp8"),
+        "sglang": (f"--tp-size {request.tp}", f"--ep-size {request.ep}", "fp8_e4m3"),
+    }[request.engine]
+    kv = [f"--kv-cache-dtype {fp8}"] if request.kv == "fp8" else []
+    return [tp, *([ep] if request.ep > 1 else []), *kv]
 
 
 def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:
@@ -263,47 +267,38 @@ def _words(request: EngineRequest, measured: Measured) -> list[str]:
     if request.kv != "bf16":
         return []
     parallel = request.deployed(measured.arch).attention
-    known = (name for name, model, split in SPREAD if (model, split) == (request.model.name, parallel))
+    known = {(model, split): name for name, model, split in SPREAD}
     other = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
-    return ["--suite", next(known, other)]
+    return ["--suite", known.get((request.model.name, parallel), other)]
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
     """The measured cases that stand for a call, each with its part of it: those at the next sizes to either
     side, by their distance in logarithms; beyond the last measured size that one, up to BEYOND, with as much
     more weight as the call is larger. Empty where none does. Of cases at one place the first counts."""
-    fixed, axes = FIXED[call.op], AXES[call.op][1]
     wanted = whole_sizes(call.op, call.sizes, arch)
+    size, other = _place(call.op, wanted)
     alike = [
-        case
+        (*_place(case.op, case.sizes), case)
         for case in cases
-        if case.op == call.op and all(str(case.sizes.get(name)) == str(wanted.get(name)) for name in fixed)
+        if case.op == call.op and all(str(case.sizes.get(n)) == str(wanted.get(n)) for n in FIXED[call.op])
     ]
-    if not alike:
+    nearest = min((abs(second - other) for _, second, _ in alike), default=math.inf)
+    if nearest > math.log(BEYOND):
         return []
-    place = {id(case): _place(case.sizes, axes) for case in alike}
-    first, *others = _place(wanted, axes)
-    if others:  # those whose second size is about the nearest
-        nearest = min(abs(place[id(case)][1] - others[0]) for case in alike)
-        if nearest > math.log(BEYOND):
-            return []
-        most = nearest + math.log(NEAR)
-        alike = [case for case in alike if abs(place[id(case)][1] - others[0]) <= most]
-    by_size = {place[id(case)][0]: case for case in reversed(alike)}
-    below = max((size for size in by_size if size <= first), default=None)
-    above = min((size for size in by_size if size >= first), default=None)
-    if below is None or above is None:
-        end = above if below is None else below
-        assert end is not None
-        if abs(end - first) > math.log(BEYOND):
-            return []
-        return [(by_size[end], max(1.0, math.exp(first - end)))]
-    if below == above:
-        return [(by_size[below], 1.0)]
-    part = (first - below) / (above - below)
-    return [(by_size[below], 1 - part), (by_size[above], part)]
+    most = nearest + math.log(NEAR)
+    by_size = {first: case for first, second, case in reversed(alike) if abs(second - other) <= most}
+    below = max((each for each in by_size if each <= size), default=None)
+    above = min((each for each in by_size if each >= size), default=None)
+    if below is not None and above is not None:
+        part = (size - below) / (above - below) if below < above else 0.0
+        return [(by_size[end], of) for end, of in ((below, 1 - part), (above, part)) if of]
+    end = min(by_size, key=lambda each: abs(each - size))
+    return [(by_size[end], max(1.0, math.exp(size - end)))] if abs(end - size) <= math.log(BEYOND) else []
 
 
-def _place(sizes: Mapping[str, Size], axes: Sequence[str]) -> list[float]:
-    """The logarithms of the sizes that grow with the load, of a span its middle."""
-    return [math.log(sum(parse_span(sizes[name])) / 2) for name in axes]
+def _place(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
+    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 in place of a second
+    one that an op does not have."""
+    places = [math.log(sum(parse_span(sizes[name])) / 2) for name in AXES[op][1]]
+    return places[0], places[1] if len(places) > 1 else 0.0

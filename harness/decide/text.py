@@ -7,6 +7,8 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -39,53 +41,47 @@ MOST_CASES = 12
 
 def answer(decision: Decision, worth: Worth | None) -> str:
     """The decision in a few sentences."""
-    told = decision.mix.share_of([each.case for each in decision.cases])
+    mix, gain = decision.mix, decision.gain
+    if gain is None:
+        text = _left(decision)
+    else:
+        ends = gain.share_interval
+        within = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
+        of = "the ops' time in a step" if mix.counts_calls else "the time of the measured cases"
+        text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%}{within} of {of}."
+        text += _in_serving(worth) if worth else ""
+    told = mix.share_of([each.case for each in decision.cases])
     less = "" if told >= ENOUGH or not decision.cases else f" Only {told:.0%} of that time was measured."
-    return _answer(decision, worth) + less
+    return text + less
 
 
-def _answer(decision: Decision, worth: Worth | None) -> str:
-    gain, default = decision.gain, f"{SPELLED[decision.launches.engine]}'s default"
-    if gain is None or gain.comparison is None:
-        return _left(decision, default)
-    ends = gain.share_interval
-    within = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
-    of = "the ops' time in a step"
-    if not decision.mix.counts_calls:
-        of = "the time of the measured cases"
-    text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%}{within} of {of}."
-    return f"{text} {_in_serving(worth)}".strip()
-
-
-def _left(decision: Decision, default: str) -> str:
-    tried = [each for each in decision.choices if each.is_complete]
+def _left(decision: Decision) -> str:
+    default = f"{SPELLED[decision.launches.engine]}'s default"
+    tried = decision.compared
     if not tried and decision.cases and not decision.choices:
         return "Nothing to choose: no known flag and no measured variable swaps a row of these cases."
     if not tried:
         return f"Nothing could be compared with {default}."
-    best = max(tried, key=lambda each: each.saved_us)
+    best, choices = tried[0], counted(len(tried), "choice")
     assert best.comparison
+    launch, ratio = launch_text(best.settings), ratio_text(best.comparison)
     if best.is_clear and best.share < decision.margin:
-        ratio = f"{launch_text(best.settings)} makes {best.op} {ratio_text(best.comparison)} faster"
-        return f"Leave it: {ratio}, but saves {best.share:.1%} in all, less than {decision.margin:.1%}."
+        gain = f"{launch} makes {best.op} {ratio} faster, but saves {best.share:.1%} in all"
+        return f"Leave it: {gain}, less than {decision.margin:.1%}."
     if best.is_clear:
-        gain = f"{launch_text(best.settings)} is {ratio_text(best.comparison)} in {best.op}"
+        gain = f"{launch} is {ratio} in {best.op}"
         return f"Leave it: {gain}, but in other ops it loses, fails, or has no times: see below."
     if best.saved_us <= 0:
-        return f"Leave it: none of {counted(len(tried), 'choice')} is faster than {default}."
-    return (
-        f"Not told from the default: leave it. The best of {counted(len(tried), 'choice')} is "
-        f"{launch_text(best.settings)} with {ratio_text(best.comparison)} in {best.op}."
-    )
+        return f"Leave it: none of {choices} is faster than {default}."
+    tried_best = f"The best of {choices} is {launch} with {ratio} in {best.op}"
+    return f"Not told from the default: leave it. {tried_best}."
 
 
-def _in_serving(worth: Worth | None) -> str:
-    if worth is None:
-        return ""
-    if worth.token_ms:
-        text = f"By these kernels' times alone TPOT falls by {worth.token_ms:.3g} ms"
-        return text + (f", the prefill of a prompt by {worth.prompt_ms:.3g} ms." if worth.prompt_ms else ".")
-    return f"That is {worth.step_ms:.3g} ms of a mean step."
+def _in_serving(worth: Worth) -> str:
+    if not worth.token_ms:
+        return f" That is {worth.step_ms:.3g} ms of a mean step."
+    prompt = f", the prefill of a prompt by {worth.prompt_ms:.3g} ms" if worth.prompt_ms else ""
+    return f" By these kernels' times alone TPOT falls by {worth.token_ms:.3g} ms{prompt}."
 
 
 def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
@@ -95,7 +91,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
     base = f", launched with {launch_text(launches.base)}" if launches.base else ""
     where = f"{release} on {measured.device} ({measured.arch}){base}; {mix.text}"
     parts: list[RenderableType] = [Text(answer(decision, worth), "bold"), where, ""]
-    shown = sorted((each for each in decision.choices if each.is_complete), key=lambda each: -each.saved_us)
+    shown = decision.compared
     if decision.gain and len(decision.taken) > 1:
         shown = [decision.gain, *shown]
     if shown:
@@ -111,7 +107,7 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
 def _row(of: Compared) -> dict[str, object]:
     assert of.comparison
     return {
-        "choice": launch_text(of.settings), "op": of.op or "all", "verdict": of.comparison.verdict,
+        "choice": launch_text(of.settings), "op": of.op or "all", "verdict": of.verdict,
         "speedup": ratio_text(of.comparison), "saves of all": f"{of.share:.2%}", "rows": rows_of(of.pairs),
         "cases": len(of.pairs),
     }  # fmt: skip
@@ -119,7 +115,7 @@ def _row(of: Compared) -> dict[str, object]:
 
 def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     mix = decision.mix
-    if any(each.is_complete for each in decision.choices):
+    if decision.compared:
         yield "regret", _regret(decision)
     for crossover in decision.crossovers[:SHOWN_CROSSOVERS]:
         yield "crossover", crossover_text(crossover)
@@ -127,7 +123,9 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
     yield from _beyond(decision)
     yield from _also_changed(decision)
-    if decision.likely != decision.chosen and not _all_clear(decision):
+    # Where verdicts tell all choices of the launch with the least time, another reason speaks against it.
+    all_clear = all(each.is_clear for each in decision.made_by(decision.likely))
+    if decision.likely != decision.chosen and not all_clear:
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
     for concurrency, predicted in worth.predicted.items() if worth else ():
@@ -138,7 +136,8 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
     if mix.covered < 1:
         yield "covered", f"{mix.covered:.0%} of the four ops' time in a step has measured cases"
     for why, cases in grouped(decision.undecided, decision.undecided.__getitem__).items():
-        yield "not decided", f"{counted(len(cases))} of {_ops(cases)}: {why}"
+        ops = ", ".join(dict.fromkeys(case.partition(" ")[0] for case in cases))
+        yield "not decided", f"{counted(len(cases))} of {ops}: {why}"
     yield from _not_measured(decision)
     for launch, why in decision.failing.items():
         if len(launch.split()) <= 2:  # of combinations their parts are told
@@ -166,16 +165,14 @@ def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
 def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
     """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
     read."""
-    found = [ref for each in decision.cases if (ref := decision.launches.reference(each.case))]
-    ways = dict.fromkeys(f"{sheet.case.boundary}, {mode}" for sheet, mode, _ in found)
+    found = [pair for each in decision.cases if (pair := decision.launches.pair(each.case, {}))]
+    ways = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in found)
     if ways:
         yield "times", f"{' and '.join(ways)}: of the first boundary and launch mode that the default has"
     engine = decision.launches.engine
     read = engines.defaults(engine)[0].version
-    rows = [row for sheet, _, row in found if re.search(rf"(^|@){engine}\b", row.cell.impl)]
-    others = dict.fromkeys(
-        row.cell.version for row in rows if row.cell.version and read not in row.cell.version
-    )
+    cells = [pair.old.cell for pair in found if re.search(rf"(^|@){engine}\b", pair.old.cell.impl)]
+    others = dict.fromkeys(cell.version for cell in cells if cell.version and read not in cell.version)
     if others:
         yield "note", f"what {engine} runs was read in {read}; its rows ran in {', '.join(others)}"
 
@@ -183,47 +180,34 @@ def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
 def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that the launch swaps in cases that were not compared, and ops that no run has."""
     launches, decided = decision.launches, {each.case.key for each in decision.cases}
-    cases = (*decision.mix.cases, *decision.mix.uncovered)
+    cases = decision.mix.every
     others = [each for each in cases if each.key not in decided]
     for op, own in grouped(others, lambda case: case.op).items():
         rows = [[launches.row_name(case, each) or "no row" for each in ({}, decision.chosen)] for case in own]
         if told := ", ".join(dict.fromkeys(" -> ".join(pair) for pair in rows if pair[0] != pair[1])):
             yield "not compared", f"this launch also swaps rows of {op} in cases without times: {told}"
     for op in (op for op in kernels.OPS if op not in {case.op for case in cases}):
-        read = {*decision.chosen} & launches.known(op)
-        if read:
+        if read := {*decision.chosen} & launches.known(op):
             text = f"this launch may also swap rows of {op}, of which there is no run"
             yield "not compared", f"{text}: {', '.join(sorted(read))}"
 
 
-def _all_clear(decision: Decision) -> bool:
-    """Whether verdicts tell all choices of the launch that has the least time by the estimates."""
-    return all(each.is_clear for each in decision.made_by(decision.likely))
-
-
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
     """Choices that could not be compared, by the reason."""
-    reasons = [
-        (each, f"{op}: {why}")
-        for each in decision.choices
-        for op, why in dict.fromkeys((case.partition(" ")[0], why) for case, why in each.missing.items())
-    ]
-    for why, group in grouped(reasons, lambda reason: reason[1]).items():
-        label = "no row" if NO_ROW in why else "not measured"
-        yield label, f"{', '.join(launch_text(each.settings) for each, _ in group)}: {why}"
+    reasons: dict[str, dict[str, None]] = {}
+    for each in decision.choices:
+        for case, why in each.missing.items():
+            reasons.setdefault(f"{case.partition(' ')[0]}: {why}", {})[launch_text(each.settings)] = None
+    for why, launches in reasons.items():
+        yield "no row" if NO_ROW in why else "not measured", f"{', '.join(launches)}: {why}"
 
 
 def _regret(decision: Decision) -> str:
     text = f"{decision.regret:.2%} more than the fastest row of each case that a flag can choose"
-    switch = [each for each in decision.cases if each.clear]
-    if switch:
+    if switch := [each for each in decision.cases if each.clear]:
         rows = ", ".join(dict.fromkeys(each.best.new.cell.impl for each in switch))
         text += f"; {counted(len(switch))} of {len(decision.cases)} would gain by another launch: {rows}"
     return f"this launch takes {text}"
-
-
-def _ops(cases: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(case.partition(" ")[0] for case in cases))
 
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -258,19 +242,17 @@ def to_measure(decision: Decision) -> Iterator[str]:
         rows: dict[str, None] = {}
         for case in own:
             failed = {name for sheet in launches.sheets(case) for name in sheet.untimed}
-            names = [launches.row_name(case, each) for each in ({}, *launches.candidates())]
+            names = [launches.row_name(case, each) for each in ({}, *launches.candidates)]
             if names[0] and names[0] not in failed:
                 rows |= dict.fromkeys(name for name in names if name and name not in failed)
         if not rows:
             continue
         which = mix.words if op not in measured else _which(decision, own)
-        asked = ["--op", op, "--impl", ",".join(rows), *which]
         lacks = (each for each in decision.choices if each.op == op and each.missing)
-        if varied := [each for each in lacks if each.settings in launches.measured.varied]:
-            flags = [f"{name}={value}" for each in varied for name, value in each.settings.items()]
-            yield command("toggle", *(word for flag in flags for word in ("--flag", flag)), *asked)
-        else:
-            yield command("run", *asked)
+        varied = [each.settings for each in lacks if each.settings in launches.measured.varied]
+        flags = [("--flag", f"{name}={value}") for each in varied for name, value in each.items()]
+        words = *chain.from_iterable(flags), "--op", op, "--impl", ",".join(rows), *which
+        yield command("toggle" if flags else "run", *words)
 
 
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
@@ -311,32 +293,23 @@ def _source(decision: Decision, choice: Compared) -> str:
     return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})" if entry and swapped else ""
 
 
-def files_of(decision: Decision) -> dict[str, str]:
-    """Variables whose value is a file or folder of tables."""
-    tables = TABLES[decision.launches.engine]
-    return {name: value for name, value in decision.chosen.items() if name in tables and "/" in value}
-
-
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
     """The object of JSON."""
     launches, mix = decision.launches, decision.mix
-    nothing = not any(each.is_complete for each in decision.choices)
+    tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
+    files = {name: value for name, value in tables.items() if "/" in value}
     return {
         "engine": launches.engine, "engine_version": engines.defaults(launches.engine)[0].version,
         "device": launches.measured.device, "arch": launches.measured.arch,
         "runs": [str(folder) for folder in launches.measured.folders], "mix": mix.text,
         "covered": round(mix.covered, 4), "with": dict(launches.base), "answer": answer(decision, worth),
-        "leave_it": None if nothing else not decision.chosen,
+        "leave_it": not decision.chosen if decision.compared else None,
         "variables": _part(decision.chosen, flags=False),
-        "flags": _part(decision.chosen, flags=True), "files": files_of(decision),
+        "flags": _part(decision.chosen, flags=True), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
         "regret": decision.regret, "choices": [_compared(each) for each in decision.choices],
         "taken": [_compared(each) for each in decision.taken],
-        "crossovers": [
-            {name: getattr(each, name) for name in ("op", "fixed", "size", "below", "above", "at",
-                                                     "faster_below", "faster_above", "told")}
-            for each in decision.crossovers
-        ],
+        "crossovers": [asdict(each) for each in decision.crossovers],
         "cases": [
             {"op": each.case.op, "case": each.case.key[1], "decode_calls": each.case.decode,
              "prefill_calls": each.case.prefill, "row": each.chosen.new.cell.impl, "us": each.chosen.new_us,
@@ -359,7 +332,7 @@ def _compared(of: Compared) -> dict[str, Any]:
     found = of.comparison
     return {
         "variables": _part(of.settings, flags=False), "flags": _part(of.settings, flags=True),
-        "op": of.op or None, "verdict": found.verdict if found and of.is_complete else None,
+        "op": of.op or None, "verdict": of.verdict if of.is_complete else None,
         **{name: _finite(getattr(found, name, None)) for name in ("ratio", "low", "high")},
         "noise": _finite(of.noise), "confidence": of.confidence, "share": of.share, "saved_us": of.saved_us,
         "rows": sorted({pair.new.cell.impl for pair in of.pairs}),
@@ -374,12 +347,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def _worth(worth: Worth) -> dict[str, Any]:
-    return {
-        "step_ms": worth.step_ms, "token_ms": worth.token_ms, "prompt_ms": worth.prompt_ms,
-        "changes": [change.model_dump() for change in worth.changes],
-        "predicted": [
-            {"concurrency": concurrency, "changes": [each.model_dump() for each in predicted]}
-            for concurrency, predicted in worth.predicted.items()
-        ],
-        "why_not": worth.why_not,
-    }  # fmt: skip
+    predicted = [
+        {"concurrency": concurrency, "changes": [each.model_dump() for each in changes]}
+        for concurrency, changes in worth.predicted.items()
+    ]
+    return vars(worth) | {"changes": [each.model_dump() for each in worth.changes], "predicted": predicted}

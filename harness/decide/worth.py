@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.decide.choices import Launches
-from harness.decide.decision import MARGIN, Decision, decide
+from harness.decide.decision import MARGIN, Compared, Decision, decide
 from harness.decide.measured import Measured
 from harness.decide.mix import mix_of, request_of
 from harness.engine import EngineRequest
@@ -23,6 +23,7 @@ from shapes.scheduler import Workload
 
 LINKED = 0.9
 """The confidence of intervals that `predict` takes and gives."""
+PHASES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def decided(
     margin: float = MARGIN,
     loads: Sequence[Workload] = (),
 ) -> tuple[Decision, Worth | None]:
-    """The decision and what it is worth. Raises UsageError.
+    """The decision and what it is worth: None where nothing is chosen, or the mix does not count calls.
+    Raises UsageError.
 
     told:  fields of EngineRequest that the user gave
     given: what is set for the engine already
@@ -65,15 +67,13 @@ def decided(
         raise UsageError(
             "--workload needs a model whose steps verify no drafts: give --model and --tp, or --cases"
         )
-    decision = decide(Launches(engine, measured, mix_of(measured, request, loads), given), margin)
-    return decision, worth_of(decision, request)
+    mix = mix_of(measured, request, loads)
+    decision = decide(Launches(engine, measured, mix, given), margin)
+    return decision, _worth(decision, decision.gain, request) if decision.gain and mix.counts_calls else None
 
 
-def worth_of(decision: Decision, request: EngineRequest | None) -> Worth | None:
-    """None where nothing is chosen, or the mix does not count calls."""
-    gain, mix = decision.gain, decision.mix
-    if gain is None or not mix.counts_calls:
-        return None
+def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) -> Worth:
+    mix = decision.mix
     saved = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
     prefill = sum(case.prefill * ms for case, ms in saved)
     step = prefill + sum(case.decode * ms for case, ms in saved)
@@ -91,19 +91,16 @@ def _changes(decision: Decision) -> Iterator[KernelChange]:
     mix = decision.mix
     every = [each.chosen for each in decision.cases]
     for op in dict.fromkeys(pair.case.op for pair in every):
-        for phase in ("decode", "prefill"):
+        for phase in PHASES:
             own = [pair for pair in every if pair.case.op == op and getattr(pair.case, phase)]
             if all(pair.same for pair in own):
                 continue
-            found = total_ratio(
-                [(getattr(p.case, phase) * p.us / p.old.us, p.new.cell.samples.by_round,
-                  p.old.cell.samples.by_round) for p in own], confidence=LINKED)  # fmt: skip
-            part = mix.share_of([pair.case for pair in own], op, phase)
+            found = total_ratio([pair.series(getattr(pair.case, phase)) for pair in own], confidence=LINKED)
+            part = sum(pair.case.share_in(phase) for pair in own)
+            part /= sum(case.share_in(phase) for case in mix.every if case.op == op)
             low, factor, high = (1 / (1 - part * (1 - 1 / x)) for x in (found.low, found.ratio, found.high))
-            yield KernelChange.model_validate({
-                "op": op, "factor": factor, "low": low, "high": high, "phase": phase,
-                "source": str(own[0].sheet.folder),
-            })  # fmt: skip
+            source = str(own[0].sheet.folder)
+            yield KernelChange(op=op, factor=factor, low=low, high=high, phase=phase, source=source)
 
 
 def _linked(
@@ -119,11 +116,8 @@ def _linked(
         hardware=hardware_name(measured.device), engine=request.engine, tp=request.tp, ep=request.ep, kv=kv,
         drafts=request.drafts,
     )  # fmt: skip
-    found: dict[int, Sequence[Prediction]] = {}
+    asked = [Load(each.isl, each.osl, each.concurrency, range_ratio=each.range_ratio) for each in loads]
     try:
-        for load in loads:
-            asked = Load(load.isl, load.osl, load.concurrency, range_ratio=load.range_ratio)
-            found[load.concurrency] = predict(link(system), asked, changes)
+        return {load.concurrency: predict(link(system), load, changes) for load in asked}, ""
     except HarnessError as error:
         return {}, str(error)
-    return found, ""

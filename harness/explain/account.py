@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 from harness.errors import FAILED, OK, NothingRan
 from harness.explain import causes
-from harness.explain.alone import Alone
 from harness.explain.causes import CALLS, NOISE, OF_OP, SAME, STALLS, WORK, Cause, Steps, figure
 from harness.explain.served import Log
 from harness.explain.sides import DIFFERS, Sides
@@ -72,6 +71,16 @@ class Account:
         return self.expected.ms - self.observed.ms if self.expected and self.observed else None
 
     @property
+    def state(self) -> str:
+        """`noise`, `nothing vanished`, or empty: something did, or it cannot be told."""
+        expected, observed = self.expected, self.observed
+        if expected is None or observed is None:
+            return ""
+        if observed.meets(expected) and observed.unsure:
+            return NOISE
+        return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
+
+    @property
     def named(self) -> list[Cause]:
         return [cause for cause in self.causes if cause.named]
 
@@ -80,7 +89,7 @@ class Account:
         expected, observed = self.expected, self.observed
         if ms is None or expected is None or observed is None or expected.unsure:
             return None
-        return None if _state(expected, observed) == VANISHED_NOTHING else ms / expected.ms
+        return None if self.state == VANISHED_NOTHING else ms / expected.ms
 
     @property
     def rest(self) -> float | None:
@@ -89,23 +98,16 @@ class Account:
 
 
 def account(
-    ops: Sequence[str],
-    alone: Alone | None,
-    sides: Sides,
-    steps: Steps | None,
-    log: Log,
-    modelled: Sequence[Prediction] = (),
+    ops: Sequence[str], sides: Sides, steps: Steps | None, log: Log, modelled: Sequence[Prediction] = ()
 ) -> Account:
     """modelled: what the model of serving predicts of the change. Raises NothingRan where there is nothing to
     compare."""
     of = TPOT if sides.effect or steps is None else STEP
     per_token = sides.accepted[0] if of == TPOT else 1.0
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
-    said = _said((*sides.predictions, *modelled), of)
-    in_step = _in_step(steps, alone, per_token)
+    said, in_step = _said((*sides.predictions, *modelled), of), _in_step(steps, per_token)
     expected = said or in_step
-    refused = causes.not_in_effect(sides, log) or (ops and log.missed)
-    if expected is None and observed is None and not refused:
+    if not (expected or observed or causes.not_in_effect(sides, log) or (ops and log.missed)):
         raise NothingRan(
             "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
             "--before and --after, or --trace BEFORE AFTER, and --change or --run"
@@ -123,22 +125,20 @@ def account(
         found.append(_prediction(said, in_step))
     if steps and observed and _compared(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accepted)
-    state = _state(expected, observed)
-    if state == NOISE and made.missing is not None:
-        found = [cause if _seen_not_called(cause, steps) else replace(cause, sure="likely") if cause.named
-                 else cause for cause in found]  # fmt: skip
-        found = found if steps else [replace(cause, ms=None) for cause in found]
+    if made.state == NOISE and made.missing is not None and observed:
+        for number, cause in enumerate(found):
+            sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
+            found[number] = replace(cause, sure=sure, ms=cause.ms if steps else None)
         rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
         if abs(rest) > causes.LEAST * abs(made.missing):
-            of_noise = (observed.text if observed else "",)
-            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), of_noise))
+            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text,)))
     there = {cause.name for cause in found if cause.named}
     unseen = {cause.name: cause for cause in found if not cause.named and cause.name not in there}
     found = [*(cause for cause in found if cause.named), *unseen.values()]
     found += _not_known(found, sides, steps)
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
     made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
-    return replace(made, says=_first(made, state, sides.effect, steps), code=_code(made, state, steps))
+    return replace(made, says=_first(made, sides.effect, steps), code=_code(made, steps))
 
 
 def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
@@ -181,19 +181,22 @@ def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
     rows = [each for each in by_change.values() if each.of] or [*by_change.values()]
     if not rows:
         return None
-    changes = [each.change or 0.0 for each in rows]
-    lows = [change if each.low is None else each.low for each, change in zip(rows, changes, strict=True)]
-    highs = [change if each.high is None else each.high for each, change in zip(rows, changes, strict=True)]
-    return Saving(-sum(changes), -sum(highs), -sum(lows), f"predicted of {of} ({rows[0].method})")
+    ms = low = high = 0.0
+    for each in rows:
+        change = each.change or 0.0
+        ms -= change
+        low -= change if each.high is None else each.high
+        high -= change if each.low is None else each.low
+    return Saving(ms, low, high, f"predicted of {of} ({rows[0].method})")
 
 
-def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Saving | None:
+def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
     """What the calls in the trace times the saving alone give, with the usual error of that in a server."""
     if steps is None or steps.expected_ms is None:
         return None
     ms, calls = steps.expected_ms / per_token, steps.changed.calls
     half = causes.IN_STEP * abs(ms)
-    if alone:
+    if alone := steps.alone:
         half = math.hypot(half, calls * alone.mean("half_us") / 1e3 / per_token)
         times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
         text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
@@ -204,15 +207,6 @@ def _in_step(steps: Steps | None, alone: Alone | None, per_token: float) -> Savi
         took = steps.before.of(steps.changed.before) if steps.before else 0.0
         text = f"{', '.join(told)}, of {figure(took)} ms in the step before"
     return Saving(ms, ms - half, ms + half, text)
-
-
-def _state(expected: Saving | None, observed: Saving | None) -> str:
-    """`noise`, `nothing vanished`, or empty: something did, or it cannot be told."""
-    if expected is None or observed is None:
-        return ""
-    if observed.meets(expected) and observed.unsure:
-        return NOISE
-    return VANISHED_NOTHING if observed.meets(expected) or observed.ms >= expected.ms > 0 else ""
 
 
 # Causes beside those of the steps
@@ -241,7 +235,7 @@ def _of_sides(
         yield Cause(WORK, "likely", size, f"The two sides did other work: {line}", (line,))
     elif sides.large_work and not (steps and _compared(sides, steps)):  # else see _beyond_steps
         yield _other_work(sides, None)
-    elif sides.work_known and not sides.work and not any(cause.name == WORK for cause in seen):
+    elif sides.work is not None and not sides.work and not any(cause.name == WORK for cause in seen):
         yield Cause(WORK, "none seen")
 
 
@@ -298,12 +292,11 @@ def _beyond_steps(
         yield Cause(WORK, "none seen")
         return
     evidence = f"a step is {_shorter(saved)} in the traces, {observed.text}"
-    both = f"The step is {_shorter(saved)}, TPOT {_shorter(observed.ms)}"
-    says = f"{both}: something between steps changed"
     if sides.large_work:
         yield _other_work(sides, rest, evidence)
     else:
-        yield Cause(STALLS, "likely", rest, says, (evidence,))
+        both = f"The step is {_shorter(saved)}, TPOT {_shorter(observed.ms)}"
+        yield Cause(STALLS, "likely", rest, f"{both}: something between steps changed", (evidence,))
 
 
 def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Iterator[Cause]:
@@ -318,8 +311,8 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
         causes.NO_EFFECT: of_op or both,
         causes.SHAPES: steps is not None and steps.fit is not None,
         causes.LESS: both and of_op,
-        causes.IDLE: both and steps is not None and steps.on_cpu,
-        WORK: sides.work_known,
+        causes.IDLE: both and steps is not None and steps.after.on_cpu,
+        WORK: sides.work is not None,
         STALLS: WORK in there and steps is not None and _compared(sides, steps),
         NOISE: sides.effect is not None or steps is not None,
     }
@@ -332,9 +325,12 @@ def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
     """Those with evidence first, the largest of the sign of what is missing first; then those not seen, then
     those not known."""
     which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
-    sign = -1 if missing is not None and missing < 0 else 1
-    size = -sign * (cause.ms or 0.0) if cause.named else 0.0
+    size = -_sign(missing) * (cause.ms or 0.0) if cause.named else 0.0
     return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+
+
+def _sign(missing: float | None) -> int:
+    return -1 if missing is not None and missing < 0 else 1
 
 
 def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
@@ -360,7 +356,7 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
 def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> Iterator[str]:
     both = [step for step in (steps.before, steps.after) if step] if steps else []
     if sides.effect and steps and steps.before:
-        yield from sides.work
+        yield from sides.work or ()
         token = steps.before.ms / sides.accepted[0]
         saved = _of_steps(steps)
         yield f"the step: {saved.text}" if saved else ""
@@ -398,36 +394,34 @@ def _noise(made: Account, effect: Effect | None) -> str:
     return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
 
 
-def _first(made: Account, state: str, effect: Effect | None, steps: Steps | None) -> str:
+def _first(made: Account, effect: Effect | None, steps: Steps | None) -> str:
     expected, observed, missing = made.expected, made.observed, made.missing
-    sign = -1 if missing is not None and missing < 0 else 1
-    named = [
-        cause for cause in made.named if cause.name != NOISE and (cause.ms is None or sign * cause.ms > 0)
-    ]
-    if state == VANISHED_NOTHING and expected and observed:
+    others = (cause for cause in made.named if cause.name != NOISE)
+    named = [cause for cause in others if cause.ms is None or _sign(missing) * cause.ms > 0]
+    if made.state == VANISHED_NOTHING and expected and observed:
         return _as_expected(made, expected, observed)
-    if state == NOISE:
+    if made.state == NOISE:
         named = [cause for cause in named if _seen_not_called(cause, steps)] or named
         if not (named and _seen_not_called(named[0], steps)):
             of_op = (cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK)
             also = next((f"; besides, {_lower(cause.says)}" for cause in of_op), "")
             return f"No finding: {_lower(_noise(made, effect))}{also}."
-    if not named and expected is None:
-        give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
-        return f"It cannot be told what vanished, as what was expected is not known in ms: {give}."
-    if not named and missing is None:
-        return "It cannot be told what vanished, as what serving did is not known: give --ab or both traces."
     likely = "Likely: " if named and named[0].sure == "likely" else ""
     if missing is None or expected is None or observed is None:
-        return f"{likely}{named[0].says}."
+        if named:
+            return f"{likely}{named[0].says}."
+        why = "what serving did is not known: give --ab or both traces"
+        if expected is None:
+            give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
+            why = f"what was expected is not known in ms: {give}"
+        return f"It cannot be told what vanished, as {why}."
     of_sign = _of_sign(made.of, expected, observed)
-    if of_sign and named:
-        return f"{of_sign}; {likely.lower()}{_lower(named[0].says)}."
-    if of_sign:
-        return f"{of_sign}, and nothing in these inputs says why."
     if not named:
         lost = f"{figure(missing)} of the {figure(expected.ms)} ms that were expected are missing"
-        return f"It is not known where the gain went: {lost}, and nothing in these inputs says why."
+        what = of_sign or f"It is not known where the gain went: {lost}"
+        return f"{what}, and nothing in these inputs says why."
+    if of_sign:
+        return f"{of_sign}; {likely.lower()}{_lower(named[0].says)}."
     text, ms = f"{likely}{named[0].says}", named[0].ms
     if ms is None:
         return f"{text}."
@@ -440,15 +434,12 @@ def _first(made: Account, state: str, effect: Effect | None, steps: Steps | None
 
 def _of_sign(of: str, expected: Saving, observed: Saving) -> str:
     """What happened where that is no gain that vanished: a gain that was larger, or a loss."""
+    longer = f"{of} became {figure(-observed.ms)} ms longer"
+    what = f"a {'saving' if expected.ms > 0 else 'loss'} of {figure(abs(expected.ms))} ms was expected"
     if observed.ms > expected.ms:
-        saved = f"{figure(observed.ms)} ms of {of} are saved" if observed.ms > 0 else (
-            f"{of} became {figure(-observed.ms)} ms longer")  # fmt: skip
-        what = f"a {'saving' if expected.ms > 0 else 'loss'} of {figure(abs(expected.ms))} ms"
-        return f"Serving did better than expected: {saved}, {what} was expected"
-    if expected.ms > 0:
-        return ""
-    times = f"{figure(-observed.ms)} ms longer, a loss of {figure(-expected.ms)} ms was expected"
-    return f"The loss is larger than expected: {of} became {times}"
+        saved = f"{figure(observed.ms)} ms of {of} are saved" if observed.ms > 0 else longer
+        return f"Serving did better than expected: {saved}, {what}"
+    return "" if expected.ms > 0 else f"The loss is larger than expected: {longer}, {what}"
 
 
 def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
@@ -459,16 +450,17 @@ def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
     if expected.ms < 0:
         longer = f"{made.of} became {figure(-observed.ms)} ms longer"
         return f"As predicted, it is a loss: {longer}, {figure(-expected.ms)} ms were expected."
-    if other := next(iter(_not_its_own(made)), None):
+    if other := _not_its_own(made):
         partly = other.ms is not None and abs(other.ms) < MOSTLY * expected.ms
         of_all = "all " if partly else ""
         return f"What was saved is not {of_all}the change's own, {saved}: {_lower(other.says)}."
     return f"Nothing vanished: {saved}."
 
 
-def _not_its_own(made: Account) -> list[Cause]:
-    """Causes with which what was saved cannot be what the change saved."""
-    return [c for c in made.named if c.name in NOT_ITS_OWN and (c.ms is None or c.ms > 0)]
+def _not_its_own(made: Account) -> Cause | None:
+    """The first cause with which what was saved cannot be what the change saved."""
+    of_other = (cause for cause in made.named if cause.name in NOT_ITS_OWN)
+    return next((cause for cause in of_other if cause.ms is None or cause.ms > 0), None)
 
 
 def _shorter(saved: float) -> str:
@@ -479,10 +471,10 @@ def _lower(says: str) -> str:
     return says[0].lower() + says[1:]
 
 
-def _code(made: Account, state: str, steps: Steps | None) -> int:
-    if state == VANISHED_NOTHING:
+def _code(made: Account, steps: Steps | None) -> int:
+    if made.state == VANISHED_NOTHING:
         return FAILED if _not_its_own(made) else OK
-    if state == NOISE and not any(_seen_not_called(cause, steps) for cause in made.named):
+    if made.state == NOISE and not any(_seen_not_called(cause, steps) for cause in made.named):
         return FAILED
     if made.missing is None:
         return OK if any(cause.sure == "certain" for cause in made.named) else FAILED

@@ -36,7 +36,7 @@ class CaseTimes:
 class Alone:
     """before, after: the names of the two entries
     old, new:  the kernels that only one of the two runs, that of the most time first
-    kernel_us: of all kernels of both; others: kernels that only other rows run -> such a row
+    kernel_us: of all kernels of both
     """
 
     folder: str
@@ -47,7 +47,6 @@ class Alone:
     old: tuple[str, ...]
     new: tuple[str, ...]
     kernel_us: Mapping[str, float]
-    others: Mapping[str, str]
 
     def mean(self, what: str, texts: Collection[str] | None = None) -> float:
         """`before_us`, `after_us` or `half_us`, weighted; texts: of these cases only."""
@@ -64,10 +63,8 @@ class Alone:
         return KernelChange(op=self.op, factor=factor, source=self.folder)
 
 
-def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The weighted mean; the plain one where no value has a weight."""
-    weights = weights if any(weights) else [1.0] * len(weights)
-    return sum(map(operator.mul, weights, values)) / sum(weights)
+Cells = Mapping[str, Cell]
+"""Of one entry, by case."""
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
@@ -76,33 +73,35 @@ def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:
     Raises UsageError where there is no such run, row or common case, or nothing is faster.
     """
     run = read(path)
-    names = _names(run)
-    before, after = rows if rows else (_baseline(run, names), "")
-    before = _resolved(run, names, before)
-    if rows:
-        after = _resolved(run, names, after)
-    else:
-        after = _fastest(run, names, before)
+    names: dict[str, dict[str, Cell]] = {}
+    for (case, name), cell in run.cells.items():
+        if cell.status == "ok" and cell.time_us:
+            names.setdefault(name, {})[case] = cell
+    baseline = run.run.baseline if run.run.baseline in names else next(iter(names), "")
+    before = _resolved(run, names, baseline, rows[0] if rows else baseline)
+    after = _resolved(run, names, baseline, rows[1]) if rows else _fastest(run, names, before)
     common = [case for case in names[before] if case in names[after]]
     if not common or before == after:
         raise UsageError(f"{path} has no case that both {before} and {after} were timed at; --rows names two")
-    planned = {case.key: case for case in run.run.cases}
+    sizes = {case.key: case.sizes for case in run.run.cases}
     cases = []
     for key in common:
         old, new = names[before][key], names[after][key]
         half = math.hypot(*((each.high_us or 0.0) / 2 - (each.low_us or 0.0) / 2 for each in (old, new)))
-        sizes = planned[key].sizes if key in planned else {}
-        cases.append(CaseTimes(key, sizes, old.time_us or 0.0, new.time_us or 0.0, half, old.weight))
-    us = [_kernels([names[name][key] for key in common]) for name in (before, after)]
-    others = {kernel: name for name, of_case in names.items() if name not in (before, after)
-              for cell in of_case.values() for kernel in cell.kernels
-              if kernel not in us[0] and kernel not in us[1]}  # fmt: skip
-    old_only, new_only = ({k: t for k, t in us[i].items() if k not in us[1 - i]} for i in (0, 1))
+        cases.append(CaseTimes(key, sizes[key], old.time_us or 0.0, new.time_us or 0.0, half, old.weight))
+    old_us, new_us = (_kernels([names[name][key] for key in common]) for name in (before, after))
+    old_only = sorted((name for name in old_us if name not in new_us), key=lambda name: -old_us[name])
+    new_only = sorted((name for name in new_us if name not in old_us), key=lambda name: -new_us[name])
     return Alone(
-        str(run.folder), run.run.op, before, after, tuple(cases),
-        tuple(sorted(old_only, key=lambda name: -old_only[name])),
-        tuple(sorted(new_only, key=lambda name: -new_only[name])), us[1] | us[0], others,
+        str(run.folder), run.run.op, before, after, tuple(cases), tuple(old_only), tuple(new_only),
+        kernel_us=new_us | old_us,
     )  # fmt: skip
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean; the plain one where no value has a weight."""
+    weights = weights if any(weights) else [1.0] * len(weights)
+    return sum(map(operator.mul, weights, values)) / sum(weights)
 
 
 def _kernels(cells: Sequence[Cell]) -> dict[str, float]:
@@ -113,25 +112,12 @@ def _kernels(cells: Sequence[Cell]) -> dict[str, float]:
     return {kernel: _weighted([us.get(kernel, 0.0) for us in of_case], weights) for kernel in kernels}
 
 
-def _names(run: RecordedRun) -> dict[str, dict[str, Cell]]:
-    """Name of an entry -> case -> its cell, of what has a time."""
-    found: dict[str, dict[str, Cell]] = {}
-    for (case, name), cell in run.cells.items():
-        if cell.status == "ok" and cell.time_us:
-            found.setdefault(name, {})[case] = cell
-    return found
-
-
-def _baseline(run: RecordedRun, names: Collection[str]) -> str:
-    return run.run.baseline if run.run.baseline in names else next(iter(names), "")
-
-
-def _resolved(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], label: str) -> str:
+def _resolved(run: RecordedRun, names: Mapping[str, Cells], baseline: str, label: str) -> str:
     """The entry that is called so, is of that implementation, or is the baseline's under that setting."""
     if label in names:
         return label
     first = next(iter(run.run.settings), "")
-    base = next(iter(names.get(_baseline(run, names), {}).values()), None)
+    base = next(iter(names.get(baseline, {}).values()), None)
     for name, cells in names.items():
         cell = next(iter(cells.values()))
         of_setting = cell.setting == label and base is not None and cell.impl == base.impl
@@ -140,18 +126,19 @@ def _resolved(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], label: 
     raise UsageError(unknown("row", label, [*names, *run.run.settings], of=str(run.folder)))
 
 
-def _fastest(run: RecordedRun, names: Mapping[str, Mapping[str, Cell]], before: str) -> str:
+def _fastest(run: RecordedRun, names: Mapping[str, Cells], before: str) -> str:
     """Of all other entries; in a run of settings, of the same implementation."""
-    of_settings = run.run.contrast == "settings"
-    impl = next(iter(names[before].values())).impl
+    base = names[before]
+    impl = next(iter(base.values())).impl
     faster: dict[str, float] = {}
     for name, cells in names.items():
-        common = [case for case in cells if case in names[before]]
-        if name == before or not common or (of_settings and next(iter(cells.values())).impl != impl):
+        common = [case for case in cells if case in base]
+        is_other = run.run.contrast == "settings" and next(iter(cells.values())).impl != impl
+        if name == before or not common or is_other:
             continue
-        weights = [names[before][case].weight for case in common]
-        times = [[of[case].time_us or 0.0 for case in common] for of in (names[before], cells)]
-        faster[name] = _weighted(times[0], weights) / _weighted(times[1], weights)
+        weights = [base[case].weight for case in common]
+        times = [_weighted([of[case].time_us or 0.0 for case in common], weights) for of in (base, cells)]
+        faster[name] = times[0] / times[1]
     if not faster or max(faster.values()) <= 1:
         raise UsageError(f"{run.folder} has nothing faster than {before}: name two rows with --rows")
     return max(faster, key=lambda name: faster[name])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.explain.alone import Alone
@@ -103,13 +104,15 @@ class Cause:
     def named(self) -> bool:
         return self.sure in ("certain", "likely")
 
+    def of(self, ms: float, evidence: Iterable[str]) -> Cause:
+        """With a size, and with more evidence."""
+        return replace(self, ms=ms, evidence=(*self.evidence, *filter(None, evidence)))
+
 
 def _if_seen(
-    name: str, ms: float, least: float, says: str, evidence: Sequence[str], sure: Sure = "likely"
+    name: str, ms: float, least: float, says: str, evidence: Iterable[str], sure: Sure = "likely"
 ) -> Cause:
-    if abs(ms) <= least:
-        return Cause(name, "none seen")
-    return Cause(name, sure, ms, says, tuple(filter(None, evidence)))
+    return Cause(name, "none seen") if abs(ms) <= least else Cause(name, sure, says=says).of(ms, evidence)
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,6 @@ class Steps:
     @property
     def saved_ms(self) -> float | None:
         return self.before.ms - self.after.ms if self.before else None
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.after.on_cpu
 
     @property
     def of_launch(self) -> float:
@@ -213,7 +212,7 @@ def of_step(steps: Steps) -> Iterator[Cause]:
         (f"kernels take {figure(saved)} ms less in sum, the device is busy for {figure(busy)} ms less",
          f"exposed communication: {figure(exposed[0])} -> {figure(exposed[1])} ms" if under else ""),
     )  # fmt: skip
-    if steps.on_cpu:  # Python runs between operators, and nothing waits for a host
+    if after.on_cpu:  # Python runs between operators, and nothing waits for a host
         return
     modes = [step.launch for step in (before, after)]
     how = f": {modes[1]} instead of {modes[0]}" if "" not in modes and modes[0] != modes[1] else ""
@@ -260,7 +259,7 @@ def _of_op(steps: Steps, clock: float) -> Iterator[Cause]:
         return
     for cause in _apart(steps, was, part, half):
         yield cause
-        if cause.name == SHAPES and cause.named and steps.fit and steps.fit.part <= FITS:
+        if cause.name == SHAPES and cause.sure == "certain":
             return
         lost -= cause.ms or 0.0
     yield _less(steps, lost, max(half, IN_STEP * abs(part * expected)))
@@ -300,8 +299,6 @@ def _not_called(steps: Steps, ms: float) -> Cause:
     kernel = short(names[0]) if names else "the new kernel"
     there, left = after.calls(found.new[:1]), after.calls(found.old[:1])
     instead = next((name for name in found.after if name not in found.old), "")
-    alone = steps.alone
-    row = _other_row(steps)
     evidence = [
         f"{figure(there)} calls of {kernel} a step in {after.file}, {after.steps} decode steps",
         f"{figure(left)} calls of {short(found.old[0])} are left" if found.old and left else "",
@@ -313,25 +310,13 @@ def _not_called(steps: Steps, ms: float) -> Cause:
     sure: Sure = "certain" if found.wanted and not found.guessed and (there or left) else "likely"
     if there:
         says = f"The new kernel takes {100 * (found.called or 0):.0f} % of the calls only: {kernel}"
-    elif alone and row:
-        says += f"; {short(row)} is, which is that of {alone.others[row]}: --rows "
-        says, sure = f"{says}{alone.before},{alone.others[row]}", "likely"
-    if alone and not there and steps.fit and steps.fit.part <= FITS:
+        return _if_seen(CALLS, ms, steps.floor, says, evidence, sure)
+    if steps.fit and steps.fit.part <= FITS:
         says, sure = f"{says}; the run timed other shapes than are served ({steps.fit.served})", "likely"
-    because = None if there else not_in_effect(steps.sides, steps.log)
+    because = not_in_effect(steps.sides, steps.log)
     if because and because.sure == "certain" and abs(ms) > steps.floor:
-        return Cause(because.name, "certain", ms, because.says, (*because.evidence, *filter(None, evidence)))
+        return because.of(ms, evidence)
     return _if_seen(CALLS, ms, steps.floor, says, [*evidence, *(because.evidence if because else ())], sure)
-
-
-def _other_row(steps: Steps) -> str:
-    """A kernel of the op that only another row of the run has, and that the change brought."""
-    alone, before, after = steps.alone, steps.before, steps.after
-    names = [name for name in (alone.others if alone else ()) if name in after.kernels]
-    return next(
-        (name for name in names if after.op_class(name) in {*steps.ops, "unknown"}
-         and not (before and name in before.kernels)), "",
-    )  # fmt: skip
 
 
 def _not_in_effect(steps: Steps, ms: float) -> Cause:
@@ -342,30 +327,28 @@ def _not_in_effect(steps: Steps, ms: float) -> Cause:
     evidence = [
         f"{_calls(name, steps.before)} -> {_calls(name, steps.after)} a step: {name}" for name in names
     ]
-    if because := not_in_effect(steps.sides, steps.log):
-        return Cause(because.name, because.sure, ms, because.says, (*because.evidence, *evidence))
-    if missed := _table(steps, ms, evidence):
-        return missed
+    if because := not_in_effect(steps.sides, steps.log) or _table(steps, ms):
+        return because.of(ms, evidence)
     says = f"The same kernels run as fast as without the change: {', '.join(map(short, names)) or 'none'}"
     return _if_seen(NO_EFFECT, ms, steps.floor, says, evidence)
 
 
 def not_in_effect(sides: Sides, log: Log) -> Cause | None:
     """Why the change cannot be in effect, where names, settings or a log say so."""
-    if sides.unread and sides.all_unread:
-        says = sides.unread[0][:1].upper() + sides.unread[0][1:]
-        return Cause(
-            UNREAD, "certain", says=says, evidence=(f"looked up in what is installed ({sides.what})",)
-        )
+    if says := sides.unread:
+        evidence = f"looked up in what is installed ({sides.what})"
+        return Cause(UNREAD, "certain", None, says[0].upper() + says[1:], (evidence,))
     if log.refused:
-        lines = tuple(f"{count} lines of the log: {line}" for line, count in log.refused.most_common(2))
-        return Cause(
-            REFUSED, "likely", says=f"The server refused it: {next(iter(log.refused))}", evidence=lines
-        )
+        says = f"The server refused it: {next(iter(log.refused))}"
+        return Cause(REFUSED, "likely", None, says, _lines(log.refused, 2))
     if sides.same:
-        sure: Sure = "certain" if sides.alike else "likely"
-        return Cause(SAME, sure, says=f"Both servers are the same: {sides.same}", evidence=(sides.what,))
+        says = f"Both servers are the same: {sides.same}"
+        return Cause(SAME, "certain" if sides.alike else "likely", None, says, (sides.what,))
     return None
+
+
+def _lines(counts: Counter[str], most: int) -> tuple[str, ...]:
+    return tuple(f"{count} lines of the log: {line}" for line, count in counts.most_common(most))
 
 
 def same_kernels(steps: Steps) -> Cause | None:
@@ -380,25 +363,19 @@ def same_kernels(steps: Steps) -> Cause | None:
 
 def missed_table(log: Log, ops: Sequence[str], served: str = "") -> Cause | None:
     """What a log says of tables of these ops; certain for a shape that was served."""
-    for op in ops:
-        if shapes := log.missed.get(op):
-            lines = tuple(f"{count} lines of the log: {text}" for text, count in shapes.most_common(3))
-            words = {word for text in shapes for word in text.split()}
-            sure: Sure = "certain" if words & {word.strip(",") for word in served.split()} else "likely"
-            says = f"The tuned table has no entry for {op} as it is called, and a default runs"
-            return Cause(TABLE, sure, None, says, lines)
-    if log.missed and not ops:
-        return None
-    if log.files and (log.hits or not log.has_aiter):
+    if op := next((op for op in ops if op in log.missed), None):
+        words = {word for text in log.missed[op] for word in text.split()}
+        is_served = words & {word.strip(",") for word in served.split()}
+        says = f"The tuned table has no entry for {op} as it is called, and a default runs"
+        return Cause(TABLE, "certain" if is_served else "likely", None, says, _lines(log.missed[op], 3))
+    if (ops or not log.missed) and log.files and (log.hits or not log.has_aiter):
         return Cause(TABLE, "none seen")
     return None
 
 
-def _table(steps: Steps, ms: float, evidence: Sequence[str]) -> Cause | None:
+def _table(steps: Steps, ms: float) -> Cause | None:
     cause = missed_table(steps.log, steps.ops, steps.fit.served if steps.fit else "")
-    if cause is None or not cause.named or ms <= steps.floor:
-        return None
-    return Cause(TABLE, cause.sure, ms, cause.says, (*cause.evidence, *evidence))
+    return cause if cause and cause.named and ms > steps.floor else None
 
 
 def _less(steps: Steps, ms: float, least: float) -> Cause:
@@ -412,8 +389,8 @@ def _less(steps: Steps, ms: float, least: float) -> Cause:
     if steps.before:
         took = f"{figure(steps.before.of(found.before))} -> {figure(after.of(found.after))}"
         evidence.append(f"the op takes {took} ms of a step")
-    if ms > max(least, steps.floor) and (missed := _table(steps, ms, evidence)):
-        return missed
+    if ms > least and (missed := _table(steps, ms)):
+        return missed.of(ms, evidence)
     known = "" if steps.fit else "; whether it is called at other shapes is not known"
     what = "The new kernel runs, and" if found.new else "The op"
     how = f"saves {'less' if ms > 0 else 'more'}"

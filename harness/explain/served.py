@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -60,20 +61,18 @@ class Log:
         """Without what the log of the server without the change says, too, and without refusals that need not
         be of the change. names: of its variables and flags"""
         named = [re.compile(rf"(?<![\w-]){re.escape(name)}(?!\w)") for name in names]
-        refused: Counter[str] = Counter()
-        unsure = []
+        log = replace(self, refused=Counter(), missed={})
         for line, count in self.refused.items():
             if any(name.search(line) for name in named) or (base.files and line not in base.refused):
-                refused[line] = count
+                log.refused[line] = count
             else:
-                unsure.append(f"a log says, perhaps not of the change: {line}")
-        missed: dict[str, Counter[str]] = {}
+                log.unsure += (f"a log says, perhaps not of the change: {line}",)
         for op, lines in self.missed.items():
             if own := {line: count for line, count in lines.items() if line not in base.missed.get(op, ())}:
-                missed[op] = Counter(own)
+                log.missed[op] = Counter(own)
             else:
-                unsure.append(f"logs of both servers say of {op}: {next(iter(lines))}")
-        return replace(self, refused=refused, missed=missed, unsure=tuple(unsure))
+                log.unsure += (f"logs of both servers say of {op}: {next(iter(lines))}",)
+        return log
 
 
 def read_logs(paths: Sequence[str]) -> Log:
@@ -150,24 +149,19 @@ def fit(alone: Alone, sizes: Counter[str], source: str) -> Fit | None:
     """None where no shape is known."""
     if not sizes:
         return None
-    found: set[str] = set()
-    fitting = 0
-    for text, count in sizes.items():
-        fits = [case.text for case in alone.cases if alike(parse(text)[0], case.sizes)]
-        found.update(fits)
-        fitting += count if fits else 0
+    fits = {text: [c.text for c in alone.cases if alike(parse(text)[0], c.sizes)] for text in sizes}
+    part = sum(count for text, count in sizes.items() if fits[text]) / sizes.total()
     most = ", ".join(text for text, _ in sizes.most_common(3))
-    return Fit(frozenset(found), fitting / sizes.total(), most, source)
+    return Fit(frozenset(chain(*fits.values())), part, most, source)
 
 
 def alike(served: Mapping[str, str], sizes: Mapping[str, Size]) -> bool:
     """Whether a time at the one holds for the other."""
-    for name, value in served.items():
-        if name in ALIKE and name in sizes:
-            low, high = parse_span(sizes[name])
-            here = sum(parse_span(value)) / 2
-            if abs(math.log(2 * here / (low + high))) > math.log(ALIKE[name]):
+    for name in served.keys() & sizes:
+        if name in ALIKE:
+            here, there = (sum(parse_span(of[name])) for of in (served, sizes))
+            if abs(math.log(here / there)) > math.log(ALIKE[name]):
                 return False
-        elif name in ("n", "k") and name in sizes and str(sizes[name]) != value:
+        elif name in ("n", "k") and str(sizes[name]) != served[name]:
             return False
     return True

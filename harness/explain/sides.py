@@ -6,8 +6,9 @@ It is of a record of `serving ab`, or of results of any client.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -31,32 +32,33 @@ COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens"
 class Sides:
     """what:     was compared, as a reader calls it
     effect:   on TPOT; None: nothing has it
-    unread:   lines on differing names that nothing installed reads; all_unread: no other name differs
+    unread:   says of a differing name that nothing installed reads it, where no other name differs
     names:    of variables and flags that differ
     same:     why the servers are alike; alike: they are launched so
     looked:   whether names and settings were looked at
-    work:     lines on requests and tokens that differ; large_work: by so much that it may be a cause;
-              work_known: whether they were counted
+    work:     lines on requests and tokens that differ, each with the part by which; None: not counted
     accepted: tokens that a request got of a step, before and after; 1 without speculation
     logs:     of the server with the change; base_logs: of that without it
     """
 
     what: str = ""
     effect: Effect | None = None
-    unread: tuple[str, ...] = ()
-    all_unread: bool = False
+    unread: str = ""
     names: tuple[str, ...] = ()
     same: str = ""
     alike: bool = False
     looked: bool = False
-    work: tuple[str, ...] = ()
-    large_work: tuple[str, ...] = ()
-    work_known: bool = False
+    work: Mapping[str, float] | None = None
     accepted: tuple[float, float] = (1.0, 1.0)
     predictions: tuple[Prediction, ...] = ()
     logs: tuple[str, ...] = ()
     base_logs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def large_work(self) -> tuple[str, ...]:
+        """What differs by so much that it may be a cause."""
+        return tuple(line for line, part in (self.work or {}).items() if part >= LARGE)
 
 
 def read_sides(record: str | None, name: str, before: Sequence[str], after: Sequence[str]) -> Sides:
@@ -103,18 +105,19 @@ def _of_record(folder: Path, name: str) -> Sides:
         for key, (before, after) in differ[part].items()
     ]
     found_effect = effects(record, name).get("tpot")
-    all_unread, (same, alike) = bool(names) and names <= unread.keys(), _same(record, name)
+    all_unread = next(iter(unread.values())) if names and names <= unread.keys() else ""
+    same, alike = _same(record, name)
     interval = found_effect.interval if found_effect else None
     if interval and not interval[0] <= 0 <= interval[1] and (same or all_unread):
         why = same or "; ".join(unread.values())
         lines.append(f"{why}; but TPOT differs, so the two servers are not the same")
-        all_unread, same, alike, unread = False, "", False, {}
+        all_unread, same, alike = "", "", False
+    elif not all_unread:
+        lines += unread.values()
     found = Sides(
-        f"{name} against {plan.base}, {folder}", found_effect,
-        tuple(unread.values()), all_unread, tuple(sorted(names)), same, alike, looked=True,
-        predictions=tuple(each for each in record.predictions if each.of in ("", name)),
-        logs=_logs(record, name), base_logs=_logs(record, plan.base),
-        notes=(*lines, *(() if all_unread else unread.values())),
+        f"{name} against {plan.base}, {folder}", found_effect, all_unread, tuple(sorted(names)), same, alike,
+        looked=True, predictions=tuple(each for each in record.predictions if each.of in ("", name)),
+        logs=_logs(record, name), base_logs=_logs(record, plan.base), notes=tuple(lines),
     )  # fmt: skip
     runs: list[list[ServingRun]] = [[], []]
     for number, of_pair in record.pairs().items():
@@ -146,22 +149,16 @@ def _same(record: Record, name: str) -> tuple[str, bool]:
 
 
 def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
-    before, after = runs
-    if not before or not after:
+    if not all(runs):
         return sides
     known = [[run.accept_length for run in side if run.accept_length] for side in runs]
     accepted = (statistics.fmean(known[0]), statistics.fmean(known[1])) if all(known) else sides.accepted
     wrong = [
         f"`serving load` finds its numbers wrong: {finding.message}"
-        for run in (*before, *after) for finding in run.findings if finding.severity == "wrong"
+        for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
     notes = (*sides.notes, *dict.fromkeys(wrong))
-    work = [*_differing(before, after)]
-    large = tuple(line for line, part in work if part >= LARGE)
-    lines = tuple(line for line, _ in work)
-    return replace(
-        sides, work=lines, large_work=large, work_known=True, accepted=accepted, notes=notes
-    )  # fmt: skip
+    return replace(sides, work=dict(_differing(*runs)), accepted=accepted, notes=notes)
 
 
 def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:
@@ -171,12 +168,10 @@ def _differing(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Ite
         if all(asked) and asked[0] != asked[1]:
             texts = (", ".join(f"{value:g}" for value in sorted(values)) for values in asked)
             was, now = map(statistics.fmean, asked)
-            part = abs(now / was - 1) if was else 1.0
-            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", part
+            yield f"{name.replace('_', ' ')} asked for: {' -> '.join(texts)}", abs(now / was - 1)
     for name, what in COUNTED.items():
         counts = [[getattr(run.totals, name) for run in side] for side in (before, after)]
         if not any(None in side for side in counts):
             was, now = map(statistics.fmean, counts)
-            more = now / was - 1 if was else 0.0
-            if abs(more) > DIFFERS:
+            if was and abs(more := now / was - 1) > DIFFERS:
                 yield f"{what} of a run: {was:.0f} -> {now:.0f} ({100 * more:+.1f} %)", abs(more)

@@ -94,14 +94,13 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
     typical = statistics.median(sizes)
     count = sum(sizes) / typical  # a step that the profiler cut off counts in part
     kernels: dict[str, Kernel] = {}
-    known = 0.0
-    for row in (row for row in trace.kernels if row.phase == "decode"):
+    rows = [row for row in trace.kernels if row.phase == "decode"]
+    for row in rows:
         old = kernels.get(row.name, Kernel(row.name, row.op_class, 0.0, 0.0, 0.0))
         kernels[row.name] = Kernel(
             row.name, old.op_class, old.calls + row.calls / count, old.ms + row.time_ns / 1e6 / count,
             old.exposed_ms + row.exposed_ns / 1e6 / count,
         )  # fmt: skip
-        known += row.calls if row.op else 0
     whole = [step for step, size in zip(steps, sizes, strict=True) if 0.5 < size / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
     columns: dict[str, list[float]] = {name: [] for name in ("step", "idle", "overlapped")}
@@ -120,6 +119,7 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
     }
     launch: Literal["", "a graph", "single launches"] = ""
     if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
+        known = sum(row.calls for row in rows if row.op)
         launch = "single launches" if known > sum(sizes) / 2 else "a graph"
     return DecodeStep(
         Path(path).name, len(whole), kernels, middle["idle"].value, half, between, launch, trace.on == "cpu"

@@ -27,14 +27,10 @@ def shown(made: Account) -> RenderableType:
             else f"{word}: not known in ms"
         )  # fmt: skip
     if made.named:
-        rows: list[tuple[str, float | None, str]] = [(c.name, c.ms, c.sure) for c in made.named]
+        rows = [_row(made, cause.name, cause.ms, cause.sure) for cause in made.named]
         if made.rest is not None:
-            rows += [("rest, unexplained", made.rest, ""), ("missing", made.missing, "")]
-        table = [
-            {"cause": name, "ms": _signed(ms), "share": _share(ms, made), "how sure": sure}
-            for name, ms, sure in rows
-        ]
-        parts += ["", table_of(table), ""]
+            rows += [_row(made, "rest, unexplained", made.rest), _row(made, "missing", made.missing)]
+        parts += ["", table_of(rows), ""]
     for cause in made.named:
         parts.append(f"{cause.name}: {cause.says}")
         parts += [f"- {line}" for line in cause.evidence]
@@ -42,13 +38,11 @@ def shown(made: Account) -> RenderableType:
     return Group(*parts, "", *_others(made))
 
 
-def _signed(ms: float | None) -> str:
-    return "not known" if ms is None else f"{'+' if ms >= 0 else ''}{figure(ms)}"
-
-
-def _share(ms: float | None, made: Account) -> str:
-    share = made.share(ms)
-    return "" if share is None else f"{100 * share:.0f} %"
+def _row(made: Account, name: str, ms: float | None, sure: str = "") -> dict[str, object]:
+    part = made.share(ms)
+    share = "" if part is None else f"{100 * part:.0f} %"
+    signed = "not known" if ms is None else f"{'+' if ms >= 0 else ''}{figure(ms)}"
+    return {"cause": name, "ms": signed, "share": share, "how sure": sure}
 
 
 def _others(made: Account) -> Iterator[str]:

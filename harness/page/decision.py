@@ -47,7 +47,7 @@ def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
 
 
 def _choices(decision: Decision) -> Iterator[Chart]:
-    compared = sorted((each for each in decision.choices if each.is_complete), key=lambda e: -e.saved_us)
+    compared = decision.compared
     if not compared:
         return
     rows = [_choice(each) for each in compared]
@@ -135,8 +135,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
     rows: list[dict[str, Any]] = []
     for each in decision.cases:
         saved, left = each.chosen.us - each.chosen.new_us, each.chosen.new_us - each.best.new_us
-        parts = ((SAVED, saved), (LEFT, left))
-        for part, us in parts:
+        for part, us in ((SAVED, saved), (LEFT, left)):
             share = 100 * each.case.calls * us / everything
             if abs(share) >= 0.005:
                 name = f"{each.case.op} {each.case.key[1]}"

@@ -1,7 +1,6 @@
 """Lines of logs that tell of steps: of vLLM, SGLang and AITER.
 
-vLLM 0.33     v1/metrics/loggers.py (statistics, Iteration), compilation/cuda_graph.py (table),
-              forward_context.py (Batchsize), v1/spec_decode/metrics.py, v1/core/kv_cache_utils.py
+vLLM 0.33     v1/metrics/loggers.py (statistics, Iteration), spec_decode/metrics.py, core/kv_cache_utils.py
 SGLang 0.5.23 observability/metrics_reporter.py (Prefill batch, Decode batch)
 AITER e404860 ops/gemm_op_a8w8.py, fused_moe.py
 """
@@ -25,9 +24,6 @@ ITERATION = re.compile(
 )
 RUNNING = re.compile(r"Avg generation throughput: .*Running: (\d+) reqs")
 ACCEPTED = re.compile(r"SpecDecoding metrics: .*Per-position acceptance rate: ([\d.]+(?:, [\d.]+)*)")
-GRAPHS = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(FULL\w*|PIECEWISE|NONE)\s*\|\s*(\d+)\s*\|")
-BATCHSIZES = re.compile(r"Batchsize forward time stats .*?: (\[.*\])")
-SIZE_AND_COUNT = re.compile(r"\((\d+), (\d+),")
 PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+)")
 ACCEPT_LEN = re.compile(r"accept len: (\d+\.?\d*)")
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+)")
@@ -36,14 +32,27 @@ OUTCOME = re.compile(r"not found tuned config in (\S+)|is tuned on cu_num.* in (
 FMOE = re.compile(r"\[fused_moe\] using .*? for (\(.*\))")
 FMOE_KEY = re.compile(r"(\d+), (\d+), (\d+), (\d+), (\d+), <ActivationType.*'QuantType\.(\w+)'")
 
+NOTES = {
+    "shapes": "AITER logs each shape once a process, those of graph captures and of the profiling run too: "
+    "weights are unknown, all are equal here; fused_moe's tokens are the next power of two",
+    "Decode batch lines of SGLang": f"a Decode batch line stands for {INTERVAL} steps "
+    "(--decode-log-interval), whose mean context is #token / #running-req, unread cached prefixes included",
+    "Prefill batch lines of SGLang": "prompts of a step are taken as equally long; the earlier chunks of a "
+    "prompt are not in #cached-token, so a later chunk has too short a prefix",
+    "prompts": "vLLM's log has no prefixes: chunks of prompts are taken as first ones, and as equally long",
+    "lines of vLLM's statistics": "vLLM's statistics are the requests at one moment in 10 s, some of which "
+    "still prefill; chunks of prompts are not in them",
+}
+"""By what a log has."""
+
 
 def read_log(lines: Iterable[str], traffic: Traffic) -> str:
     """Adds what the lines of one log tell; returns what they are, empty where none tells anything. Raises
     UsageError where --drafts is needed."""
     found: Counter[str] = Counter()
-    kv_tokens, snapshots, batchsizes, positions = 0, [], "", 0
+    kv_tokens, positions, has_prompts = 0, 0, False
+    snapshots: list[tuple[int, float | None]] = []
     shapes: dict[tuple[str, str], None] = {}
-    iterations: list[tuple[int, int, int, int, float | None]] = []
     for line in lines:
         if match := KV_SIZE.search(line):
             kv_tokens = int(match[1].replace(",", ""))
@@ -51,17 +60,17 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             if "(dummy)" in line:
                 traffic.left_out["idle steps of a DP rank (dummy)"] += 1
                 continue
+            found["Iteration lines of vLLM"] += 1
             prompts, new, decoding, tokens = map(int, match.groups())
-            iterations.append((prompts, new, decoding, tokens, _used(line, kv_tokens)))
+            used, requests = _used(line, kv_tokens), prompts + decoding
+            chunks = even_chunks(prompts, new, 0) if prompts and new else ()
+            ctx = used / requests if used and requests else None
+            traffic.add(1, decoding, tokens / decoding if decoding else 1, ctx, chunks, new)
+            has_prompts = has_prompts or new > 0
         elif match := RUNNING.search(line):
             snapshots.append((int(match[1]), _used(line, kv_tokens)))
         elif match := ACCEPTED.search(line):
             positions = match[1].count(",") + 1
-        elif match := GRAPHS.search(line):
-            found["rows of vLLM's CUDA graph table"] += 1
-            traffic.tokens[int(match[2])] += int(match[5])
-        elif match := BATCHSIZES.search(line):
-            batchsizes = match[1]  # each line has all steps so far
         elif match := PREFILL.search(line):
             found["Prefill batch lines of SGLang"] += 1
             batch, new, cached = map(int, match.groups())
@@ -82,43 +91,20 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             found["fused_moe lines of AITER"] += 1
             if text := _fmoe(match[1], traffic):
                 shapes["fused_moe", text] = None
-    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
-    if shapes:
-        traffic.note("AITER logs each shape once a process, those of graph captures and of the profiling run "
-                     "too: weights are unknown, all are equal here; fused_moe's tokens are the next power of "
-                     "two")  # fmt: skip
-    if found["Decode batch lines of SGLang"]:
-        traffic.note(f"a Decode batch line stands for {INTERVAL} steps (--decode-log-interval), whose mean "
-                     "context is #token / #running-req, unread cached prefixes included")  # fmt: skip
-    if found["Prefill batch lines of SGLang"]:
-        traffic.note("prompts of a step are taken as equally long; the earlier chunks of a prompt are not in "
-                     "#cached-token, so a later chunk has too short a prefix")  # fmt: skip
-    if batchsizes:
-        found["Batchsize lines of vLLM"] += 1
-        traffic.tokens.update({int(size): int(count) for size, count in SIZE_AND_COUNT.findall(batchsizes)})
-    for requests, new, decoding, tokens, use in iterations:
-        found["Iteration lines of vLLM"] += 1
-        ctx = use / (requests + decoding) if use and requests + decoding else None
-        chunks = even_chunks(requests, new, 0) if requests and new else ()
-        traffic.add(1, decoding, tokens / decoding if decoding else 1, ctx, chunks, new)
-    if any(new for _, new, *_ in iterations):
-        traffic.note("vLLM's log has no prefixes: chunks of prompts are taken as first ones, and as equally "
-                     "long")  # fmt: skip
-    if iterations:
-        traffic.left_out.update({"lines of vLLM's statistics, as each step has a line": len(snapshots)})
-    for decoding, used in [] if iterations else snapshots:
-        found["lines of vLLM's statistics"] += 1
+    if found["Iteration lines of vLLM"] and snapshots:
+        traffic.left_out["lines of vLLM's statistics, as each step has a line"] += len(snapshots)
+    elif snapshots:
+        found["lines of vLLM's statistics"] = len(snapshots)
         # A log without SpecDecoding lines may be of a server that speculates.
         said = positions if positions or not traffic.drafts else None
         q = traffic.q("vLLM's log has acceptance rates", said)
-        traffic.add(1, decoding, q, used / decoding if used and decoding else None)
-    if found["lines of vLLM's statistics"]:
-        traffic.note("vLLM's statistics are the requests at one moment in 10 s, some of which still prefill; "
-                     "chunks of prompts are not in them")  # fmt: skip
-    if traffic.tokens:
-        traffic.note("tokens of a step are those that vLLM counted: with graphs, as padded; prompt tokens "
-                     "are not told apart, so kv_b is left out")  # fmt: skip
-    traffic.left_out += Counter()  # drops zeros
+        for decoding, used in snapshots:
+            traffic.add(1, decoding, q, used / decoding if used and decoding else None)
+    traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
+    has = {**found, "shapes": len(shapes), "prompts": has_prompts}
+    for what, note in NOTES.items():
+        if has.get(what):
+            traffic.note(note)
     return ", ".join(f"{what}: {count}" for what, count in found.items() if count)
 
 

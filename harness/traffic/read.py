@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -35,26 +36,23 @@ def read_files(paths: Sequence[str], traffic: Traffic) -> None:
     if twice := next((each for each in real if real.count(each) > 1), None):
         raise UsageError(f"{twice} is given twice: its steps would count twice")
     for path in map(Path, paths):
-        before = traffic.count() + traffic.tokens.total()
-        found = _read(path, traffic)
-        traffic.read.append(f"{path}: {found}")
-        if traffic.count() + traffic.tokens.total() == before:
-            silent.append(str(path))
+        before = traffic.count()
+        traffic.read.append(f"{path}: {_read(path, traffic)}")
+        if traffic.count() == before:
+            silent.append(path)
     if silent and len(silent) < len(paths):
         raise UsageError(f"{silent[0]} has shapes without steps, another file has steps: give them apart, as "
                          "their weights cannot be added")  # fmt: skip
 
 
 def _read(path: Path, traffic: Traffic) -> str:
-    text = JsonText(path)
-    head = text.head
-    text.close()
-    if TRACE.search(head):
-        found = read_trace(path, traffic)
-        if not found:
-            raise UnreadableError(f"cannot use {path}: a trace without annotations of steps, `Input Dims` of "
-                                  "block-scale operators or names with shapes")  # fmt: skip
-        return found
+    with contextlib.closing(JsonText(path)) as text:
+        is_trace = TRACE.search(text.head)
+    if is_trace:
+        if found := read_trace(path, traffic):
+            return found
+        raise UnreadableError(f"cannot use {path}: a trace without annotations of steps, `Input Dims` of "
+                              "block-scale operators or names with shapes")  # fmt: skip
     document = files.read(path)
     if document.kind == "text" and (found := read_log(document.text.splitlines(), traffic)):
         return found
@@ -63,12 +61,12 @@ def _read(path: Path, traffic: Traffic) -> str:
     try:
         runs = load(path)
     except UnreadableError as error:
-        if document.kind == "text" and not document.broken:
-            raise UnreadableError(
-                f"cannot read {path}: no line of vLLM's, SGLang's or AITER's that tells a step or a shape; "
-                "other files: a trace, a client's results, FlashInfer's workloads"
-            ) from None
-        raise error
+        if document.kind != "text" or document.broken:
+            raise error
+        raise UnreadableError(
+            f"cannot read {path}: no line of vLLM's, SGLang's or AITER's that tells a step or a shape; "
+            "other files: a trace, a client's results, FlashInfer's workloads"
+        ) from None
     return ", ".join(_result(run, traffic) for run in runs)
 
 
@@ -121,8 +119,8 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
     if all((kept.starts_s, kept.input_lens, kept.output_lens, kept.ttfts_ms, kept.itls_ms)):
         return _timed(run, q, traffic)
     count = run.totals.completed or asked.num_prompts or 0
-    isl = asked.longest_input_len or asked.input_len or _mean(run.totals.input_tokens, count)
-    osl = asked.longest_output_len or asked.output_len or _mean(run.totals.output_tokens, count)
+    isl = asked.longest_input_len or asked.input_len or (run.totals.input_tokens or 0) / max(count, 1)
+    osl = asked.longest_output_len or asked.output_len or (run.totals.output_tokens or 0) / max(count, 1)
     concurrency = asked.concurrency or run.value("concurrency", "mean")
     if not (isl and osl and concurrency):
         raise UnreadableError(
@@ -141,10 +139,6 @@ def _result(run: ServingRun, traffic: Traffic) -> str:
         traffic.note("the simulation accepts no draft: it has too many steps that decode beside those that "
                      "prefill")  # fmt: skip
     return f"{run.client}, {isl:.0f} in, {osl:.0f} out at concurrency {most}, no times of requests"
-
-
-def _mean(total: int | None, count: int) -> float:
-    return (total or 0) / count if count else 0.0
 
 
 def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
@@ -168,12 +162,11 @@ def _timed(run: ServingRun, q: int, traffic: Traffic) -> str:
         passed += part
         if passed >= due:
             due += stride
-            lengths = tuple(_context(now, *r) + q - 1 for r in requests if r[0] < now <= r[1])
+            # A request attends to its prompt and the tokens that it has, at least one.
+            lengths = tuple(
+                isl + max(1, round((now - first) / (last - first) * (osl - 1))) + q - 1
+                for first, last, isl, osl in requests if first < now <= last
+            )  # fmt: skip
             traffic.steps.append(Step(stride, Phase(1, lengths, 0), len(lengths), len(lengths) * q))
     traffic.note("each prompt is taken as one step of its own, without a cached prefix or chunks")
     return f"{run.client}, {len(requests)} requests with times, about {steps:.0f} decode steps"
-
-
-def _context(now: float, first: float, last: float, isl: int, osl: int) -> int:
-    """Tokens that a request attends to in the step that ends now."""
-    return isl + max(1, round((now - first) / (last - first) * (osl - 1)))

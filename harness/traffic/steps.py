@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.errors import UsageError
@@ -17,15 +17,16 @@ from shapes.scheduler import Phase
 
 @dataclass(frozen=True)
 class Step:
-    """Equal steps of one rank."""
+    """Equal steps of one rank.
+
+    phase:    its `lengths` are empty where the contexts of the requests are not known
+    decoding: requests that decode; tokens: query tokens of all of them
+    """
 
     count: int
     phase: Phase
-    """Its `lengths` are empty where the contexts of the requests are not known."""
     decoding: int = 0
-    """Requests that decode."""
     tokens: int = 0
-    """Query tokens of all of them."""
 
     @property
     def q(self) -> int:
@@ -44,8 +45,6 @@ class Traffic:
     dp: int = 1
     """Groups of ranks over which a client's requests are spread; logs and traces are of one group."""
     steps: list[Step] = field(default_factory=list)
-    tokens: Counter[int] = field(default_factory=Counter)
-    """Tokens of a step as the kernels have them -> steps, where a file says that apart from the requests."""
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(op, sizes) that a file itself has -> calls."""
     read: list[str] = field(default_factory=list)
@@ -158,35 +157,29 @@ def _experts(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) ->
 
 def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
     steps, total = traffic.steps, traffic.count()
-    if not (steps or traffic.tokens):
+    if not steps:
         return []
     # By tokens alone, a phase has as many lengths as tokens.
-    by_tokens = [Phase(n, (0,) * m, 0) for m, n in traffic.tokens.items() if m]
-    if not by_tokens:
-        by_tokens = [
-            Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
-        ]
+    by_tokens = [
+        Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
+    ]
     unknown = [not step.phase.lengths for step in steps if step.decoding]
     if any(unknown) and not all(unknown):
         traffic.note("the contexts of decoding requests are not in all steps; the others stand for those")
-    by_q: dict[int, list[Step]] = defaultdict(list)
+    by_q: dict[int, list[Phase]] = defaultdict(list)
     for step in steps:
         if step.decoding:
-            by_q[step.q].append(step)
+            by_q[step.q] += [step.phase] * step.count
     decodes = []
-    for q, group in by_q.items():
-        share = sum(step.count * step.phase.steps for step in group) / total
-        decodes += [(bin_._replace(weight=bin_.weight * share), q) for bin_ in reduce_phases(_phases(group))]
+    for q, phases in by_q.items():
+        share = sum(phase.steps for phase in phases) / total
+        decodes += [(bin_._replace(weight=bin_.weight * share), q) for bin_ in reduce_phases(phases)]
     if by_q and not decodes:
         traffic.note("mla_decode has no case: these files do not say the contexts of requests")
-    prefilling = [step for step in steps if step.phase.chunks]
-    share = sum(step.count * step.phase.steps for step in prefilling) / total if total else 0.0
-    prefills = [bin_._replace(weight=bin_.weight * share) for bin_ in reduce_chunks(_phases(prefilling))]
+    prefilling = [step.phase for step in steps if step.phase.chunks for _ in range(step.count)]
+    share = sum(phase.steps for phase in prefilling) / total
+    prefills = [bin_._replace(weight=bin_.weight * share) for bin_ in reduce_chunks(prefilling)]
     return mean_step(deployment, reduce_tokens(by_tokens), decodes, prefills)
-
-
-def _phases(steps: Iterable[Step]) -> Iterator[Phase]:
-    return (step.phase for step in steps for _ in range(step.count))
 
 
 def lines(traffic: Traffic) -> list[tuple[str, str]]:

@@ -34,16 +34,15 @@ def read_trace(path: Path, traffic: Traffic) -> str:
     recorded = read(path)
     names = list(recorded.names)
     spans = Counter(names[number] for number in recorded.spans.name)
-    readers = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
     kinds = {
-        kind: {name: count for name, count in spans.items() if pattern.match(name)}
-        for kind, (pattern, _) in readers.items()
+        kind: [(match, count) for name, count in spans.items() if (match := pattern.match(name))]
+        for kind, (pattern, _) in READERS.items()
     }
     # A tool may have annotated the same steps once more: the annotations with sums of lengths say most.
-    kind = max(kinds, key=lambda each: (any("sk" in name for name in kinds[each]), len(kinds[each])))
+    kind = max(kinds, key=lambda each: (any("sk" in match[0] for match, _ in kinds[each]), len(kinds[each])))
     before = traffic.count()
-    for name, count in kinds[kind].items():
-        readers[kind][1](name, count, traffic)
+    for match, count in kinds[kind]:
+        READERS[kind][1](match, count, traffic)
     found = [f"{traffic.count() - before} steps in annotations of {kind}"] if kinds[kind] else []
     calls = _dimensions(recorded, names, traffic) + _kernel_names(recorded, names, traffic)
     traffic.calls.update(calls)
@@ -52,9 +51,7 @@ def read_trace(path: Path, traffic: Traffic) -> str:
     return ", ".join(found)
 
 
-def _vllm(name: str, count: int, traffic: Traffic) -> None:
-    match = VLLM.match(name)
-    assert match
+def _vllm(match: re.Match[str], count: int, traffic: Traffic) -> None:
     prompts, sq, sk, sqsq, plain_new, decoding, gq, gk, plain = (int(each or 0) for each in match.groups())
     tokens = gq or plain
     traffic.add(
@@ -63,43 +60,28 @@ def _vllm(name: str, count: int, traffic: Traffic) -> None:
     )  # fmt: skip
 
 
-def _sglang(name: str, count: int, traffic: Traffic) -> None:
-    match = SGLANG.match(name)
-    assert match
+def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
     mode, batch, rest = match[1], int(match[2]), match[3]
     said = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", rest)}
+    new = said.get("c_sq", said.get("toks", 0))
     if mode.startswith("DRAFT"):
         traffic.left_out["steps of the model that drafts"] += count
     elif mode in ("DECODE", *VERIFIES):
-        default = traffic.q(f"a trace of SGLang has {mode} steps") * batch if _is_open(mode, said) else batch
-        tokens, ctx = said.get("g_sq", default), said.get("g_sk")
+        is_open = mode in VERIFIES and "g_sq" not in said
+        q = traffic.q(f"a trace of SGLang has {mode} steps") if is_open else 1
+        tokens, ctx = said.get("g_sq", q * batch), said.get("g_sk")
         traffic.add(count, batch, tokens / max(batch, 1), ctx / batch if ctx and batch else None)
-    elif mode in ("EXTEND", "PREFILL", "SPLIT_PREFILL", "MIXED"):
-        new, decoding = said.get("c_sq", said.get("toks", 0)), said.get("g_sq", 0)
-        if mode == "MIXED" and "c" not in said:
-            traffic.left_out["MIXED steps of SGLang without details"] += count
-            return
-        prompts = said.get("c", batch)
-        if not new:
-            traffic.left_out["EXTEND steps of SGLang that do not say their tokens"] += count
-            return
-        requests = said.get("g", 0)
+    elif mode in ("EXTEND", "PREFILL", "SPLIT_PREFILL", "MIXED") and new and (mode != "MIXED" or "c" in said):
+        requests, tokens = said.get("g", 0), said.get("g_sq", 0)
         mean = said["g_sk"] / requests if requests and "g_sk" in said else None
         prefix = max(said.get("c_sk", new) - new, 0)
-        chunks = _chunks(prompts, new, prefix, said.get("c_sqsq", 0))
-        traffic.add(count, requests, decoding / requests if requests else 1, mean, chunks, new)
+        chunks = _chunks(said.get("c", batch), new, prefix, said.get("c_sqsq", 0))
+        traffic.add(count, requests, tokens / requests if requests else 1, mean, chunks, new)
     else:
-        traffic.left_out[f"{mode} steps of SGLang"] += count
+        traffic.left_out[f"{mode} steps of SGLang without requests or tokens"] += count
 
 
-def _is_open(mode: str, said: dict[str, int]) -> bool:
-    """Whether the annotation of a verifying step does not say its tokens."""
-    return mode in VERIFIES and "g_sq" not in said
-
-
-def _atom(name: str, count: int, traffic: Traffic) -> None:
-    match = ATOM.match(name)
-    assert match
+def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
     batch, tokens = int(match[2]), int(match[3])
     lengths = [int(word) for word in (match[4] or "").split(",") if word.strip()]
     if match[1] == "prefill":
@@ -109,6 +91,9 @@ def _atom(name: str, count: int, traffic: Traffic) -> None:
     else:
         ctx = sum(lengths) / batch if lengths and batch else None
         traffic.add(count, batch, tokens / max(batch, 1), ctx)
+
+
+READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:
@@ -145,8 +130,8 @@ def _dimensions(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> 
 
 
 def _matrices(dims: list[object], axes: int) -> list[list[int]]:
-    return [each for each in dims if isinstance(each, list) and len(each) == axes and each and all(
-        isinstance(size, int) for size in each)]  # fmt: skip
+    lists = (each for each in dims if isinstance(each, list) and len(each) == axes)
+    return [each for each in lists if all(isinstance(size, int) for size in each)]
 
 
 def _gemm(dims: list[object]) -> tuple[str, str] | None:
@@ -166,11 +151,8 @@ def _experts(dims: list[object]) -> tuple[str, str] | None:
     """Of tokens (T, H), experts (E, 2 I, H) and (E, H, I), scales of 128 x 128 and picks (T, topk)."""
     two, three = _matrices(dims, 2), _matrices(dims, 3)
     for (experts, both, hidden), (_, second, inter) in pairwise(three):
-        if (
-            both != 2 * inter
-            or second != hidden
-            or [experts, -(-both // 128), -(-hidden // 128)] not in three
-        ):
+        scales = [experts, -(-both // 128), -(-hidden // 128)]
+        if both != 2 * inter or second != hidden or scales not in three:
             continue
         tokens = next((m for m, k in two if k == hidden), 0)
         topk = next((k for m, k in two if m == tokens and k < 32), 0)

@@ -1,5 +1,6 @@
 """Recorded runs written by hand for `decide`, with rows of a made-up engine on a made-up H200."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ def run(
     cases = [case for case, _ in times]
     told = {"op": cases[0].op, "launches": ["graph"], "provenance": {"machine": DEVICE}}
     return write(folder, records, cases, **told | facts)
+
+
+def cases_file(path: Path, *calls: tuple[Case, float]) -> str:
+    """Of cases with their calls."""
+    rows = [{"op": case.op, "sizes": case.text, "weight": each} for case, each in calls]
+    path.write_text(json.dumps({"cases": rows}))
+    return str(path)
 
 
 def a_a(of: Cell, apart: float) -> Verdict:

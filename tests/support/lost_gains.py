@@ -171,6 +171,11 @@ class World:
         written_runs.write(self.folder / "run", [*cells, written_runs.finished(case)], [case], baseline="old")
         self.args += ["--run", str(self.folder / "run")]
 
+    def profiled(self, layer: dict[str, float] | None = None, **changes: Any) -> None:
+        """The run, and traces of servers without the change and with it; layer, changes: of the latter."""
+        self.run()
+        self.traces(self.server(), self.server(layer, **changes))
+
     def log(self, *lines: str) -> None:
         (self.folder / "server.log").write_text("".join(f"{line}\n" for line in lines))
         self.args += ["--log", str(self.folder / "server.log")]
@@ -213,8 +218,9 @@ class World:
         )
         names = [{"name": name, "found": False, "says": f"nothing installed reads {name}"} for name in unread]
         saving = self.gain_ms if predicted_ms is None else predicted_ms
+        low, high = sorted((-1.2 * saving, -0.8 * saving))
         prediction = {"quantity": "tpot", "unit": "ms", "method": "link", "change": -saving,
-                      "low": -1.2 * saving, "high": -0.8 * saving, "before": self.step_ms}  # fmt: skip
+                      "low": low, "high": high, "before": self.step_ms}  # fmt: skip
         more = {"names": names, "predictions": [prediction]}
         record = Record.begin(self.folder / "ab", plan, more)
         for pair in range(pairs + 1):

@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from harness.page.decision import decision_page
 from harness.page.html import html
 from shapes.case import parse
-from tests.support.decision_runs import CUDA, DEVICE, PLACE, gemm, mla, moe, run
+from tests.support.decision_runs import CUDA, DEVICE, PLACE, cases_file, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
 from tests.support.written_runs import cell, finished, write
 
@@ -46,11 +46,41 @@ def by_value(decision: Decision) -> dict[str, Compared]:
 
 
 FASTER = {"mla.default": 100.0, "mla.a": 80.0, "mla.b": 90.0}
+A, B = {"attention-backend": "A"}, {"attention-backend": "B"}
+X = {"plain": {}, "X=1": {"X": "1"}, "X=0": {"X": "0"}}
+TABLE = {"AITER_CONFIG_FMOE": "/t.csv"}
+
+
+@pytest.mark.parametrize(("times", "facts", "given", "chosen"), [
+    # What the user set stays.
+    ([(mla(64), FASTER)], {}, B, {}),
+    # The default's rerun lies 8 % apart, so 5 % are no evidence.
+    ([(mla(64), {"mla.default": 100.0, "mla.a": 95.0})], {"apart": 0.08}, {}, {}),
+    ([(mla(64), {"mla.default": 100.0, "mla.a": 95.0})], {}, {}, A),
+    # A row that was timed eagerly alone is no pair of one in a graph; with quantising goes before core.
+    ([(mla(64), {"mla.default": 100.0, "mla.a eager": 10.0})], {}, {}, {}),
+    ([(mla(64), {"mla.default": 10.0, "mla.default eager": 99.0, "mla.a eager": 50.0, "mla.b": 9.0})],
+     {}, {}, B),
+    ([(mla(64), {"mla.default eager": 100.0, "mla.a eager": 80.0})], {}, {}, A),
+    ([(gemm(64), {"gemm.default": 100.0, "gemm.a": 80.0}),
+      (gemm(64, boundary="core"), {"gemm.default": 100.0, "gemm.a": 120.0})], {}, {}, {"VLLM_GEMM": "1"}),
+    # The variable loses on the experts what it gains, unless a flag gives them another row.
+    ([(mla(64), {"mla.default": 100.0, "mla.both": 60.0}),
+      (moe(64), {"moe.default": 100.0, "moe.both": 130.0, "moe.c": 100.0})],
+     {}, {}, {"VLLM_BOTH": "1", "moe-backend": "C"}),
+    # The engine's variable makes it run the library, whose table a run of `toggle` measured.
+    ([(moe(64), {"moe.default": 99.0, "moe.both": 90.0, "moe.default under T": 99, "moe.both under T": 60})],
+     {"settings": {"plain": {}, "T": TABLE}}, {}, {"VLLM_BOTH": "1"} | TABLE),
+    ([(mla(64), {"mla.default under X=1": 100.0, "mla.a under X=1": 80.0})],
+     {"settings": {"X=1": {"X": "1"}}}, {"X": "1"}, A),
+])  # fmt: skip
+def test_what_is_chosen(tmp_path, times, facts, given, chosen):
+    assert made(run(tmp_path / "run", times, **facts), given=given).chosen == chosen
 
 
 def test_the_choice_that_saves_most_is_taken(tmp_path):
     found = made(run(tmp_path / "run", [(mla(64), FASTER)]))
-    assert found.chosen == {"attention-backend": "A"}
+    assert found.chosen == A
     assert found.gain and found.gain.comparison
     assert found.gain.comparison.ratio == pytest.approx(1.25, rel=1e-3)
     assert found.gain.share == pytest.approx(0.2, rel=1e-2)
@@ -62,12 +92,9 @@ def test_calls_of_a_case_decide_which_choice_saves_most(tmp_path):
     """At batch 1, which is called far more often, the other row is faster."""
     few = {"mla.default": 50.0, "mla.a": 45.0, "mla.b": 30.0}
     folder = run(tmp_path / "run", [(mla(1), few), (mla(64), FASTER)])
-    file = tmp_path / "cases.json"
-    for calls, backend in ((20, "B"), (0.1, "A")):
-        rows = [{"op": "mla_decode", "sizes": mla(1).text, "weight": calls},
-                {"op": "mla_decode", "sizes": mla(64).text, "weight": 1}]  # fmt: skip
-        file.write_text(json.dumps({"cases": rows}))
-        assert made(folder, cases=str(file)).chosen == {"attention-backend": backend}
+    for calls, backend in ((20, B), (0.1, A)):
+        file = cases_file(tmp_path / "cases.json", (mla(1), calls), (mla(64), 1))
+        assert made(folder, cases=file).chosen == backend
 
 
 def test_what_is_not_told_from_the_default_is_left(tmp_path):
@@ -83,14 +110,14 @@ def test_a_clear_gain_below_the_margin_is_left(tmp_path):
         (mla(64), {"mla.default": 10.0, "mla.a": 9.0}),
         (moe(64), {"moe.default": 990.0, "moe.a": 995.0}),
     ]
-    file = tmp_path / "cases.json"
-    rows = [{"op": case.op, "sizes": case.text} for case, _ in times]
-    file.write_text(json.dumps({"cases": rows}))
+    file = cases_file(tmp_path / "cases.json", (mla(64), 1), (moe(64), 1))
     folder = run(tmp_path / "run", times)
-    found = made(folder, cases=str(file))
+    found = made(folder, cases=file)
     assert not found.chosen
     assert answer(found, None).startswith("Leave it: --attention-backend A makes mla_decode 1.11")
-    assert made(folder, cases=str(file), margin=0.0005).chosen == {"attention-backend": "A"}
+    share = 1 / 1000
+    assert made(folder, cases=file, margin=1.1 * share).chosen == {}
+    assert made(folder, cases=file, margin=0.9 * share).chosen == A
 
 
 def test_a_choice_that_saves_a_part_of_the_margin_is_no_part_of_a_launch(tmp_path):
@@ -98,10 +125,9 @@ def test_a_choice_that_saves_a_part_of_the_margin_is_no_part_of_a_launch(tmp_pat
         (mla(64), {"mla.default": 100.0, "mla.a": 80.0}),
         (moe(64), {"moe.default": 1.0, "moe.a": 0.9}),
     ]
-    file = tmp_path / "cases.json"
-    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text} for case, _ in times]}))
-    found = made(run(tmp_path / "run", times), cases=str(file))
-    assert found.chosen == {"attention-backend": "A"}
+    file = cases_file(tmp_path / "cases.json", (mla(64), 1), (moe(64), 1))
+    found = made(run(tmp_path / "run", times), cases=file)
+    assert found.chosen == A
     assert by_value(found)["A"].is_clear
 
 
@@ -109,17 +135,6 @@ def test_what_is_set_and_decides_nothing_is_said(tmp_path):
     found = made(run(tmp_path / "run", [(mla(64), FASTER)]), given={"VLLM_BOHT": "1"})
     text = "VLLM_BOHT decides nothing that is known of vllm here; did you mean VLLM_BOTH?"
     assert ("note", text) in [*notes(found, None)]
-
-
-def test_one_variable_for_two_ops_counts_with_its_loss(tmp_path):
-    times = [
-        (mla(64), {"mla.default": 100.0, "mla.both": 60.0}),
-        (moe(64), {"moe.default": 100.0, "moe.both": 130.0, "moe.c": 100.0}),
-    ]
-    found = made(run(tmp_path / "run", times))
-    # The variable loses on the experts what it gains, unless a flag gives them another row.
-    assert found.chosen == {"VLLM_BOTH": "1", "moe-backend": "C"}
-    assert found.gain and found.gain.saved_us > 0
 
 
 def test_a_row_that_was_measured_in_another_run_is_no_pair(tmp_path):
@@ -139,18 +154,9 @@ def test_a_row_that_was_measured_in_another_run_is_no_pair(tmp_path):
 def test_a_choice_with_a_case_that_was_not_measured_is_not_taken(tmp_path):
     times = [(mla(64), FASTER), (mla(1), {"mla.default": 50.0, "mla.b": 45.0, "mla.a": None})]
     found = made(run(tmp_path / "run", times))
-    assert found.chosen == {"attention-backend": "B"}
+    assert found.chosen == B
     assert [*by_value(found)["A"].missing.values()] == ["mla.a is unsupported: needs cuda"]
     assert not by_value(found)["A"].is_complete
-
-
-def test_where_the_default_has_no_time_nothing_is_decided(tmp_path):
-    found = made(run(tmp_path / "run", [(mla(64), {"mla.a": 80.0, "mla.b": 90.0})]))
-    assert not found.choices
-    assert [*found.undecided.values()] == ["mla.default was not measured"]
-    (command,) = to_measure(found)
-    assert "--op mla_decode --impl mla.default,mla.a,mla.b,mla.both" in command
-    assert mla(64).text in command
 
 
 def test_a_launch_that_also_swaps_rows_without_times_says_so(tmp_path):
@@ -180,13 +186,6 @@ def test_one_block_of_rounds_tells_nothing(tmp_path):
     assert '"high":null' in html(decision_page(found, None), "Made by a test").replace(" ", "")
 
 
-def test_runs_of_ops_that_no_engine_has_are_not_used(tmp_path):
-    one = run(tmp_path / "one", [(mla(64), FASTER)])
-    two = run(tmp_path / "two", [(mla(64), FASTER)], op="softmax")
-    measured = read_measured([str(one), str(two)])
-    assert measured.notes == [f"{two} is of softmax, which no engine's rules name: not used"]
-
-
 def test_what_is_missing_is_measured_by_commands_that_can_be_run(tmp_path):
     """A variable by `toggle`, beside the default; rows by `run`."""
     settings = {"plain": {}, "X=1": {"X": "1"}}
@@ -206,14 +205,26 @@ def test_what_is_missing_is_measured_by_commands_that_can_be_run(tmp_path):
 
 
 def test_a_measured_variable_is_a_choice(tmp_path):
-    settings = {"plain": {}, "X=1": {"X": "1"}, "X=0": {"X": "0"}}
     times = [(mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0, "mla.default under X=0": 100.0})]
-    folder = run(tmp_path / "run", times, settings=settings, flags={"X": ["1", "0"]})
+    facts = {"settings": X, "flags": {"X": ["1", "0"]}}
+    folder = run(tmp_path / "run", times, **facts, created="2026-01-01")
     found = made(folder)
     assert found.chosen == {"X": "1"}
     assert made(folder, given={"X": "1"}).chosen == {}  # it is set already
     assert "export X=1" in [*snippet(found)]
     assert not any("--X" in line for line in snippet(found))
+    # A plain run that is newer does not hide it.
+    plain = run(tmp_path / "plain", [(mla(64), {"mla.default": 100.0})], created="2026-02-01")
+    assert made(folder, plain).chosen == {"X": "1"}
+
+
+def test_why_a_default_has_no_time(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.a": 80.0})]))
+    assert (found.choices, [*found.undecided.values()]) == ([], ["mla.default was not measured"])
+    times = [(mla(64), {"mla.default under X=1": 100.0, "mla.a under X=1": 80.0})]
+    found = made(run(tmp_path / "alone", times, settings={"X=1": {"X": "1"}}))
+    why = "mla.default was timed under X=1 alone: --with takes what is set as given"
+    assert [*found.undecided.values()] == [why]
 
 
 def test_a_table_of_tuned_configurations_is_a_file_to_use(tmp_path):
@@ -223,25 +234,6 @@ def test_a_table_of_tuned_configurations_is_a_file_to_use(tmp_path):
     found = made(run(tmp_path / "run", times, settings=settings, flags={name: [None, path]}))
     assert facts(found, None)["files"] == {name: path}
     assert facts(found, None)["variables"] == {name: path}
-
-
-def test_what_the_user_set_stays(tmp_path):
-    folder = run(tmp_path / "run", [(mla(64), FASTER)])
-    found = made(folder, given={"attention-backend": "B"})
-    assert found.chosen == {}
-    assert not found.choices
-
-
-def test_launches_are_compared_in_one_launch_mode_and_boundary(tmp_path):
-    """A row that was timed eagerly alone is no pair of one in a graph; with quantising goes before core."""
-    times = [(mla(64), {"mla.default": 100.0, "mla.a eager": 10.0})]
-    found = made(run(tmp_path / "run", times))
-    assert not any(each.is_complete for each in found.choices)
-    gemms = [
-        (gemm(64), {"gemm.default": 100.0, "gemm.a": 80.0}),
-        (gemm(64, boundary="core"), {"gemm.default": 100.0, "gemm.a": 120.0}),
-    ]
-    assert made(run(tmp_path / "gemm", gemms)).chosen == {"VLLM_GEMM": "1"}
 
 
 def test_crossovers_and_regret(tmp_path):
@@ -256,7 +248,7 @@ def test_crossovers_and_regret(tmp_path):
     # log(10/8) and log(110/90) to either side, on a line in logarithms
     assert crossover.at == pytest.approx(4 * 16 ** (0.2231 / (0.2231 + 0.2007)), rel=1e-3)
     by_batch = {each.case.sizes["batch"]: each for each in found.cases}
-    assert found.chosen == {"attention-backend": "B"}  # the larger case takes more time
+    assert found.chosen == B  # the larger case takes more time
     assert by_batch[4].best.new.cell.impl == "mla.a"
     assert (by_batch[4].clear, by_batch[64].clear) == (True, False)
     assert found.regret == pytest.approx(100 / 98 - 1, rel=1e-2)
@@ -272,7 +264,7 @@ def test_times_of_several_sessions_are_not_added(tmp_path):
     )
     new = run(tmp_path / "new", [(mla(64), {"mla.default": 100.0, "mla.a": 80.0})], created="2026-02-01")
     found = made(old, new)
-    assert found.chosen == {"attention-backend": "B"}
+    assert found.chosen == B
     assert found.regret == pytest.approx(0, abs=1e-3)
     assert found.gain and found.gain.share == pytest.approx(1 - 39 / 50, rel=1e-2)
     (note,) = found.launches.measured.notes
@@ -286,24 +278,6 @@ def test_a_pair_of_another_session_counts_with_the_time_of_the_reference(tmp_pat
     new = run(tmp_path / "new", newest, created="2026-02-01")
     slow = run(tmp_path / "old", [(mla(1), {"mla.default": 1000.0, "mla.a": 500.0})], created="2026-01-01")
     assert by_value(made(new, slow))["A"].comparison.ratio == pytest.approx(110 / 125, rel=1e-2)
-
-
-def test_a_plain_run_does_not_hide_what_toggle_measured(tmp_path):
-    settings = {"plain": {}, "X=1": {"X": "1"}}
-    times = [(mla(64), {"mla.default": 100.0, "mla.default under X=1": 70.0})]
-    toggled = run(tmp_path / "toggle", times, settings=settings, created="2026-01-01")
-    plain = run(tmp_path / "plain", [(mla(64), {"mla.default": 100.0})], created="2026-02-01")
-    assert made(toggled, plain).chosen == {"X": "1"}
-
-
-def test_a_gain_between_a_choices_least_and_the_margin_is_left(tmp_path):
-    times = [(mla(64), {"mla.default": 10.0, "mla.a": 4.0}), (moe(64), {"moe.default": 990.0})]
-    file = tmp_path / "cases.json"
-    file.write_text(json.dumps({"cases": [{"op": case.op, "sizes": case.text} for case, _ in times]}))
-    folder = run(tmp_path / "run", times)
-    share = 6 / 1000
-    assert made(folder, cases=str(file), margin=1.1 * share).chosen == {}
-    assert made(folder, cases=str(file), margin=0.9 * share).chosen == {"attention-backend": "A"}
 
 
 def test_no_case_is_called_clear_within_the_noise(tmp_path):
@@ -321,15 +295,6 @@ def test_the_newest_run_that_has_both_rows_counts(tmp_path):
         assert by_value(made(*folders))["A"].comparison.ratio == pytest.approx(1.25, rel=1e-3)
 
 
-def test_another_launch_mode_than_the_defaults_is_no_time(tmp_path):
-    times = {"mla.default": 10.0, "mla.default eager": 100.0, "mla.a eager": 50.0, "mla.b": 9.0}
-    found = made(run(tmp_path / "run", [(mla(64), times)]))
-    assert found.chosen == {"attention-backend": "B"}
-    assert not by_value(found)["A"].is_complete
-    eager = {name.partition(" ")[0] + " eager": us for name, us in FASTER.items()}
-    assert made(run(tmp_path / "eager", [(mla(64), eager)])).chosen == {"attention-backend": "A"}
-
-
 def test_times_of_warm_caches_do_not_count_beside_those_of_serving(tmp_path):
     serving = run(tmp_path / "one", [(mla(64), {"mla.default": 100.0, "mla.a": 110.0})], created="2026-01-01")
     warm = run(tmp_path / "two", [(mla(64), FASTER)], created="2026-02-01", cache="warm")
@@ -339,14 +304,6 @@ def test_times_of_warm_caches_do_not_count_beside_those_of_serving(tmp_path):
         "two has warm caches, others serving: not used"
     ]
     assert made(warm).launches.measured.notes == ["times are of warm caches, which no server has"]
-
-
-def test_a_difference_within_the_noise_of_the_a_a_pair_is_left(tmp_path):
-    """The default's rerun lies 8 % apart, so 5 % are no evidence."""
-    folder = run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 95.0})], apart=0.08)
-    assert made(folder).chosen == {}
-    quiet = run(tmp_path / "quiet", [(mla(64), {"mla.default": 100.0, "mla.a": 95.0})])
-    assert made(quiet).chosen == {"attention-backend": "A"}
 
 
 def test_confidence_is_shared_among_the_choices_that_are_not_clear(tmp_path):
@@ -363,7 +320,7 @@ def test_a_launch_with_which_the_server_fails_is_never_taken(tmp_path, monkeypat
     set_rules(monkeypatch, moe_both={"row": "", "why": "no such kernel: the server fails"})
     times = [(mla(64, PLACE, ctx="3201..3999"), {"mla.default": 100.0, "mla.both": 60.0, "mla.a": 80.0})]
     found = made(run(tmp_path / "run", times, suite="r1-tp8"))
-    assert found.chosen == {"attention-backend": "A"}
+    assert found.chosen == A
     assert ("fails", "VLLM_BOTH=1: no such kernel: the server fails") in [*notes(found, None)]
 
 
@@ -371,22 +328,6 @@ def test_a_launch_that_may_change_an_op_without_a_run_says_so(tmp_path):
     found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.both": 60.0})]))
     text = "this launch may also swap rows of fused_moe, of which there is no run: VLLM_BOTH"
     assert ("not compared", text) in [*notes(found, None)]
-
-
-def test_a_table_beside_a_variable_of_the_engine(tmp_path):
-    """The engine's variable makes it run the library, whose table a run of `toggle` measured."""
-    table = "AITER_CONFIG_FMOE=/t.csv"
-    settings = {"plain": {}, table: {"AITER_CONFIG_FMOE": "/t.csv"}}
-    rows = {
-        "moe.default": 100.0,
-        "moe.both": 90.0,
-        f"moe.default under {table}": 100.0,
-        f"moe.both under {table}": 60.0,
-    }
-    found = made(
-        run(tmp_path / "run", [(moe(64), rows)], settings=settings, flags={"AITER_CONFIG_FMOE": ["/t.csv"]})
-    )
-    assert found.chosen == {"VLLM_BOTH": "1", "AITER_CONFIG_FMOE": "/t.csv"}
 
 
 def test_what_was_measured_of_a_step_is_not_the_step(tmp_path):
@@ -397,23 +338,6 @@ def test_what_was_measured_of_a_step_is_not_the_step(tmp_path):
     assert choice.comparison.ratio == pytest.approx(1.25, rel=1e-3)
     assert choice.share == pytest.approx(0.2 * found.mix.covered, rel=1e-2)
     assert found.chosen == {}
-
-
-def test_a_row_that_was_timed_under_a_variable_alone_says_so(tmp_path):
-    settings = {"X=1": {"X": "1"}}
-    times = [(mla(64), {"mla.default under X=1": 100.0, "mla.a under X=1": 80.0})]
-    folder = run(tmp_path / "run", times, settings=settings)
-    why = "mla.default was timed under X=1 alone: --with takes what is set as given"
-    assert [*made(folder).undecided.values()] == [why]
-    assert made(folder, given={"X": "1"}).chosen == {"attention-backend": "A"}
-
-
-def test_rows_without_common_rounds_are_no_pair(tmp_path):
-    case = mla(64)
-    rows = [cell(case, name, us, 0.1, **CUDA) for name, us in (("mla.default", 100.0), ("mla.a", 50.0))]
-    rows[1].samples.block = [block + 10 for block in rows[1].samples.block]
-    folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
-    assert not any(each.is_complete for each in made(folder).choices)
 
 
 def test_lines_of_the_shell_are_quoted(tmp_path):
@@ -439,7 +363,7 @@ def test_a_row_for_which_there_is_no_flag_is_named(tmp_path):
     found = made(run(tmp_path / "run", [(mla(64), FASTER | {"other.kernel": 40.0})]))
     (case,) = found.cases
     assert case.beyond and case.beyond.cell.impl == "other.kernel"
-    assert found.chosen == {"attention-backend": "A"}
+    assert found.chosen == A
 
 
 def test_runs_of_two_machines_are_refused(tmp_path):
@@ -448,14 +372,6 @@ def test_runs_of_two_machines_are_refused(tmp_path):
     two = run(tmp_path / "two", [(mla(1), FASTER)], provenance={"machine": other})
     with pytest.raises(UsageError, match=r"of several machines: NVIDIA H200 .*; NVIDIA H100"):
         read_measured([str(one), str(two)])
-
-
-def test_runs_of_revisions_are_not_used(tmp_path):
-    one = run(tmp_path / "one", [(mla(64), FASTER)])
-    two = run(tmp_path / "two", [(mla(64), {"mla.default": 1.0})], trees={"plain": "abc"})
-    measured = read_measured([str(one), str(two)])
-    assert measured.notes == [f"{two} compares revisions: not used"]
-    assert [sheet.folder for sheets in measured.sheets.values() for sheet in sheets] == [one]
 
 
 def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
@@ -470,11 +386,26 @@ def test_a_models_suite_is_weighed_by_its_calls(tmp_path):
     assert any("--op fused_moe" in line and "--suite r1-tp8" in line for line in commands)
 
 
-def test_cells_of_another_configuration_are_not_taken(tmp_path):
+@pytest.mark.parametrize(("facts", "why"), [
+    ({"op": "softmax"}, "is of softmax, which no engine's rules name"),
+    ({"trees": {"plain": "abc"}}, "compares revisions"),
+])  # fmt: skip
+def test_runs_that_are_not_used(tmp_path, facts, why):
+    one = run(tmp_path / "one", [(mla(64), FASTER)])
+    two = run(tmp_path / "two", [(mla(64), {"mla.default": 1.0})], **facts)
+    measured = read_measured([str(one), str(two)])
+    assert measured.notes == [f"{two} {why}: not used"]
+    assert [sheet.folder for sheets in measured.sheets.values() for sheet in sheets] == [one]
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_rows_that_are_no_pair(tmp_path, is_configured):
+    """Rows without common rounds, and one of a configuration that was asked for."""
     case = mla(64)
-    rows = [
-        cell(case, "mla.default", 100.0, 0.2, **CUDA),
-        cell(case, "mla.a", 50.0, 0.1, config={"x": 1}, **CUDA),
-    ]
+    rows = [cell(case, name, us, 0.1, **CUDA) for name, us in (("mla.default", 100.0), ("mla.a", 50.0))]
+    if is_configured:
+        rows[1] = rows[1].model_copy(update={"config": {"x": 1}})
+    else:
+        rows[1].samples.block = [block + 10 for block in rows[1].samples.block]
     folder = write(tmp_path / "run", [*rows, finished(case)], [case], provenance={"machine": DEVICE})
-    assert not any(each.is_complete for each in made(folder).choices)
+    assert not made(folder).compared

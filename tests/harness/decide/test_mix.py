@@ -1,6 +1,5 @@
 """By which calls of a server measured cases are weighed."""
 
-import json
 import math
 
 import pytest
@@ -13,7 +12,7 @@ from shapes.case import Case, Size
 from shapes.deployment import Call, served
 from shapes.scheduler import Workload
 from shapes.suites import suite
-from tests.support.decision_runs import MLA, PLACE, gemm, mla, run
+from tests.support.decision_runs import MLA, PLACE, cases_file, gemm, mla, run
 from tests.support.decision_worlds import ARCH, ENGINE, set_rules
 
 ROWS = {"mla.default": 100.0, "mla.a": 80.0}
@@ -22,6 +21,17 @@ ROWS = {"mla.default": 100.0, "mla.a": 80.0}
 @pytest.fixture(autouse=True)
 def rules(monkeypatch):
     set_rules(monkeypatch)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """The mix of a run of these cases."""
+
+    def mix(times, engine=ENGINE, **told):
+        measured = read_measured([str(run(tmp_path / "run", times))])
+        return mix_of(measured, request_of(engine, measured, told, {}))
+
+    return mix
 
 
 def weighed(**sizes: Size) -> Weighed:
@@ -83,12 +93,10 @@ def test_the_calls_of_a_load_are_shared_among_cases(tmp_path):
     assert both.covered < 0.5
 
 
-def test_prefills_are_told_from_decode_steps(tmp_path):
+def test_prefills_are_told_from_decode_steps(mixed):
     rows = {"gemm.default": 10.0, "gemm.a": 8.0}
     cases = [(gemm(m, "deepseek-r1 tp8 " + kind), rows) for m, kind in ((64, "decode"), (8192, "prefill"))]
-    measured = read_measured([str(run(tmp_path / "run", cases))])
-    mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
-    phases = {case.sizes["m"]: (case.decode > 0, case.prefill > 0) for case in mix.cases}
+    phases = {case.sizes["m"]: (case.decode > 0, case.prefill > 0) for case in mixed(cases).cases}
     assert phases == {64: (True, False), 8192: (False, True)}
 
 
@@ -97,14 +105,12 @@ def test_contexts_that_are_about_alike_count_as_one():
     assert found(call(batch=64, ctx=3594), *cases) == {64: 1.0}
 
 
-def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(tmp_path, monkeypatch):
+@pytest.mark.parametrize("order", [(64, 128), (128, 64)])
+def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(mixed, monkeypatch, order):
     """As the page that a backend needs: the order of the runs does not matter."""
     set_rules(monkeypatch, mla_default={"when": ["page = 128"]})
-    for order in ((64, 128), (128, 64)):
-        cases = [(mla(64, PLACE, ctx="3201..3999", page=page), ROWS) for page in order]
-        measured = read_measured([str(run(tmp_path / str(order), cases))])
-        mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
-        assert [case.sizes["page"] for case in mix.cases] == [128]
+    cases = [(mla(64, PLACE, ctx="3201..3999", page=page), ROWS) for page in order]
+    assert [case.sizes["page"] for case in mixed(cases).cases] == [128]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +121,8 @@ def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(tmp_pat
         ({"kv": "fp8"}, []),
     ],
 )
-def test_the_suite_of_a_deployment_is_one_that_run_takes(tmp_path, told, words):
-    measured = read_measured([str(run(tmp_path / "run", [(mla(64, PLACE, ctx="3201..3999"), ROWS)]))])
-    mix = mix_of(measured, request_of(ENGINE, measured, {"tp": 8, **told}, {}))
-    assert [*mix.words] == words
+def test_the_suite_of_a_deployment_is_one_that_run_takes(mixed, told, words):
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).words == words
     if words:
         assert suite(words[1]).cases("block_scale_gemm")
 
@@ -134,9 +138,8 @@ def test_the_suite_of_a_deployment_is_one_that_run_takes(tmp_path, told, words):
         ("sglang", {"tp": 8, "dp_attention": True}, []),
     ],
 )  # fmt: skip
-def test_the_flags_of_a_deployment(tmp_path, engine, told, flags):
-    measured = read_measured([str(run(tmp_path / "run", [(mla(64, PLACE, ctx="3201..3999"), ROWS)]))])
-    assert mix_of(measured, request_of(engine, measured, told, {})).server == flags
+def test_the_flags_of_a_deployment(mixed, engine, told, flags):
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server == flags
 
 
 def test_the_deployment_of_most_cases_is_taken(tmp_path):
@@ -153,19 +156,15 @@ def test_the_deployment_of_most_cases_is_taken(tmp_path):
     assert request_of(ENGINE, smoke, {}, {}) is None
 
 
-def test_a_file_of_cases_says_its_calls(tmp_path):
-    measured = read_measured([str(run(tmp_path / "run", [(mla(16), ROWS), (mla(64), ROWS)]))])
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps({"cases": [{"op": "mla_decode", "sizes": mla(32).text, "weight": 61}]}))
-    mix = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {}))
+def test_a_file_of_cases_says_its_calls(mixed, tmp_path):
+    file = cases_file(tmp_path / "mine.json", (mla(32), 61))
+    mix = mixed([(mla(16), ROWS), (mla(64), ROWS)], cases=file)
     assert [case.decode for case in mix.cases] == pytest.approx([30.5, 30.5])
-    assert (mix.covered, mix.words, mix.server) == (1.0, ["--cases", str(file)], [])
+    assert (mix.covered, mix.words, mix.server) == (1.0, ["--cases", file], [])
 
 
-def test_without_a_model_each_op_has_the_same_part_of_the_time(tmp_path):
-    cases = [(mla(64), ROWS), (gemm(64), {"gemm.default": 1.0, "gemm.a": 0.5})]
-    measured = read_measured([str(run(tmp_path / "run", cases))])
-    mix = mix_of(measured, request_of(ENGINE, measured, {}, {}))
+def test_without_a_model_each_op_has_the_same_part_of_the_time(mixed):
+    mix = mixed([(mla(64), ROWS), (gemm(64), {"gemm.default": 1.0, "gemm.a": 0.5})])
     fastest = {"mla_decode": 80.0, "block_scale_gemm": 0.5}
     assert [case.calls * fastest[case.op] for case in mix.cases] == pytest.approx([1.0, 1.0])
     assert not mix.counts_calls
@@ -208,14 +207,9 @@ def test_what_a_prompt_gains_and_what_a_part_of_an_op_gains(tmp_path):
     assert change.factor and 1 < change.factor < 1.6
 
 
-def test_the_op_or_the_place_of_a_case_says_that_it_prefills_and_not_the_name_of_the_file(tmp_path):
+def test_the_op_or_the_place_of_a_case_says_that_it_prefills_and_not_the_name_of_the_file(mixed, tmp_path):
     attention = Case("mha_prefill", {"batch": 1, "new": 3200, "prefix": 0, "heads": 16})
-    runs = [(attention, {"torch.sdpa": 10.0}), (gemm(64), {"gemm.default": 1.0})]
-    measured = read_measured([str(run(tmp_path / "run", runs))])
-    file = tmp_path / "prefill.json"
-    rows = [{"op": case.op, "sizes": case.text, "weight": 61} for case, _ in runs]
-    file.write_text(json.dumps({"cases": rows}))
-    cases = mix_of(measured, request_of(ENGINE, measured, {"cases": str(file)}, {})).cases
-    assert {case.op: (case.decode, case.prefill) for case in cases} == {
-        "mha_prefill": (0, 61), "block_scale_gemm": (61, 0)
-    }  # fmt: skip
+    file = cases_file(tmp_path / "prefill.json", (attention, 61), (gemm(64), 61))
+    cases = mixed([(attention, {"torch.sdpa": 10.0}), (gemm(64), {"gemm.default": 1.0})], cases=file).cases
+    phases = {case.op: (case.decode, case.prefill) for case in cases}
+    assert phases == {"mha_prefill": (0, 61), "block_scale_gemm": (61, 0)}

@@ -23,8 +23,7 @@ GRAPH = TRACES / "vllm_rocm_decode_graph.json.gz"
 @pytest.fixture
 def world(tmp_path):
     world = World(tmp_path, random.Random("command"))
-    world.run()
-    world.traces(world.server(), world.server())
+    world.profiled()
     world.results(0.0)
     return world
 
@@ -173,18 +172,6 @@ def test_a_run_in_which_nothing_is_faster_asks_for_rows(tmp_path):
     run = written_runs.write(tmp_path / "run", [*cells, written_runs.finished(case)], [case], baseline="old")
     with pytest.raises(Exception, match="has nothing faster than old: name two rows with --rows"):
         timed_alone(str(run), None)
-
-
-def test_cases_weigh_as_the_run_says(tmp_path):
-    cases = [Case("mla_decode", {"batch": batch, "ctx": 64}, "core", "ad hoc", weight)
-             for batch, weight in ((1, 3.0), (64, 1.0))]  # fmt: skip
-    records = []
-    for case, times in zip(cases, ((10.0, 8.0), (40.0, 20.0)), strict=True):
-        records += [written_runs.cell(case, name, us) for name, us in zip(("old", "new"), times, strict=True)]
-        records.append(written_runs.finished(case))
-    run = timed_alone(str(written_runs.write(tmp_path / "run", records, cases, baseline="old")), None)
-    assert run.saving_us() == pytest.approx((3 * 2 + 20) / 4)
-    assert run.saving_us([cases[1].key]) == pytest.approx(20)
 
 
 def test_the_model_says_what_is_expected_where_files_say_machine_and_load(here, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,7 @@ from tests.support.lost_gains import COMBINE, COPY, GEMMS, MOE, NEW, REDUCE, SPL
 
 
 def not_called(world):
-    world.run()
-    world.traces(world.server(), world.server())
+    world.profiled()
     return [world.gain_ms]
 
 
@@ -24,10 +24,9 @@ def not_called_and_seen_by_clients(world):
 
 def another_kernel_ran(world):
     """Instead of the new one, and as fast as the old ones."""
-    world.run()
     other = {"void flash_fwd_mla_other_kernel(x)" if name == NEW else name: us
              for name, us in world.swapped(world.old_us).items()}  # fmt: skip
-    world.traces(world.server(), world.server(other))
+    world.profiled(other)
     return [world.gain_ms]
 
 
@@ -79,60 +78,53 @@ def slower_clock(world):
 
 
 def slower_neighbours(world):
-    world.run()
     layer = world.swapped()
     layer[MOE] += (more := world.draw.uniform(0.6, 0.9) * world.gain_us)
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     return [world.ms(more)]
 
 
 def neighbours_slower_by_different_factors(world):
-    world.run()
     layer = world.swapped()
     more = 0.8 * world.gain_us / (layer[MOE] + 2 * layer[GEMMS[0]] + 3 * layer[GEMMS[1]])
     for name, factor in ((MOE, 1), (GEMMS[0], 2), (GEMMS[1], 3)):
         layer[name] *= 1 + factor * more
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     return [0.8 * world.gain_ms]
 
 
 def all_but_the_largest_neighbour_slower(world):
     """By one factor, which the clock would give the largest, too."""
     world.layer[MOE] *= 2
-    world.run()
     layer = world.swapped()
     others = [name for name in layer if name not in (MOE, NEW, REDUCE)]
     more = 0.7 * world.gain_us / sum(layer[name] for name in others)
-    world.traces(world.server(), world.server(layer | {name: layer[name] * (1 + more) for name in others}))
+    world.profiled(layer | {name: layer[name] * (1 + more) for name in others})
     return [0.7 * world.gain_ms]
 
 
 def kernels_beside(world):
-    world.run()
     cost = world.draw.uniform(0.6, 0.9) * world.gain_us
-    world.traces(world.server(), world.server({COPY: cost, **world.swapped()}))
+    world.profiled({COPY: cost, **world.swapped()})
     return [world.ms(cost)]
 
 
 def host_bound(world):
-    world.run()
     wait = 400 + 1e3 * world.draw.uniform(0.6, 0.95) * world.gain_ms
-    world.traces(world.server(), world.server(world.swapped(), wait_us=wait))
+    world.profiled(world.swapped(), wait_us=wait)
     return [(wait - 400) / 1e3]
 
 
 def waits_for_ranks(world):
-    world.run()
     layer = world.swapped()
     layer[REDUCE] += (more := world.draw.uniform(0.6, 0.9) * world.gain_us)
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     return [world.ms(more)]
 
 
 def less_in_the_step(world):
-    world.run()
     slow = world.new_us + world.draw.uniform(0.5, 0.9) * world.gain_us
-    world.traces(world.server(), world.server(world.swapped(slow)))
+    world.profiled(world.swapped(slow))
     return [world.ms(slow - world.new_us)]
 
 
@@ -163,8 +155,7 @@ def servers_alike(world):
 
 
 def other_accept_length(world):
-    world.run()
-    world.traces(world.server(), world.server(world.swapped()))
+    world.profiled(world.swapped())
     tokens = 2.5
     step = world.step_ms
     saved = step / tokens - (step - world.gain_ms) / (tokens * (step - world.gain_ms) / step)
@@ -182,16 +173,14 @@ def other_accept_length_without_traces(world):
 
 
 def stalls(world):
-    world.run()
-    world.traces(world.server(), world.server(world.swapped()))
+    world.profiled(world.swapped())
     world.results(0.0)
     return [world.gain_ms]
 
 
 def prediction_too_large(world):
     """Three times what the op can save in the step that was served."""
-    world.run()
-    world.traces(world.server(), world.server(world.swapped()))
+    world.profiled(world.swapped())
     world.record(world.gain_ms, predicted_ms=3 * world.gain_ms)
     return [2 * world.gain_ms]
 
@@ -206,10 +195,9 @@ def half_and_beside(world):
 
 
 def idle_and_neighbours(world):
-    world.run()
     layer = world.swapped()
     layer[GEMMS[0]] += 0.3 * world.gain_us
-    world.traces(world.server(), world.server(layer, wait_us=400 + 550 * world.gain_ms))
+    world.profiled(layer, wait_us=400 + 550 * world.gain_ms)
     return [0.55 * world.gain_ms, 0.3 * world.gain_ms]
 
 
@@ -223,11 +211,10 @@ def small_gain(world):
 
 def half_and_faster_neighbours(world):
     """What other kernels save is a negative part."""
-    world.run()
     layer = world.swapped(), dict(world.layer)
     for each in layer:
         each[MOE] -= 0.15 * world.gain_us
-    world.traces(world.server(), world.server(layer[1], partial=(world.layers // 2, layer[0])))
+    world.profiled(layer[1], partial=(world.layers // 2, layer[0]))
     return [0.5 * world.gain_ms, -0.15 * world.gain_ms]
 
 
@@ -262,6 +249,18 @@ def explained(world, here):
     found = here("explain", *world.args, "--json", "-")
     assert found.returncode == text.returncode
     return json.loads(found.stdout), text.stdout, text.returncode
+
+
+def names(found, *sure):
+    return [cause["name"] for cause in found["causes"] if cause["sure"] in (sure or ("certain", "likely"))]
+
+
+def found_in(world, here, wanted, code, says=""):
+    """What is named, the exit code, and a pattern that the text has."""
+    found, text, exit_code = explained(world, here)
+    assert (names(found), exit_code) == (wanted, code), text
+    assert re.search(says, " ".join(text.split())), text
+    return found
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])

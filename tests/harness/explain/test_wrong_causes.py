@@ -1,4 +1,4 @@
-"""What is not to be named, or not for certain: causes that the inputs do not show."""
+"""What is not to be named, or not for certain; signs, noise, tables and shares."""
 
 import json
 import random
@@ -11,14 +11,18 @@ from harness.explain.alone import timed_alone
 from harness.explain.inputs import steps_in
 from harness.explain.served import Log
 from harness.explain.sides import Sides
+from harness.explain.step import decode_step
+from harness.serving.ab.record import Record
+from harness.serving.ab.result import MOST_LOOKED_AT, effects, pairs_for
+from harness.serving.trace import decompose
 from shapes.case import Case
-from tests.harness.explain.test_planted import explained
+from tests.harness.explain.test_planted import explained, found_in, names
 from tests.support import written_runs
 from tests.support.command_line import error_line
-from tests.support.lost_gains import COMBINE, GEMMS, MOE, NEW, SPLIT, World
+from tests.support.lost_gains import GEMMS, MOE, NEW, SPLIT, World
 from tests.support.serving_files import SGLANG_ROW
-
-OTHER = "void another_name_of_new(x)"
+from tests.support.traces import decode_steps
+from tests.support.traces import text as trace_text
 
 
 @pytest.fixture
@@ -26,13 +30,14 @@ def world(tmp_path):
     return World(tmp_path, random.Random("s"))
 
 
-def named(found, *sure):
-    return {cause["name"]: cause["ms"] for cause in found["causes"]
-            if cause["sure"] in (sure or ("certain", "likely"))}  # fmt: skip
-
-
 def swap(world, **changes):
     return world.server(world.swapped(), **changes)
+
+
+def of_events(folder, events):
+    path = folder / "t.json"
+    path.write_text(trace_text(events))
+    return decode_step(decompose(path))
 
 
 def words(text):
@@ -42,75 +47,12 @@ def words(text):
 # Other work
 
 
-def test_traces_of_other_batches_explain_nothing_of_what_clients_saw(here, world):
-    world.run()
-    layer = {name: 1.3 * us for name, us in world.swapped().items()}
-    world.traces(world.server(), world.server(layer, batch=24))
-    world.results(0.0)
-    found, text, code = explained(world, here)
-    assert (named(found), code) == ({}, 1), text
-    assert any(note.startswith("the traces cannot be compared: ") for note in found["notes"])
-
-
-@pytest.mark.parametrize("tokens", [985, 960])
-def test_a_few_tokens_less_are_a_note(here, world, tokens):
-    world.record(0.0, tokens=(1000, tokens))
-    found, text, code = explained(world, here)
-    assert (named(found), code) == ({}, 1), text
-    assert any(note.startswith("tokens out of a run: 147000 -> ") for note in found["notes"])
-
-
-def test_other_work_without_a_trace_is_of_no_known_size(here, world):
-    world.record(0.0, tokens=(1000, 800))
-    found, text, code = explained(world, here)
-    assert (named(found), named(found, "certain"), code) == ({of.WORK: None}, {}, 1), text
-    assert text.startswith("Likely: The two sides did other work: tokens out of a run: 147000 -> 117600")
-
-
 def test_other_work_is_not_both_seen_and_not_seen(here, world):
     world.traces(world.server(), swap(world))
     world.results(0.0, completed=150, total_output_tokens=120_000)
     found, *_ = explained(world, here)
-    names = [cause["name"] for cause in found["causes"]]
-    assert len(names) == len(set(names)) and of.WORK in named(found)
-
-
-# Logs
-
-UNKNOWN = "WARNING Unknown vLLM environment variable detected: {}"
-DEFAULT = "Using default MoE config. Performance might be sub-optimal! Config file not found at E=257.json"
-
-
-@pytest.mark.parametrize(("name", "base", "is_cause"), [
-    ("VLLM_OTHER", True, False), ("VLLM_OTHER", False, True), ("QUICK", True, True),
-])  # fmt: skip
-def test_a_refusal_is_of_the_change(here, world, name, base, is_cause):
-    world.record(0.0, log=UNKNOWN.format(name))
-    for path in world.folder.glob("ab/launches/*-base/server.log") if base else ():
-        path.write_text(UNKNOWN.format(name))
-    found, text, code = explained(world, here)
-    assert ([*named(found)], code) == ([of.REFUSED] if is_cause else [], 0 if is_cause else 1), text
-
-
-def test_a_refusal_in_a_log_alone_leaves_the_kernel_not_called(here, world):
-    world.run()
-    world.traces(world.server(), world.server())
-    world.log(UNKNOWN.format("VLLM_OTHER"))
-    found, text, _ = explained(world, here)
-    assert [*named(found, "certain")] == [of.CALLS], text
-    assert any("VLLM_OTHER" in note for note in found["notes"])
-
-
-@pytest.mark.parametrize("change", [[], ["--change", "fused_moe=1.5x"]])
-def test_a_missed_table_that_need_not_be_of_the_change_is_a_note(here, world, change):
-    """Without an op, or where both logs have it."""
-    world.record(0.0, log=DEFAULT)
-    for path in world.folder.glob("ab/launches/*-base/server.log") if change else ():
-        path.write_text(DEFAULT)
-    world.args += change
-    found, text, code = explained(world, here)
-    assert (named(found), code) == ({}, 1), text
-    assert any("fused_moe: Using default MoE config" in note for note in found["notes"])
+    every = [cause["name"] for cause in found["causes"]]
+    assert len(every) == len(set(every)) and of.WORK in names(found)
 
 
 # Not called
@@ -122,70 +64,6 @@ def test_swapped_traces_are_asked_about(here, world):
     assert "and not in after.json: are the traces swapped?" in error_line(here("explain", *world.args))
 
 
-def test_a_new_kernel_of_another_name_stands_for_that_of_the_run(here, world):
-    world.run()
-    world.traces(world.server(), swap(world, renamed={NEW: OTHER}))
-    found, text, code = explained(world, here)
-    assert (text.startswith("Nothing vanished"), named(found), code) == (True, {}, 0), text
-
-
-def test_half_of_the_calls_of_a_kernel_of_another_name_are_not_certain(here, world):
-    """Its old kernels are left, so that it is not guessed."""
-    world.run()
-    after = world.server(partial=(world.layers // 2, world.swapped()), renamed={NEW: OTHER})
-    world.traces(world.server(), after)
-    found, text, _ = explained(world, here)
-    assert of.CALLS in named(found), text
-
-
-def two_rows(world, third):
-    case = Case("mla_decode", {"batch": 16, "ctx": 4096}, "core", "ad hoc", 1.0)
-    rows = [("old", world.old_us, SPLIT), ("new", world.new_us, NEW), ("third", 0.9 * world.old_us, third)]
-    cells = [written_runs.cell(case, name, us, 0.1, kernels=[kernel], kernel_us=[us])
-             for name, us, kernel in rows]  # fmt: skip
-    written_runs.write(world.folder / "run", [*cells, written_runs.finished(case)], [case], baseline="old")
-    world.args += ["--run", str(world.folder / "run"), "--rows", "old,new"]
-
-
-def test_a_kernel_of_another_row_is_named(here, world):
-    third = "void flash_fwd_mla_third_kernel(x)"
-    two_rows(world, third)
-    world.layer.pop(COMBINE)
-    layer = {third if name == NEW else name: us for name, us in world.swapped(world.old_us).items()}
-    world.traces(world.server(), world.server(layer))
-    found, text, _ = explained(world, here)
-    assert [*named(found, "likely")] == [of.CALLS], text
-    assert "which is that of third: --rows old,third" in words(text)
-
-
-def test_at_other_shapes_it_is_not_certain_that_a_kernel_is_not_called(here, world):
-    world.run(sizes={"batch": 64, "ctx": 1024})
-    world.traces(world.server(), world.server())
-    found, text, _ = explained(world, here)
-    assert [*named(found, "likely")] == [of.CALLS], text
-    assert "the run timed other shapes than are served (batch=16 ctx=4096)" in words(text)
-
-
-@pytest.mark.parametrize("texts", [["mla_decode"], ["mla_decode", "fused_moe"]])
-def test_kernels_that_stay_do_not_count_against_the_new_one(here, world, texts):
-    """A combine kernel, and the other op of two."""
-    factor = (world.layer[SPLIT] + world.layer[COMBINE]) / (0.5 * world.layer[SPLIT] + world.layer[COMBINE])
-    layer = {NEW if name == SPLIT else name: us for name, us in world.layer.items()}
-    layer |= {NEW: 0.5 * world.layer[SPLIT], MOE: world.layer[MOE] / (1 if len(texts) == 1 else 1.2)}
-    world.args += ["--change", f"mla_decode={factor:.4f}x"]
-    world.args += ["--change", "fused_moe=1.2x"] if len(texts) > 1 else []
-    world.traces(world.server(), world.server(layer))
-    found, text, code = explained(world, here)
-    assert (text.startswith("Nothing vanished"), named(found), code) == (True, {}, 0), text
-
-
-def test_without_names_of_a_run_the_part_of_the_calls_is_not_certain(here, world):
-    world.args += ["--change", f"mla_decode={world.old_us / world.new_us:.4f}x"]
-    world.traces(world.server(), world.server(partial=(world.layers // 2, world.swapped())))
-    found, text, _ = explained(world, here)
-    assert [*named(found, "likely")] == [of.CALLS], text
-
-
 def test_an_op_that_is_in_no_trace_is_a_mistake(here, world):
     world.args += ["--change", "mha_prefill=1.5x"]
     world.traces(world.server(), world.server())
@@ -195,67 +73,26 @@ def test_an_op_that_is_in_no_trace_is_a_mistake(here, world):
 # The same server
 
 
-@pytest.mark.parametrize("more", [{"unread": ["QUICK"]}, {"change": {}}])
-def test_servers_that_differ_are_not_the_same(here, world, more):
-    world.record(0.3 * world.gain_ms, noise=0.0005, **more)
-    found, text, code = explained(world, here)
-    assert (named(found), code) == ({}, 1), text
-    assert any("but TPOT differs" in note for note in found["notes"])
-
-
-def test_equal_settings_are_likely_at_most(here, world):
-    world.record(0.0, info=lambda name: {"backend": "slow"}, change={"flags": "--quick"})
-    found, *_ = explained(world, here)
-    assert [*named(found, "likely")] == [of.SAME]
-    assert not any(cause["record"] for cause in found["causes"] if cause["name"] == of.SAME)
-
-
 def test_where_a_variable_differs_the_change_is_without_effect(here, world):
     world.args += ["--change", "fused_moe=1.3x"]
     world.traces(world.server(), world.server())
     world.record(0.0, predicted_ms=0.3 * world.gain_ms)
     found, text, _ = explained(world, here)
-    assert next(iter(named(found))) == of.NO_EFFECT, text
+    assert names(found)[0] == of.NO_EFFECT, text
 
 
 # Several tokens of a step
 
 
 def test_speculation_that_is_not_reported_is_no_stall(here, world):
-    world.run()
-    world.traces(world.server(), swap(world))
+    world.profiled(world.swapped())
     world.results(0.0, tpot=world.step_ms / 2.5)
     found, text, _ = explained(world, here)
-    assert of.STALLS not in named(found), text
+    assert of.STALLS not in names(found), text
     assert any(note.endswith("several tokens a step?") for note in found["notes"])
 
 
-def test_of_several_predictions_of_one_change_that_of_the_arm_counts(here, world):
-    world.record(world.gain_ms)
-    path = world.folder / "ab" / "ab.json"
-    document = json.loads(path.read_text())
-    (prediction,) = document["predictions"]
-    document["predictions"] = [
-        prediction | {"change": 3 * prediction["change"]},
-        prediction | {"of": "quick"},
-    ]
-    path.write_text(json.dumps(document))
-    found, text, code = explained(world, here)
-    assert text.startswith("Nothing vanished") and code == 0
-    assert found["expected"]["ms"] == pytest.approx(world.gain_ms)
-
-
 # The sign
-
-
-def loss(world, observed):
-    """Predicted: 10 % of a step longer."""
-    world.record(observed * world.step_ms, predicted_ms=-0.1 * world.step_ms)
-    path = world.folder / "ab" / "ab.json"
-    document = json.loads(path.read_text())
-    change = document["predictions"][0]["change"]
-    document["predictions"][0] |= {"low": 0.8 * change, "high": 1.2 * change}
-    path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize(("observed", "says"), [
@@ -264,7 +101,7 @@ def loss(world, observed):
     (-0.3, "The loss is larger than expected: TPOT became "),
 ])  # fmt: skip
 def test_a_loss_that_was_predicted(here, world, observed, says):
-    loss(world, observed)
+    world.record(observed * world.step_ms, predicted_ms=-0.1 * world.step_ms)
     _, text, code = explained(world, here)
     assert text.startswith(says) and "-" not in words(text.partition("\n\n")[0]), text
     assert code == (0 if observed == -0.1 else 1)
@@ -298,34 +135,24 @@ def test_an_expected_interval_with_zero_is_no_certain_gain(here, world):
 
 
 def test_the_launch_spread_of_the_ab_hides_small_causes(here, world):
-    world.run()
     layer = world.swapped()
     layer[MOE] *= 1.08
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     world.record(world.gain_ms, noise=0.05, pairs=8)
     found, text, _ = explained(world, here)
-    assert of.SLOWER not in named(found), text
+    assert of.SLOWER not in names(found), text
 
 
 def test_a_small_gain_has_no_idle_device(here, world):
     """Of 3 % of a step, beside a wait that differs by less than launches do."""
     world.new_us = world.old_us - 0.03e3 * world.step_ms / world.layers
-    world.run()
     wait = 400 + world.layers + 0.007e3 * world.step_ms
-    world.traces(world.server(), swap(world, wait_us=wait))
+    world.profiled(world.swapped(), wait_us=wait)
     found, text, _ = explained(world, here)
-    assert of.IDLE not in named(found), text
+    assert of.IDLE not in names(found), text
 
 
 # Shares and inputs
-
-
-def test_shares_are_of_what_was_expected(here, world):
-    world.run()
-    world.traces(world.server(), world.server(partial=(world.layers // 2, world.swapped())))
-    found, *_ = explained(world, here)
-    first = found["causes"][0]
-    assert first["share"] == pytest.approx(first["ms"] / found["expected"]["ms"])
 
 
 def test_traces_that_are_there_are_not_asked_for(here, world):
@@ -366,10 +193,9 @@ def test_a_file_is_not_both_sides(here, world):
 
 def test_more_than_all_is_all(here, world):
     """The kernel is not called, and the old one takes less than before: more than what is missing."""
-    world.run()
     layer = dict(world.layer)
     layer[MOE] -= 0.3 * world.gain_us
-    world.traces(world.server(), world.server(layer))
+    world.profiled(layer)
     found, text, _ = explained(world, here)
     assert found["causes"][0]["ms"] > 1.2 * found["missing"]
     assert "that is all of the " in words(text), text
@@ -377,10 +203,172 @@ def test_more_than_all_is_all(here, world):
 
 def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
     world = World(tmp_path, random.Random("cpu"))
-    world.run()
-    world.traces(world.server(), swap(world, wait_us=400 + 900 * world.gain_ms))
+    world.profiled(world.swapped(), wait_us=400 + 900 * world.gain_ms)
     alone = timed_alone(str(tmp_path / "run"), None)
     steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
     on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
     named_of = [{cause.name for cause in of.of_step(each) if cause.named} for each in (steps, on_cpu)]
     assert (of.IDLE in named_of[0], of.IDLE in named_of[1]) == (True, False)
+
+
+# Noise, tables, shapes and steps
+
+
+def test_a_gain_that_the_kernel_did_not_make_is_not_its_own(here, world):
+    """TPOT fell as expected, though the kernel is in no step."""
+    world.profiled()
+    world.results(world.gain_ms)
+    found, text, code = explained(world, here)
+    assert text.startswith("What was saved is not the change's own, "), text
+    assert of.CALLS in names(found) and code == 1
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_noise_is_no_finding(here, world, traced):
+    world.record(0.5 * world.gain_ms, noise=0.15, pairs=4)
+    if traced:
+        world.profiled(world.swapped())
+    found, text, code = explained(world, here)
+    assert text.startswith("No finding: the interval of TPOT holds both no change and the "), text
+    assert (names(found), names(found, "certain"), code) == ([of.NOISE], [], 1), text
+    assert "more pairs would tell" in " ".join(text.split()) or "no number of pairs" in text
+    assert found["rest"] == pytest.approx(0)
+
+
+def test_with_noise_nothing_is_certain(here, world):
+    world.record(0.5 * world.gain_ms, noise=0.15, pairs=4, unread=["QUICK"])
+    found, text, code = explained(world, here)
+    assert "No finding: " in text and "; besides, nothing installed reads QUICK" in " ".join(text.split())
+    assert (names(found, "certain"), code) == ([], 1)
+
+
+def test_more_pairs_are_those_that_would_tell(here, world):
+    """Launches 1 % apart and 1 % expected: `serving ab --dry-run` says the same number."""
+    world.record(0.005 * world.step_ms, predicted_ms=0.01 * world.step_ms, noise=0.01, pairs=5)
+    found, *_ = explained(world, here)
+    (noise,) = [cause for cause in found["causes"] if cause["name"] == of.NOISE]
+    effect = effects(Record(world.folder / "ab"), "quick")["tpot"]
+    percent = 100 * found["expected"]["ms"] / effect.base
+    more = pairs_for(percent, effect.launch_spread, 0.95, MOST_LOOKED_AT) - effect.pairs
+    assert f"; {more} more pairs would tell" in noise["says"] and more > 0
+
+
+def test_clients_and_a_change_alone_leave_all_unknown(here, world):
+    world.args += ["--change", "mla_decode=1.5x"]
+    world.results(0.0)
+    found, text, code = explained(world, here)
+    assert (names(found), code) == ([], 1)
+    unknown = {cause["name"]: cause["record"] for cause in found["causes"] if cause["sure"] == "not known"}
+    others = (of.CALLS, of.UNREAD, of.SAME, of.NO_EFFECT, of.TABLE, of.SHAPES, of.LESS, of.STALLS)
+    assert set(unknown) == {*others, *of.OF_STEP}
+    assert all(unknown.values())
+    assert text.startswith("It cannot be told what vanished, as what was expected is not known in ms: ")
+    for record in unknown.values():
+        assert record in " ".join(text.split())
+
+
+def test_one_pair_has_the_interval_of_other_servers(here, world):
+    world.profiled(world.swapped())
+    world.results(world.gain_ms, pairs=1)
+    found, text, code = explained(world, here)
+    assert text.startswith("Nothing vanished") and code == 0
+    assert found["observed"]["text"].endswith("1 pair, its interval that of other servers")
+    assert found["observed"]["high"] - found["observed"]["low"] == pytest.approx(
+        0.068 * world.step_ms, rel=0.05
+    )
+
+
+def test_hits_in_a_table_say_that_none_was_missed(here, world):
+    world.profiled(world.swapped())
+    shape = "M:16, N:2112, K:7168"
+    world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
+    found, *_ = explained(world, here)
+    assert of.TABLE in names(found, "none seen")
+    world.log("[aiter] import ...")
+    assert of.TABLE in names(json.loads(here("explain", *world.args, "--json", "-").stdout), "not known")
+
+
+def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
+    miss = (
+        "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x!"
+    )
+    sure = {}
+    for m in (16, 512):
+        world = World(tmp_path / str(m), random.Random("miss"))
+        (tmp_path / str(m)).mkdir()
+        gemm = next(name for name in world.layer if "2112u" in name)
+        world.run("block_scale_gemm", {"m": 16, "n": 2112, "k": 7168}, old=world.layer[gemm], kernel=gemm,
+                  new=0.5 * world.layer[gemm])  # fmt: skip
+        world.traces(world.server(), world.server())
+        world.log(miss.format(m))
+        found = found_in(world, here, [of.TABLE], 0)
+        sure[m] = found["causes"][0]["sure"]
+    assert sure == {16: "certain", 512: "likely"}
+
+
+def test_both_products_of_experts_may_be_launches_of_one_kernel(here, world):
+    """A call takes twice as long alone as a launch in the step: it has two of them."""
+    took = 2 * world.layer[MOE]
+    world.run("fused_moe", {"tokens": 16}, old=took, new=0.6 * took)
+    world.traces(world.server(), world.server())
+    found, *_ = explained(world, here)
+    assert found["expected"]["ms"] == pytest.approx(0.4 * took * world.layers / 2e3, rel=0.01)
+
+
+def test_cases_that_are_not_served_do_not_count(here, world):
+    """Of two cases, one is served; the other one saves three times as much."""
+    cases = [Case("mla_decode", {"batch": batch, "ctx": 4096}, "core", "ad hoc", 1.0) for batch in (16, 64)]
+    records = []
+    for case, us in zip(cases, (world.gain_us, 3 * world.gain_us), strict=True):
+        for name, time, kernel in (("old", world.new_us + us, SPLIT), ("new", world.new_us, NEW)):
+            ran = {"kernels": [kernel], "kernel_us": [time]}
+            records.append(written_runs.cell(case, name, time, 0.002 * time, **ran))
+        records.append(written_runs.finished(case))
+    written_runs.write(world.folder / "run", records, cases, baseline="old")
+    world.args += ["--run", str(world.folder / "run")]
+    world.traces(world.server(), world.server(world.swapped()))
+    found = found_in(world, here, [of.SHAPES], 0)
+    assert found["causes"][0]["ms"] == pytest.approx(world.gain_ms, rel=0.1)
+
+
+def test_servers_that_differ_in_more_are_noted(here, world):
+    world.record(world.gain_ms, info=lambda name: {"backend": name, "chunk": 1 + len(name)})
+    found, *_ = explained(world, here)
+    assert "setting chunk: 5 -> 6" in found["notes"] and "variable QUICK: None -> 1" in found["notes"]
+
+
+def test_files_of_one_name_are_told_apart(here, world):
+    world.profiled(world.swapped())
+    (world.folder / "other").mkdir()
+    moved = (world.folder / "after.json").rename(world.folder / "other" / "before.json")
+    world.args[-1] = str(moved)
+    said = explained(world, here)[0]["observed"]["text"]
+    assert str(moved) in said and str(world.folder / "before.json") in said
+
+
+def test_a_step_that_was_cut_off_is_not_counted(tmp_path):
+    whole = of_events(tmp_path, decode_steps(5, layers=4))
+    cut = of_events(tmp_path, [*decode_steps(1, layers=1), *decode_steps(5, layers=4, at=1.8e15)])
+    assert (whole.steps, cut.steps) == (5, 5)
+    assert cut.ms == pytest.approx(whole.ms, rel=0.03)
+    assert cut.calls(["fused_moe_kernel"]) == pytest.approx(whole.calls(["fused_moe_kernel"]))
+
+
+def test_what_is_named_may_be_too_little(here, world):
+    """A third of the layers lack the kernel; where the other two thirds went needs the trace before."""
+    world.run()
+    after = world.server(world.swapped(), partial=(world.layers // 3, world.layer))
+    world.args += ["--trace", str(world.trace("after", after))]
+    world.results(0.0)
+    found = found_in(world, here, [of.CALLS], 1)
+    assert found["rest"] == pytest.approx(2 / 3 * found["missing"], rel=0.1)
+
+
+def test_a_kernel_that_differs_a_little_is_not_slower(here, world):
+    """The largest one by 2.5 %, where the gain itself is small."""
+    world.of_launch, world.gain_us = 0.0, 0.1 * world.old_us
+    world.new_us = world.old_us - world.gain_us
+    layer = world.swapped()
+    world.profiled(layer | {MOE: 1.025 * layer[MOE]})
+    found, text, _ = explained(world, here)
+    assert names(found) == [], text

@@ -27,9 +27,7 @@ from shapes.case import Case
 if TYPE_CHECKING:
     import torch
 
-REPEATS = 79
-"""How many calls are compared with each other: a call that is wrong once in 20 is found among them in 98 % of
-runs."""
+REPEATS = 79  # calls that are compared: one that is wrong once in 20 is found among them in 98 % of runs
 
 CHANGES = 45
 """How many of them follow a call on another activation: a kernel that keeps something of the call before,
@@ -38,9 +36,7 @@ once in 10 calls, is found in 99 % of runs."""
 LEAST_S = 1.5  # LEAST_CALLS are made however little time there is, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 
-AS_LONG = 1.1
-"""Where the first calls after preparing anew take, on average, at most this many times as long as timed
-calls, they are left out from then on."""
+AS_LONG = 1.1  # first calls after preparing anew that take at most so many times a timed call are left out
 
 
 @dataclass
@@ -55,9 +51,7 @@ class _Ready:
     implementation: Implementation
     plugin: bool  # whether the implementation is a user's own and not the suite's
     returns: bool  # whether a call returned a tensor, which is not read if there is an output to write to
-    filled_at: int | None = None
-    """How many steps the program had taken when all outputs were filled last; None after a call outside of
-    its rotation."""
+    filled_at: int | None = None  # steps taken when all outputs were filled; None after a call beside them
 
     @property
     def computed(self) -> list[int]:
@@ -114,14 +108,12 @@ class Bench(devices.OnDevice):
         self.checked_only = True  # whether the operands were not yet moved to where calls are timed
         self.case: Case | None = None
         self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
+        self.settled_s: dict[str, float] = {}  # of a timed call, where first calls may be left out
         self.returns: set[str] = set()  # entries whose first call returned a tensor
-        # Seconds of a timed call, of the entries whose first calls may be left out.
-        self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
         self.repeats: dict[str, Repeats] = {}
-        # The live operands that were loaded last, and the seeds of those in use.
-        self.live: dict[str, torch.Tensor] = {}
-        self.seeds: Mapping[str, Any] = {}
+        self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
+        self.seeds: Mapping[str, Any] = {}  # of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a row's EngineTable. The engine is imported into this process."""
@@ -386,8 +378,7 @@ class Bench(devices.OnDevice):
         calls, differed: how many outputs were compared, and how many of them had other bits
         distance: of the farthest of them; None if it is not finite
         outputs: for the judge, each with its `set`: the first and the farthest output of set 0, also of the
-                 last set where sets differ in value; and of the other sets the one farthest from what set 0
-                 gives for its operands
+                 last set where sets differ in value
         kept:    whether a call gave the old answer to another activation
         guards:  whether nothing was written beside any output
         """
@@ -419,8 +410,6 @@ class Bench(devices.OnDevice):
         if repeats.farthest is not None:
             which, output = repeats.farthest
             outputs.append(packed(output) | {"set": 0 if self._copies else which})
-        if not self._copies and (which := self._unlike_first(ready, repeats)):
-            outputs.append(packed(repeats.first[which]) | {"set": which})
         return {
             "calls": repeats.calls,
             "differed": repeats.differed,
@@ -454,27 +443,6 @@ class Bench(devices.OnDevice):
             return
         for each in range(len(self.sets)):  # a graph holds calls on all sets
             repeats.see(each, ready.result(each), self._copies)
-
-    def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
-        """Compares the first output of each set that the judge does not see (all but the first and last set)
-        with the output of set 0 for the same live operands. Returns the set whose output differs most; 0
-        where none differs."""
-        if len(self.sets) < 3:
-            return 0
-        unlike = Repeats()
-        own = {name: tensor.clone() for name, tensor in self.sets[0].live_tensors().items()}
-        try:
-            for which, operands in list(enumerate(self.sets))[1:-1]:
-                ready.load(0, operands.live_tensors())
-                ready.fill()
-                ready.call_once(0)
-                if not same_bits(ready.result(0), bits(repeats.first[which])):
-                    unlike.note(which, repeats.first[which], ready.result(0))
-        finally:
-            ready.load(0, own)
-            for name, tensor in own.items():
-                written(getattr(self.sets[0], name), tensor)
-        return unlike.farthest[0] if unlike.farthest else 0
 
     def unread(self, entry: str) -> list[str]:
         """The live operands that calls do not read: the output stays as it was, or becomes zero, when other

@@ -287,7 +287,7 @@ def compare_output(
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
             if bool(bad.any()):
-                found = of_not_finite(output, reference, sigma, rows_over, tolerance, layout)
+                found = of_not_finite(output, layout)
             else:
                 found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
             report["reason"], report["diagnosis"] = found

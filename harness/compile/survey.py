@@ -19,8 +19,7 @@ from harness.files import JsonObject
 from harness.paths import DATA
 
 REFUSED = DATA / "refused.json"
-TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")
-"""The constants that are sizes of a tile."""
+TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # the constants that are sizes of a tile
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
 
 

@@ -49,8 +49,7 @@ class Test:
     said: str
     factor: float
     against: str
-    runs: tuple[str, ...]
-    """Implementations of either side that this machine can time."""
+    runs: tuple[str, ...]  # implementations of either side that this machine can time
     cases: int
     claimed: Ratio | None
     """The largest ratio of all cases that the claim's kernels reached on the claim's hardware."""

@@ -37,18 +37,14 @@ from harness.statistics.totals import TINY
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
 TERMS = ("op", "cache", "seed")
-CLOCKS_APART = 0.03
-"""Clocks that differ by a larger share are different conditions."""
-MIN_FLOOR = 0.03
-"""The noise between sessions, where too few unchanged rows are there to show it."""
-ENOUGH = 3
-"""The number of unchanged rows that shows the noise between sessions."""
+CLOCKS_APART = 0.03  # clocks that differ by a larger share are different conditions
+MIN_FLOOR = 0.03  # the noise between sessions, where too few unchanged rows are there to show it
+ENOUGH = 3  # the number of unchanged rows that shows the noise between sessions
 UNKNOWN_SPREAD = 0.08
 """The spread of devices that no run calibrated together: the average by which GPUs of one model in one
 cluster differ, from more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Single
 devices differ more, but the ratio to the baseline cancels what makes all rows of a device slower."""
-LAG = 0.02
-"""A device lags, or has drifted, where its interval lies beyond this share."""
+LAG = 0.02  # a device lags, or has drifted, where its interval lies beyond this share
 NOISY = 0.05
 """Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
 
@@ -77,15 +73,12 @@ class Row:
     weight: float
     a_us: float
     b_us: float
-    baseline: str
-    """The row that both cells are relative to; empty where absolute times were compared."""
+    baseline: str  # the row that both cells are relative to; empty where absolute times were compared
     changed: bool | None
     """Whether its source, its library or what the library picked changed; None where a run is too old to
     tell."""
-    comparison: Comparison
-    """Time in A over time in B, both relative to the baseline; > 1: B is faster."""
-    drift: bool = False
-    """It did not change, but its absolute time did."""
+    comparison: Comparison  # time in A over time in B, both relative to the baseline; > 1: B is faster
+    drift: bool = False  # it did not change, but its absolute time did
     spread: float = 0.0
     """What is added to the noise because different devices measured A and B; 0 where one device did."""
 
@@ -95,16 +88,13 @@ class Compared:
     """Two runs compared."""
 
     rows: list[Row]
-    noise: float
-    """Between the sessions."""
-    noise_from: str
-    """What the noise is derived from."""
+    noise: float  # between the sessions
+    noise_from: str  # what the noise is derived from
     incompatible: list[str] = field(default_factory=list)
     """Differences that forbid the comparison; empty if there is none."""
     notes: list[str] = field(default_factory=list)
     """Differences that do not forbid it, but may be why a row moved."""
-    missing: list[str] = field(default_factory=list)
-    """Cells with a time in one of the runs only, and why."""
+    missing: list[str] = field(default_factory=list)  # cells with a time in one of the runs only, and why
     lost: dict[tuple[str, str], str] = field(default_factory=dict)
     """Cells, by case and name, with a time in A and none in B although B tried: their status in B."""
 
@@ -299,10 +289,8 @@ class Spread:
     devices: Sequence[str]
     to_median: Sequence[DeviceRatio]
     """For each device and case its time over that of the median device, whose own ratio is 1."""
-    drifts: Sequence[DeviceRatio]
-    """For each device and case its last time over its first."""
-    widest: Comparison
-    """The largest ratio of the times that two devices took for one case."""
+    drifts: Sequence[DeviceRatio]  # for each device and case its last time over its first
+    widest: Comparison  # the largest ratio of the times that two devices took for one case
 
     @property
     def verdict(self) -> Literal["apart", "alike", "noisy"]:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-WHERE = ("run", "suite", "machine", "device", "host")
-"""The first columns of `load`; those of the cell follow."""
+WHERE = ("run", "suite", "machine", "device", "host")  # the first columns of `load`; those of the cell follow
 CLOCKS = ("sm_clock_mhz", "gfx_clock_mhz", "frequency_mhz")
 
 
@@ -79,17 +78,13 @@ class RecordedRun:
 
     folder: Path
     run: Run
-    cells: dict[tuple[str, str], Cell]
-    """By case and name."""
-    noises: dict[str, float]
-    """The largest noise of each case, see `noise_of`."""
-    clocks: dict[str, float]
-    """The medians over all cases of the clocks that were read, in MHz."""
+    cells: dict[tuple[str, str], Cell]  # by case and name
+    noises: dict[str, float]  # the largest noise of each case, see `noise_of`
+    clocks: dict[str, float]  # the medians over all cases of the clocks that were read, in MHz
     devices: dict[str, DeviceUsed]
     """The device that measured each case, where it is known: one of several, or the only one if its driver
     gives it a unique id."""
-    identities: dict[str, str]
-    """By the names of the devices in the records: see DeviceUsed.identity."""
+    identities: dict[str, str]  # by the names of the devices in the records: see DeviceUsed.identity
     calibrations: list[Calibration]
 
     @property

@@ -224,8 +224,11 @@ def test_what_is_half_a_mistake_is_given_no_name(monkeypatch):
 
 UNNAMED = {
     *("log-sums of the previous row", "a partial sum one column late", "h in FP8 with one poor scale"),
-    *("one token too many", "unused slots weigh 0 and hold NaN"),
-    *("sums of codes in fp16", "dequantised to fp16"),
+    *("one token too many", "unused slots weigh 0 and hold NaN", "page table ignored"),
+    *("page table ignored and sequences packed", "page table of the first sequence"),
+    *("causal mask one token too far", "last key of the previous sequence counted too"),
+    *("keys of the previous sequence", "values one token behind", "result in fp16"),
+    *("sums of codes in fp16", "dequantised to fp16", "partial sums in fp16"),
     *(
         "w2 in e5m2",
         "h in FP8 without a scale",
@@ -234,7 +237,7 @@ UNNAMED = {
     ),
 }
 """What the first three give for a row depends on which others are computed, which a sample does not show. The
-next four give rows of NaN, which has many causes. The last four are rounding; the limit of work cuts them."""
+next five lines give NaN, which has many causes. The last four are rounding; the limit of work cuts them."""
 
 
 @pytest.mark.slow

@@ -104,8 +104,7 @@ class AmdMonitor(GpuMonitor):
     def __init__(self, platform: Platform, ours: Ours, smi: ModuleType, handle: object) -> None:
         self.smi = smi
         self.handle = handle
-        self.last: tuple[float, dict[str, float]] = (0.0, {})
-        """The slowdown counters of the last reading."""
+        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters of the last reading
         super().__init__(platform, ours)
 
     def begin(self) -> None:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from harness.files import JsonObject
 from kernels.platform import Platform
 
-Ours = Callable[[], Sequence[int]]
-"""Returns the process ids of the living workers."""
+Ours = Callable[[], Sequence[int]]  # returns the process ids of the living workers
 
 MIN_CLOCK = 0.75
 """A clock below this share of the highest that the same work had in this run is a disturbance; nvbench drops
@@ -30,13 +29,11 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    clock_name = "clock"
-    """Of the cores, in the reasons of `end`."""
+    clock_name = "clock"  # of the cores, in the reasons of `end`
 
     def __init__(self) -> None:
         self.notes = Notes()
-        self.highest: dict[str, float] = {}
-        """The highest clock of each work in this run, in MHz."""
+        self.highest: dict[str, float] = {}  # the highest clock of each work in this run, in MHz
         self.fallen: list[str] = []
         """A line for each clock of this round that was far below the highest of the same work."""
 
@@ -91,12 +88,9 @@ class Notes:
     """Quantity, with its unit in its name -> its readings."""
     reasons: Counter[str] = field(default_factory=Counter)
     """What slowed the device -> the number of samples in which it did."""
-    samples: int = 0
-    """How often `reasons` was read."""
-    idle: int = 0
-    """How often the device was idle, so that its clock and its reasons meant nothing."""
-    unread: dict[str, str] = field(default_factory=dict)
-    """Quantity -> why the last attempt to read it failed."""
+    samples: int = 0  # how often `reasons` was read
+    idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
+    unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
 
     def add(self, quantity: str, value: float) -> None:
         self.values.setdefault(quantity, []).append(value)
@@ -157,10 +151,8 @@ class Blind(Monitor):
 MAX_SLOWED = 0.01
 """Share of a round's time. Drivers' counters advance in steps, so a smaller share means little; and a
 slowdown of this size changes a time by a tenth of what separates verdicts."""
-LOOK_S = 0.02
-"""Seconds between two readings during a sample, which takes 50 ms or more."""
-BUSY = 5
-"""Per cent of the time before a run; an idle device's own housekeeping takes less."""
+LOOK_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
+BUSY = 5  # per cent of the time before a run; an idle device's own housekeeping takes less
 
 
 @dataclass(frozen=True)
@@ -169,12 +161,10 @@ class Look:
 
     values: dict[str, float] = field(default_factory=dict)
     """Quantity -> value; clocks of an idle device are left out."""
-    clock: float | None = None
-    """MHz of the cores; None where it cannot be read."""
+    clock: float | None = None  # MHz of the cores; None where it cannot be read
     busy: bool | None = None
     """Whether the device was at work, so that its clock means something; None where that is unknown."""
-    slowed: frozenset[str] = frozenset()
-    """What holds the clock down now."""
+    slowed: frozenset[str] = frozenset()  # what holds the clock down now
 
 
 @dataclass(frozen=True)
@@ -182,15 +172,13 @@ class Holder:
     """A process with a context on the device."""
 
     name: str
-    bytes: float | None
-    """The device memory that it holds; None where that is unknown."""
+    bytes: float | None  # the device memory that it holds; None where that is unknown
 
 
 class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
-    disturbing: frozenset[str]
-    """The reasons for a slowdown that do not come from the kernel's own work."""
+    disturbing: frozenset[str]  # the reasons for a slowdown that do not come from the kernel's own work
     power: str
     """The reason for a slowdown that comes from the kernel's own work: a heavy product normally runs at the
     power limit."""
@@ -202,8 +190,7 @@ class GpuMonitor(Monitor):
         self.there_before = set(self._holders())
         self.same_numbers = False
         """Whether the driver was seen to use our numbers of processes (see `_foreign`)."""
-        self.slowed: set[str] = set()
-        """What disturbed the samples of this round."""
+        self.slowed: set[str] = set()  # what disturbed the samples of this round
         self.workers: set[int] = set()
         self.slowed_before: Mapping[str, float] = {}
         self.elapsed = 0.0

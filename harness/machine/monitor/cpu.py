@@ -33,8 +33,7 @@ OTHERS_TICKS = 4
 """Ticks by which the time of others may be off: three counters of each line are subtracted, each rounded."""
 
 GLANCE_S = 0.25
-NAMED = 3
-"""How many processes a line about others names at most."""
+NAMED = 3  # how many processes a line about others names at most
 
 
 def text(path: Path | str) -> str:
@@ -59,10 +58,8 @@ def process_seconds(pid: int) -> float:
 class Ticks:
     """Ticks of one CPU, or of all together."""
 
-    idle: int
-    """Idle ticks, those of waiting for a disk included."""
-    stolen: int
-    """Ticks that the hypervisor gave to other machines."""
+    idle: int  # idle ticks, those of waiting for a disk included
+    stolen: int  # ticks that the hypervisor gave to other machines
     total: int
 
 
@@ -70,18 +67,13 @@ class Ticks:
 class Reading:
     """The counters at one moment."""
 
-    at: float
-    """Seconds."""
-    cpus: dict[str, Ticks]
-    """Name of a line of /proc/stat -> its ticks."""
-    ours: dict[int, float]
-    """Process id -> CPU seconds, of the processes that were asked for and still live."""
+    at: float  # seconds
+    cpus: dict[str, Ticks]  # name of a line of /proc/stat -> its ticks
+    ours: dict[int, float]  # process id -> CPU seconds, of the processes that were asked for and still live
     reaped: dict[int, float]
     """Process id -> CPU seconds of its children that have ended; this process is left out."""
-    throttled: float
-    """Seconds, in version 1 summed over CPUs, for which quotas stopped our control groups."""
-    overheated: int
-    """How often a package was slowed because of heat."""
+    throttled: float  # Seconds, in version 1 summed over CPUs, for which quotas stopped our control groups
+    overheated: int  # how often a package was slowed because of heat
 
 
 class Counters:
@@ -221,10 +213,8 @@ class CpuMonitor(Monitor):
         self.ours = ours
         self.sleep = sleep
         self.counters = counters
-        self.adopted: set[int] = set()
-        """Descendants of workers that only a look at all threads found."""
-        self.start: Reading | None = None
-        """The counters at the beginning of the round."""
+        self.adopted: set[int] = set()  # descendants of workers that only a look at all threads found
+        self.start: Reading | None = None  # the counters at the beginning of the round
         self.since = math.nan
         self.spent: dict[int, float] = {}
         """CPU seconds of every process when `conditions` was last called, at `since`."""

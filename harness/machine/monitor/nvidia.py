@@ -74,8 +74,7 @@ class NvidiaMonitor(GpuMonitor):
         self.handle = handle
         self.clock = clock
         self.wall = wall
-        self.since = 0
-        """When the round began, in microseconds, as the driver counts."""
+        self.since = 0  # when the round began, in microseconds, as the driver counts
         self.is_slice = platform.uuid.startswith("MIG-")
         super().__init__(platform, ours)
 

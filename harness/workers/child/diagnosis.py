@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # of them, how much is compared with every right row
-MISTAKE_ROWS, MISTAKE_COLUMNS = 2, 256  # for so many indices of dimension 0, and columns, mistakes are tried
+MISTAKE_COLUMNS = 256  # known mistakes are computed for one index of dimension 0, in so many columns
 MOST_NAMES = 3  # the most known mistakes that are named
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
 EXPLAINED = 0.02  # an output equals a mistake that leaves no more than this share of the squared error
@@ -252,20 +252,17 @@ def _mistake(wrong: Wrong) -> Kind | None:
         return None
     inner = math.prod(wrong.outer[1:])
     first = wrong.rows // inner
-    some = first.unique()
-    some = some[_spread(len(some), MISTAKE_ROWS)]
-    of = wrong.rows[torch.isin(first, some)]
+    index = int(first[len(first) // 2])
+    of = wrong.rows[first == index]
     begin = int(wrong.columns[0]) // BLOCK * BLOCK
     across = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))
     got, right, sigma = (t[of][:, across].double() for t in (wrong.all_got, wrong.all_right, wrong.all_sigma))
     if got.numel() < FEWEST:
         return None
-    numbers = wrong.layout.numbers(0)
     try:
-        answers = wrong.layout.answers([numbers[index] for index in some.tolist()], across)
+        answers = wrong.layout.answers([wrong.layout.numbers(0)[index]], across)
     except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
         return None
-    at = torch.searchsorted(some, of // inner) * inner + of % inner
     off, work = float(_units(got - right, sigma).square().mean()), Work()
     left = dict[str, float]()  # the mean square of what is left, in sigma
     for name, answer_of in answers.items():
@@ -276,7 +273,7 @@ def _mistake(wrong: Wrong) -> Kind | None:
             break
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
             continue  # these operands do not allow this mistake
-        answer = answer.cpu().flatten(0, -2)[at].double()
+        answer = answer.cpu().flatten(0, -2)[of % inner].double()
         # A larger output errs by more; 2^-9 is the error of rounding to bf16.
         larger = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
         size = torch.hypot(sigma * larger[:, None], 2.0**-9 * answer)

@@ -138,8 +138,8 @@ def _libraries(here: Platform) -> list[str]:
                 newer[library, row.version] = read
     lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()]
     return lines + [
-        f"{library} {release} is newer than {read}, the last that its rows were read against: `harness doctor "
-        "--bind` says which calls still fit"
+        f"{library} {release} is newer than {read}, the last that its rows were read against: "
+        "`harness doctor --bind` says which calls still fit"
         for (library, release), read in newer.items()
     ]
 

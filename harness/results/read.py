@@ -3,8 +3,10 @@ JSON and CSV for other programs."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,9 +83,7 @@ class RecordedRun:
     cells: dict[tuple[str, str], Cell]  # by case and name
     noises: dict[str, float]  # the largest noise of each case, see `noise_of`
     clocks: dict[str, float]  # the medians over all cases of the clocks that were read, in MHz
-    devices: dict[str, DeviceUsed]
-    """The device that measured each case, where it is known: one of several, or the only one if its driver
-    gives it a unique id."""
+    devices: dict[str, DeviceUsed]  # by case, where it is one of several or has a unique id
     identities: dict[str, str]  # by the names of the devices in the records: see DeviceUsed.identity
     calibrations: list[Calibration]
 
@@ -107,9 +107,8 @@ def read(path: str) -> RecordedRun:
         host = str(machine.get("host", ""))
         by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
     cells: dict[tuple[str, str], Cell] = {}
-    noises: dict[str, float] = {}
-    devices: dict[str, DeviceUsed] = {}
-    clocks: dict[str, list[float]] = {}
+    noises, devices = dict[str, float](), dict[str, DeviceUsed]()
+    clocks = defaultdict[str, list[float]](list)
     for record in (record for case in journal.finished().values() for record in case):
         if isinstance(record, Cell):
             cells[record.case, record.name] = record
@@ -118,10 +117,9 @@ def read(path: str) -> RecordedRun:
         elif isinstance(record, CaseDone):
             if record.device in by_name:
                 devices[record.case] = by_name[record.device]
-            for conditions in record.conditions:
-                for name in CLOCKS:
-                    if reading := conditions.get(name):
-                        clocks.setdefault(name, []).append(reading["median"])
+            for name, conditions in itertools.product(CLOCKS, record.conditions):
+                if reading := conditions.get(name):
+                    clocks[name].append(reading["median"])
     return RecordedRun(
         folder=folders[0],
         run=run,

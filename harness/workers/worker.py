@@ -16,7 +16,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform
 from shapes.case import Case
 
-Arguments = ParamSpec("Arguments")
+P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
@@ -152,10 +152,7 @@ class Worker:
 
 
 def attempt(
-    entries: Iterable[Entry],
-    action: Callable[Arguments, Answer],
-    *arguments: Arguments.args,
-    **keywords: Arguments.kwargs,
+    entries: Iterable[Entry], action: Callable[P, Answer], *arguments: P.args, **keywords: P.kwargs
 ) -> Answer | None:
     """The action's result. Where it fails, the failure is written down against the entries, and None is
     returned."""

@@ -180,7 +180,7 @@ class AmdMonitor(GpuMonitor):
         holders = {}
         for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []:
             name = "" if process["name"] == "N/A" else process["name"]
-            holders[process["pid"]] = Holder(name, _number(process.get("mem")))
+            holders[process["pid"]] = (name, _number(process.get("mem")))
         return holders
 
     def _ran(self) -> dict[int, str]:

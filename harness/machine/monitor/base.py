@@ -1,5 +1,4 @@
-"""The interface of monitors, what they share (notes of readings, the check of clocks), and what the
-monitors of GPUs share.
+"""What monitors share: their interface, notes of readings, the check of clocks; and what those of GPUs share.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.
@@ -34,8 +33,7 @@ class Monitor(ABC):
     def __init__(self) -> None:
         self.notes = Notes()
         self.highest: dict[str, float] = {}  # the highest clock of each work in this run, in MHz
-        self.fallen: list[str] = []
-        """A line for each clock of this round that was far below the highest of the same work."""
+        self.fallen: list[str] = []  # a line for each clock of this round that was far below the highest
 
     def see_clock(self, work: str, megahertz: float) -> None:
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
@@ -84,16 +82,17 @@ class Monitor(ABC):
 class Notes:
     """What a monitor has read since `take` was last called."""
 
-    values: dict[str, list[float]] = field(default_factory=dict)
-    """Quantity, with its unit in its name -> its readings."""
-    reasons: Counter[str] = field(default_factory=Counter)
-    """What slowed the device -> the number of samples in which it did."""
+    values: dict[str, list[float]] = field(default_factory=dict)  # readings by quantity, named with its unit
+    reasons: Counter[str] = field(
+        default_factory=Counter
+    )  # in how many samples each slowed the device
     samples: int = 0  # how often `reasons` was read
     idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
     unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
 
-    def add(self, quantity: str, value: float) -> None:
-        self.values.setdefault(quantity, []).append(value)
+    def add(self, values: Mapping[str, float]) -> None:
+        for quantity, value in values.items():
+            self.values.setdefault(quantity, []).append(value)
 
     def take(self) -> JsonObject:
         """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
@@ -159,37 +158,30 @@ BUSY = 5  # per cent of the time before a run; an idle device's own housekeeping
 class Look:
     """One reading of the device."""
 
-    values: dict[str, float] = field(default_factory=dict)
-    """Quantity -> value; clocks of an idle device are left out."""
+    values: dict[str, float] = field(default_factory=dict)  # by quantity; no clocks of an idle device
     clock: float | None = None  # MHz of the cores; None where it cannot be read
-    busy: bool | None = None
-    """Whether the device was at work, so that its clock means something; None where that is unknown."""
+    busy: bool | None = (
+        None  # whether it was at work, so that its clock means something; None: unknown
+    )
     slowed: frozenset[str] = frozenset()  # what holds the clock down now
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process with a context on the device."""
-
-    name: str
-    bytes: float | None  # the device memory that it holds; None where that is unknown
+Holder = tuple[str, float | None]
+"""A process with a context on the device: its name, and the bytes that it holds there, None where unknown."""
 
 
 class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
     disturbing: frozenset[str]  # the reasons for a slowdown that do not come from the kernel's own work
-    power: str
-    """The reason for a slowdown that comes from the kernel's own work: a heavy product normally runs at the
-    power limit."""
+    power: str  # the reason that does: a heavy product normally runs at the power limit
 
     def __init__(self, platform: Platform, ours: Ours) -> None:
         super().__init__()
         self.device = platform.device
         self.ours = ours
         self.there_before = set(self._holders())
-        self.same_numbers = False
-        """Whether the driver was seen to use our numbers of processes (see `_foreign`)."""
+        self.same_numbers = False  # whether the driver was seen to use our numbers of processes
         self.slowed: set[str] = set()  # what disturbed the samples of this round
         self.workers: set[int] = set()
         self.slowed_before: Mapping[str, float] = {}
@@ -255,8 +247,7 @@ class GpuMonitor(Monitor):
 
     def sample(self, work: str = "") -> None:
         look = self._look()
-        for quantity, value in look.values.items():
-            self.notes.add(quantity, value)
+        self.notes.add(look.values)
         if look.busy is False:
             self.notes.idle += 1
             return
@@ -266,7 +257,7 @@ class GpuMonitor(Monitor):
         self.slowed |= look.slowed & self.disturbing
         if look.clock is None:
             return
-        self.notes.add(self._clock_quantity(), look.clock)
+        self.notes.add({self._clock_quantity(): look.clock})
         if look.busy and self.power not in look.slowed:
             self.see_clock(work, look.clock)
 
@@ -280,11 +271,10 @@ class GpuMonitor(Monitor):
         """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""
         elapsed, slowed = self._slowdown_counters()
         lines = []
-        for reason in sorted(slowed.keys() & self.slowed_before.keys()):
-            if elapsed <= self.elapsed:
-                continue
+        both = slowed.keys() & self.slowed_before.keys() if elapsed > self.elapsed else set[str]()
+        for reason in sorted(both):
             share = (slowed[reason] - self.slowed_before[reason]) / (elapsed - self.elapsed)
-            self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
+            self.notes.add({f"{reason.replace(' ', '_')}_percent": 100 * share})
             if share > MAX_SLOWED and reason in self.disturbing:
                 lines.append(f"{reason} for {share:.0%} of the round")
         return [*lines, *(f"{r} seen" for r in sorted(self.slowed - slowed.keys()))]
@@ -304,8 +294,8 @@ class GpuMonitor(Monitor):
         known, more = self._foreign(holders, self.ours())
         lines = []
         for pid in sorted(known):
-            name, size_bytes = holders[pid].name, holders[pid].bytes
-            size = f" and holds {size_bytes / (1 << 30):.1f} GiB" if size_bytes is not None else ""
+            name, held = holders[pid]
+            size = f" and holds {held / (1 << 30):.1f} GiB" if held is not None else ""
             lines.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
         if more:
             lines.append(f"{more} more processes than ours are on {self.device}")
@@ -316,15 +306,12 @@ class GpuMonitor(Monitor):
         return lines
 
     def readable(self) -> dict[str, str]:
-        look = self._look()
-        values = dict(look.values)
+        look, used = self._look(), self._utilisation()
+        self.notes.add(look.values)
         if look.clock is not None:
-            values[self._clock_quantity()] = look.clock
-        used = self._utilisation()
+            self.notes.add({self._clock_quantity(): look.clock})
         if used is not None:
-            values["utilisation_percent"] = used
-        for quantity, value in values.items():
-            self.notes.add(quantity, value)
+            self.notes.add({"utilisation_percent": used})
         self._slowdown_counters()
         shown = {"processes": str(len(self._holders()))}
         if look.busy is not None:

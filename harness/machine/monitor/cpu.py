@@ -23,14 +23,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
 
 # A kernel waits for its slowest thread, so the limits are shares of one CPU, however many CPUs there are.
-STEAL = 0.02
-STEAL_TICKS = 3
+STEAL, STEAL_TICKS = 0.02, 3
 OTHERS = 0.10
-OTHERS_OF_ALL = 0.01
-"""A share of all CPUs together; it counts where it is more than OTHERS, as a larger machine has more
-daemons."""
-OTHERS_TICKS = 4
-"""Ticks by which the time of others may be off: three counters of each line are subtracted, each rounded."""
+OTHERS_OF_ALL = 0.01  # of all CPUs together; counts where it is more than OTHERS: large machines have daemons
+OTHERS_TICKS = 4  # by which the time of others may be off: of three counters of a line, each rounded
 
 GLANCE_S = 0.25
 NAMED = 3  # how many processes a line about others names at most
@@ -70,9 +66,8 @@ class Reading:
     at: float  # seconds
     cpus: dict[str, Ticks]  # name of a line of /proc/stat -> its ticks
     ours: dict[int, float]  # process id -> CPU seconds, of the processes that were asked for and still live
-    reaped: dict[int, float]
-    """Process id -> CPU seconds of its children that have ended; this process is left out."""
-    throttled: float  # Seconds, in version 1 summed over CPUs, for which quotas stopped our control groups
+    reaped: dict[int, float]  # likewise of the ended children of each but this process
+    throttled: float  # seconds, in version 1 summed over CPUs, for which quotas stopped our control groups
     overheated: int  # how often a package was slowed because of heat
 
 
@@ -215,9 +210,8 @@ class CpuMonitor(Monitor):
         self.counters = counters
         self.adopted: set[int] = set()  # descendants of workers that only a look at all threads found
         self.start: Reading | None = None  # the counters at the beginning of the round
-        self.since = math.nan
-        self.spent: dict[int, float] = {}
-        """CPU seconds of every process when `conditions` was last called, at `since`."""
+        self.since, self.spent = math.nan, dict[int, float]()
+        """When `conditions` was last called, and the CPU seconds of every process then."""
 
     def begin(self) -> None:
         self.fallen.clear()
@@ -229,7 +223,7 @@ class CpuMonitor(Monitor):
         except OSError as error:
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
-        self.notes.add("frequency_mhz", frequency)
+        self.notes.add({"frequency_mhz": frequency})
         self.see_clock(work, frequency)
 
     def end(self) -> str:
@@ -237,7 +231,7 @@ class CpuMonitor(Monitor):
         if self.start is not None:
             reasons += self._disturbances(self.start, self._read())
             try:
-                self.notes.add("load", self.counters.load())
+                self.notes.add({"load": self.counters.load()})
             except OSError as error:
                 self.notes.unread["load"] = error.strerror or str(error)
         return "; ".join(reasons)
@@ -293,7 +287,7 @@ class CpuMonitor(Monitor):
         """What the hypervisor gave to other machines, on the CPU that lost most."""
         ticks, cpu = max((now.cpus[c].stolen - start.cpus[c].stolen, c) for c in self.counters.lines)
         share = ticks * TICK_S / (now.at - start.at)
-        self.notes.add("steal_percent", 100 * share)
+        self.notes.add({"steal_percent": 100 * share})
         if ticks < STEAL_TICKS or share <= STEAL:
             return ""
         return f"the hypervisor took {share:.0%} of {cpu}"
@@ -323,7 +317,7 @@ class CpuMonitor(Monitor):
         if others > limit:  # perhaps they are descendants of ours that were not known yet
             known = self.counters.read(self._own_processes(all_threads=True)).ours
             others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
-        self.notes.add("others_percent", max(0.0, 100 * others / wall))
+        self.notes.add({"others_percent": max(0.0, 100 * others / wall)})
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
 
     def _read(self) -> Reading:

@@ -144,7 +144,7 @@ class NvidiaMonitor(GpuMonitor):
 
     def _holders(self) -> dict[int, Holder]:
         processes = self._ask("processes", ["nvmlDeviceGetComputeRunningProcesses"]) or []
-        return {p.pid: Holder(self._name(p.pid), p.usedGpuMemory) for p in processes}
+        return {p.pid: (self._name(p.pid), p.usedGpuMemory) for p in processes}
 
     def _name(self, pid: int) -> str:
         try:

@@ -17,8 +17,7 @@ from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.platform import available_memory
 from kernels.triton_runtime import target_of
 
-MEMORY_DIFFERS = 1.25
-"""Two figures for the same memory, from torch and from the driver, differ by less than this factor."""
+MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
 
 MOST_UNUSED = 0.5
 """The share of the free memory that a heap may keep unused. What was freed is not always of use again: an

@@ -53,15 +53,11 @@ counts where a CPU has no bf16 instructions."""
 
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
-
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 
-BELIEVED = 64 * MIB
-"""A cache of up to this size is believed. A virtual machine may state a larger one that is only its host's:
-then sizes count as held by the cache whose reading is FASTER times as fast as the reading of the largest
-size."""
-
-FASTER = 1.15
+BELIEVED, FASTER = 64 * MIB, 1.15
+"""A cache of up to BELIEVED bytes is believed. A virtual machine may state a larger one that is only its
+host's: then it holds the sizes whose reading is FASTER times as fast as the reading of the largest size."""
 
 REACH_S, REACH_TURN_S = 1.0, 0.04  # seconds for measuring the reach of a cache, and of one sample of it
 

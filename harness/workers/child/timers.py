@@ -1,8 +1,7 @@
 """Timers, inside a worker: how one sample of a program of calls is timed. CpuTimer times calls on a CPU,
 EventTimer calls on GPUs (CUDA, and HIP through the same torch API), GraphTimer one graph of many calls there.
 
-The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
-they are untested on AMD.
+The timers of GPUs ran on an H100 (results/h100/first-contact); they are untested on AMD.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import resource
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +28,13 @@ LONG_S = 0.5
 Calls of this length or more go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of
 such a call."""
 
-FEW_PAGES = 16
-"""A CPU sample faults in fewer pages than this once its calls have touched all that they write to."""
+FEW_PAGES = 16  # a CPU sample faults in fewer pages once its calls have touched all that they write to
 
 MOST_STEPS = 400
 """The most steps that are launched behind one sleep. The gap between the first event and the first kernel,
 about 2 us, is a thousandth of this many steps of 5 us. A device queues about 1024 kernels."""
 
-MARGIN, MARGIN_S = 1.5, 3e-4
-"""The sleep lasts MARGIN times what the host is expected to take, and MARGIN_S seconds more."""
+MARGIN, MARGIN_S = 1.5, 3e-4  # a sleep lasts MARGIN times what the host may take, and MARGIN_S seconds more
 
 SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
 
@@ -51,10 +48,7 @@ and a pause of the host looks the same; a call that uses its own stream does it 
 
 TRIES = 8  # how many readings in a row may be thrown away
 
-GRAPH_S = 1e-3
-"""A graph holds calls for this many seconds, which makes the gap of a few us between two replays
-negligible."""
-
+GRAPH_S = 1e-3  # seconds of the calls of a graph: the gap of a few us between two replays is negligible
 MOST_CALLS = 256  # the most calls that a graph holds
 
 
@@ -64,8 +58,7 @@ class Sample:
 
     seconds: float  # seconds per call
     calls: int  # how many timed calls the sample made
-    host_seconds: float | None = None
-    """The median time that the host took to launch one call; None where the host itself computes."""
+    host_seconds: float | None = None  # the median time of launching one call; None where the host computes
 
 
 @dataclass
@@ -129,7 +122,7 @@ class CpuTimer:
 
 
 def _page_faults() -> int:
-    """How many page faults this process has had so far that needed no disk."""
+    """How many page faults without a disk this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -372,31 +365,21 @@ def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     cause: Exception | None = None
     try:
-        # Where ending the capture fails, torch.cuda.graph does not restore the stream; the outer context
-        # does.
-        with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
-            try:
-                for call in calls:
-                    call()
-            except Exception as error:
-                cause = error
-                raise
+        with warnings.catch_warnings():
+            # A graph without nodes takes no time and computes nothing; torch only warns of it.
+            warnings.filterwarnings("error", message=".*CUDA Graph is empty")
+            # torch.cuda.graph does not restore the stream where ending the capture fails; the outer one does.
+            with cuda.stream(side), cuda.graph(graph, pool=pool, stream=side):
+                try:
+                    for call in calls:
+                        call()
+                except Exception as error:
+                    cause = error
+                    raise
     except Exception as error:
         _abandon(cuda, graph, pool)
         raise (cause or error) from None
     return graph
-
-
-@contextlib.contextmanager
-def _empty_raises() -> Iterator[None]:
-    """Raises for a graph without nodes, which takes no time and computes nothing. torch only warns of it
-    (aten/src/ATen/cuda/CUDAGraph.cpp, capture_end)."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*CUDA Graph is empty")
-        try:
-            yield
-        except UserWarning:
-            raise RuntimeError("nothing was launched on the stream that is captured") from None
 
 
 def _abandon(cuda: Any, graph: Any, pool: Any) -> None:

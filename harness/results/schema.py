@@ -67,28 +67,19 @@ class Cell(Record):
     time_us: float | None = None  # microseconds per call, over blocks; its interval is low_us to high_us
     low_us: float | None = None
     high_us: float | None = None
-    tflops: float | None = None
-    """This and gbps are from the op's own count of work, which counts each byte once."""
+    tflops: float | None = None  # this and gbps by the op's own count of work, which counts each byte once
     gbps: float | None = None
-    percent_of_ceiling: float | None = None
-    """The share of the limit that was measured on this machine; null where none was."""
+    percent_of_ceiling: float | None = None  # of the limit that was measured here; null where none was
     check: dict[str, Any] = {}
     """The judge's report of the stage that failed, or else of the last one that compared whole outputs, with
     `calls`, `differed` and `distance` (see bench.Bench.compared) and `far`."""
     kernels: list[str] = []  # the names of the kernels that ran in a call; for a graph those of an eager call
     kernel_us: list[float] = []  # the time of each kernel by torch's profiler, in microseconds per call
-    picked: str = ""
-    """What the library says that it chose to run, such as a tuned configuration; empty where it says
-    nothing."""
-    ran: list[str] = []
-    """More about what ran: oneDNN's implementations, hashes of the code that Triton generated."""
-    host_us: float | None = None
-    """The time that the host needs to launch a call, in microseconds, the median over samples; null on a
-    CPU."""
-    synchronises: bool = False
-    """Calls wait for the device before they return, so that time_us includes time of the host."""
-    config: dict[str, Any] | None = None
-    """The configuration that a tunable implementation was told to use; null: it chose."""
+    picked: str = ""  # what the library says that it chose to run, such as a tuned configuration
+    ran: list[str] = []  # also: oneDNN's implementations, hashes of the code that Triton generated
+    host_us: float | None = None  # the median time of launching a call, in microseconds; null on a CPU
+    synchronises: bool = False  # calls wait for the device, so that time_us includes time of the host
+    config: dict[str, Any] | None = None  # what a tunable implementation was told to use; null: it chose
     setup_s: float | None = None  # seconds for preparing, JIT and the first call
     pinned: list[int] | str = ""  # the CPU that each thread is bound to, or why none is
     place: str = ""
@@ -150,8 +141,7 @@ class CaseDone(Record):
 
     kind: Literal["case"] = "case"
     case: str
-    device: str = ""
-    """The name of the device that measured it, see DeviceUsed; empty where the run's own machine did."""
+    device: str = ""  # the name of a DeviceUsed that measured it; empty: the run's own machine
     measured_s: float
     setup_s: float
     rounds: int
@@ -241,8 +231,7 @@ class Run(Record):
     cases: list[PlannedCase]
     implementations: list[str]
     baseline: str
-    settings: dict[str, dict[str, str | None]]
-    """The variables of each setting (null: not set); the others are compared with the first."""
+    settings: dict[str, dict[str, str | None]]  # variables (null: not set); the first is compared with
     flags: dict[str, list[str | None]] = {}  # the variables in which the settings differ, with their values
     trees: dict[str, str] = {}  # the commits of settings that are revisions
     launches: list[str]

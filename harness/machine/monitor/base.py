@@ -83,9 +83,7 @@ class Notes:
     """What a monitor has read since `take` was last called."""
 
     values: dict[str, list[float]] = field(default_factory=dict)  # readings by quantity, named with its unit
-    reasons: Counter[str] = field(
-        default_factory=Counter
-    )  # in how many samples each slowed the device
+    reasons: Counter[str] = field(default_factory=Counter)  # in how many samples each slowed the device
     samples: int = 0  # how often `reasons` was read
     idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
     unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
@@ -160,9 +158,7 @@ class Look:
 
     values: dict[str, float] = field(default_factory=dict)  # by quantity; no clocks of an idle device
     clock: float | None = None  # MHz of the cores; None where it cannot be read
-    busy: bool | None = (
-        None  # whether it was at work, so that its clock means something; None: unknown
-    )
+    busy: bool | None = None  # whether it was at work, so that its clock means something; None: unknown
     slowed: frozenset[str] = frozenset()  # what holds the clock down now
 
 

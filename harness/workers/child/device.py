@@ -79,41 +79,32 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
 
     gpu: torch's device properties; older releases have fewer
     """
-    arch = getattr(gpu, "gcnArchName", "").split(":")[0]
     on_amd = planned["arch"].startswith("gfx")
+    arch = getattr(gpu, "gcnArchName", "").split(":")[0] if on_amd else f"sm_{gpu.major}{gpu.minor}"
     # Only torch names the profile of a slice that was chosen by its UUID.
     name = re.sub(r" MIG-.*", "", planned["name"])
-    seen = {
-        "arch": arch if on_amd else f"sm_{gpu.major}{gpu.minor}",
-        "name": gpu.name,
-        "uuid": _uuid(gpu, on_amd),
-        "memory": gpu.total_memory,
-    }
-    sizes = sorted((seen["memory"], planned["memory"]))
-    differs = {
-        "arch": seen["arch"] != planned["arch"],
-        # The names that ROCm gives are not product names.
-        "name": not on_amd and not (seen["name"].startswith(name) or name.startswith(seen["name"])),
-        "uuid": seen["uuid"]
-        and planned["uuid"].startswith("GPU-")
-        and seen["uuid"] != planned["uuid"].lower(),
-        "memory": sizes[0] and sizes[1] > MEMORY_DIFFERS * sizes[0],
-    }
-    if not any(differs.values()):
-        return ""
-    said = [
-        ", ".join(
-            f"{facts[fact] / (1 << 30):.1f} GiB" if fact == "memory" else str(facts[fact])
-            for fact, other in differs.items()
-            if other
-        )
-        for facts in (seen, planned)
+    is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
+    uuid, whole = _uuid(gpu, on_amd), planned["uuid"].startswith("GPU-")
+    less, more = sorted((gpu.total_memory, planned["memory"]))
+    facts = [
+        (arch, planned["arch"], arch != planned["arch"]),
+        (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
+        (uuid, planned["uuid"], uuid and whole and uuid != planned["uuid"].lower()),
+        (_gib(gpu.total_memory), _gib(planned["memory"]), less and more > MEMORY_DIFFERS * less),
     ]
+    wrong = [(seen, expected) for seen, expected, differs in facts if differs]
+    if not wrong:
+        return ""
+    seen, expected = (", ".join(words) for words in zip(*wrong, strict=True))
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
     how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
     if order not in ("", "PCI_BUS_ID"):
         how = f"unset CUDA_DEVICE_ORDER={order}"
-    return f"to torch it is {said[0]}, to the driver {said[1]}; {how}"
+    return f"to torch it is {seen}, to the driver {expected}; {how}"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:

@@ -28,19 +28,14 @@ if TYPE_CHECKING:
 
     from kernels.mistakes import Answers
 
-CHEAP = 0.005
-"""A reference that takes less than this share of the work that a reference may take is never sampled."""
+CHEAP = 0.005  # a reference that takes less than this share of the work that it may take is never sampled
 
-COMPARING = 96
-"""Bytes for comparing one element: three numbers of the reference and six that `compare_output` computes, in
-fp64, and some room for more."""
+COMPARING = 96  # bytes for comparing an element: 3 numbers of the reference, 6 of `compare_output`, and room
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
 FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
 
-ROWS_AT_ONCE = 1024
-"""How many rows of the output's first dimension are worked on at once, so that large outputs need little
-memory."""
+ROWS_AT_ONCE = 1024  # rows of the first dimension that are worked on at once, to need little memory
 
 OPERANDS = {
     "first": "the first operands",
@@ -64,23 +59,14 @@ class Known:
     nbytes: int  # of them
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A judged output."""
-
-    name: str  # the name of its reference
-    output: torch.Tensor
-    sigma: torch.Tensor
-    report: dict[str, Any]
-
-
 class Judge(OnDevice):
     """Each public method is one request of the parent process."""
 
     def __init__(self) -> None:
         self.references: dict[str, Known] = {}
-        # The first wrong output, or the last one that was judged, for `save`.
-        self.kept: Judged | None = None
+        # The first wrong output, or the last one that was judged, for `save`: the name of its reference, the
+        # tensors by the names of their files, and the report.
+        self.kept: tuple[str, dict[str, torch.Tensor], dict[str, Any]] | None = None
 
     def hello(
         self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
@@ -162,8 +148,10 @@ class Judge(OnDevice):
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
             empty_cache(self.kind)
-        if self.kept is None or self.kept.report["ok"]:
-            self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
+        if self.kept is None or self.kept[2]["ok"]:
+            sigma = sigma_of(reference, fp8, truncates)
+            tensors = {"output": given, "reference": reference.value, "sigma": sigma}
+            self.kept = name, tensors, report
         return report
 
     def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
@@ -200,11 +188,11 @@ class Judge(OnDevice):
 
         if self.kept is None:
             return {}
-        kept, known = self.kept, self.references[self.kept.name]
-        tensors = {"output": kept.output, "reference": known.reference.value, "sigma": kept.sigma}
-        for name, tensor in tensors.items():
-            torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
-        return known.operands | {"rows": known.reference.rows, "report": kept.report}
+        name, tensors, report = self.kept
+        for file, tensor in tensors.items():
+            torch.save(tensor.contiguous(), Path(folder) / f"{file}.pt")
+        known = self.references[name]
+        return known.operands | {"rows": known.reference.rows, "report": report}
 
 
 def _moved(reference: Reference, device: str) -> Reference:
@@ -270,26 +258,22 @@ def compare_output(
     report: dict[str, Any] = {
         "ok": False,
         "reason": "",
-        "row_error": worst_row if math.isfinite(worst_row) else None,
+        "row_error": _finite(worst_row),
         "row_limit": tolerance.row,
-        "element_error": worst_element if math.isfinite(worst_element) else None,
+        "element_error": _finite(worst_element),
         "element_limit": tolerance.element,
-        "bias": None,
-        "bias_limit": None,
-        "noise": None,
-        "noise_limit": None,
-        "relative_error": relative if math.isfinite(relative) else None,
+        **dict.fromkeys(("bias", "bias_limit", "noise", "noise_limit")),
+        "relative_error": _finite(relative),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
     }
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
-    if bool(bad.any()) or bool(rows_over.any()):
+    is_bad = bool(bad.any())
+    if is_bad or bool(rows_over.any()):
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
-            if bool(bad.any()):
-                found = of_not_finite(output, layout)
-            else:
-                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+            errors = sampled, reference, sigma, z, rows_over, tolerance, layout
+            found = of_not_finite(output, layout) if is_bad else of_errors(*errors)
             report["reason"], report["diagnosis"] = found
         except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
@@ -298,10 +282,8 @@ def compare_output(
         even = torch.ones_like(row_error, dtype=torch.bool)
         if in_fp8 and reference.even is not None:
             even = reference.even
-        coarse = in_fp8 or truncates
-        bias, limit = _bias(
-            error, reference.value, sigma, even, tolerance.bias if coarse else tolerance.bias_bf16
-        )
+        allowed = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
+        bias, limit = _bias(error, reference.value, sigma, even, allowed)
         report["bias"], report["bias_limit"] = bias, limit
         noise = float(z[even].square().mean().sqrt()) if in_fp8 and int(even.sum()) >= FEW_ROWS else None
         report["noise"], report["noise_limit"] = noise, tolerance.noise if in_fp8 else None
@@ -350,6 +332,10 @@ def _bias(
     slope = float(shared.sum()) / total
     scatter = float((shared - slope * size).square().sum().sqrt()) / total
     return slope, limit + 3 * scatter
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -43,9 +43,9 @@ AS_LONG = 1.1  # first calls after preparing anew that take at most so many time
 class _Ready:
     """An entry that is prepared once on each set of operands, with the program that its samples run."""
 
-    prepared: list[Prepared]
-    reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
-    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
+    prepared: list[Prepared]  # of each set, as the next two
+    reads: list[dict[str, torch.Tensor]]  # where the calls read live operands
+    outs: list[OwnedOutput | None]  # None for a library that allocates its output
     timer: Timer
     program: Program
     implementation: Implementation
@@ -62,10 +62,8 @@ class _Ready:
 
     def fill(self) -> None:
         """Fills the outputs that calls wrote, so that a call that computes nothing leaves a wrong one."""
-        sets = range(len(self.outs)) if self.filled_at is None else self.computed
-        for which in sets:
-            out = self.outs[which]
-            if out is not None:
+        for which in range(len(self.outs)) if self.filled_at is None else self.computed:
+            if out := self.outs[which]:
                 out.fill(SPOILT)
         self.timer.synchronize()
         self.filled_at = self.program.taken
@@ -81,8 +79,7 @@ class _Ready:
         return self.prepared[which].result()
 
     def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
-        """Where a live operand is stored: the canonical tensor, and the copy that calls read if there is
-        one."""
+        """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any."""
         canonical, own = getattr(operands, name), self.reads[which].get(name)
         if own is None or own.data_ptr() == canonical.data_ptr():
             return [canonical]
@@ -126,11 +123,8 @@ class Bench(devices.OnDevice):
     # Operands
 
     def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
-        """Makes the canonical operands. Returns the digest of the last set, from which the parent knows
-        whether they equal the judge's.
-
-        beside: the seeds of a second set, which calls then rotate over too
-        """
+        """Makes the canonical operands, with `beside` a second set. Returns the digest of the last set, from
+        which the parent knows whether they equal the judge's."""
         self.close()
         if case != self.case:
             self.case = case
@@ -179,8 +173,7 @@ class Bench(devices.OnDevice):
         return self.sets[which].digest()
 
     def _put(self, entries: Iterable[str], which: int) -> None:
-        """Puts the loaded operands where the calls of these entries read them, and into the canonical
-        tensors."""
+        """Puts the loaded operands where the calls of these entries read them, and into the set itself."""
         for entry in entries:
             self.ready[entry].load(which, self.live)
         for name, tensor in self.live.items():
@@ -197,14 +190,11 @@ class Bench(devices.OnDevice):
         config: Mapping[str, Any] | None = None,
         plugin: bool = False,
     ) -> dict[str, Any]:
-        """Prepares an entry on every set and calls it once on each, which runs JIT compilers. On a CPU a
-        later preparation leaves the calls out where nothing will be timed on these operands, or where an
-        earlier one showed that first calls take no longer than timed ones (AS_LONG). Returns the seconds that
-        this took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where
-        the entry cannot be launched in this mode.
-
-        call: False leaves the calls out, where nothing will be timed
-        """
+        """Prepares an entry on every set and, unless `call` is False, calls it once on each, which runs JIT
+        compilers. On a CPU a later preparation leaves the calls out where nothing will be timed on these
+        operands, or where first calls took no longer than timed ones (AS_LONG). Returns the seconds that this
+        took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where the
+        entry cannot be launched in this mode."""
         import torch
 
         started = time.perf_counter()
@@ -238,10 +228,8 @@ class Bench(devices.OnDevice):
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first preparation compiled, so that its seconds say nothing
             program.device_s = self.settled_s.get(entry, self.first_s[entry])
-        reads = [reads_of(each) for each in prepared]
-        self.ready[entry] = _Ready(
-            prepared, reads, outs, timer, program, implementation, plugin, entry in self.returns
-        )
+        reads, returns = [reads_of(each) for each in prepared], entry in self.returns
+        self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin, returns)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -287,8 +275,7 @@ class Bench(devices.OnDevice):
         return not self.op.turns
 
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
-        """Times one sample of about `at_least` seconds (see EventTimer). Returns the fields of
-        `timers.Sample`."""
+        """Times a sample of about `at_least` seconds. Returns the fields of `timers.Sample`."""
         ready = self.ready[entry]
         if ready.filled_at != ready.program.taken:
             self.inspect(entry)
@@ -335,10 +322,9 @@ class Bench(devices.OnDevice):
 
     def far(self, entry: str) -> dict[str, Any] | None:
         """The output of a call on the same values at offsets that need more than 32 bits (see Operands.far).
-        None where the op has no such operands, where memory is short, where the implementation does not
-        support them, or on a CPU where the call fails in any way; on a GPU other errors are raised. On a CPU
-        only touched pages take memory; an implementation that copies the whole cache is stopped at a quarter
-        of the free memory."""
+        None where the op has no such operands, memory is short, the implementation does not support them, or
+        the call fails on a CPU; on a GPU other errors are raised. On a CPU only touched pages take memory; an
+        implementation that copies the whole cache is stopped at a quarter of the free memory."""
         import torch
 
         operands = None
@@ -420,8 +406,8 @@ class Bench(devices.OnDevice):
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
-        """Makes one call that is compared. changed: right before it a call is made on another activation; the
-        output of that call must be another one"""
+        """Makes one call that is compared. changed: right before it, a call on another activation must give
+        another output"""
         if changed:
             places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
             is_other = _roll(places, 1)
@@ -518,7 +504,7 @@ def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
 
 
 def written(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes in place, without counting it in autograd's version of the tensor, as an engine's kernels do."""
+    """Writes in place without counting it in autograd's version, as an engine's kernels do."""
     place.data.copy_(values)
 
 
@@ -538,7 +524,6 @@ def without_effect(operands: Operands) -> frozenset[str]:
 
 
 def activation_of(operands: Operands) -> str:
-    """The live operand that every call reads as a whole: the first one that the output depends on, or the
-    first one if the output depends on none."""
+    """The live operand that every call reads as a whole: the first that the output depends on, if any."""
     live, idle = [*operands.live_tensors()], without_effect(operands)
     return next((name for name in live if name not in idle), live[0])

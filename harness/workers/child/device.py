@@ -19,9 +19,9 @@ from kernels.triton_runtime import target_of
 
 MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
 
-MOST_UNUSED = 0.5
-"""The share of the free memory that a heap may keep unused. What was freed is not always of use again: an
-aligned block does not fit where one of its own size was."""
+MOST_HELD = 0.5
+"""A process that holds more than this share of the free memory gives back what its heap keeps unused. What
+was freed is not always of use again: an aligned block does not fit where one of its own size was."""
 
 
 class OnDevice:
@@ -134,24 +134,16 @@ def _pinned(threads: int) -> list[int] | str:
     return answer
 
 
-class _Mallinfo(ctypes.Structure):
-    """glibc's struct mallinfo2: ten fields, of which `fordblks` is the number of unused bytes."""
-
-    _fields_ = [(f"other{i}", ctypes.c_size_t) for i in range(8)] + [
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    ]
-
-
 def give_back_heap() -> None:
-    """Gives unused memory back where other processes need it. Does nothing with allocators other than
-    glibc's. The heap of a worker keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
-        return
-    library.mallinfo2.restype = _Mallinfo
-    if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
+    """Gives unused memory back where this process holds so much that others may need it. The heap of a worker
+    keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
+    if _pages(1) > MOST_HELD * available_memory():
         trim_heap()
+
+
+def _pages(field: int) -> int:
+    """A field of /proc/self/statm in bytes: 0 is what is mapped, 1 what is resident."""
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[field]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def trim_heap() -> None:
@@ -166,8 +158,7 @@ def memory_at_most(nbytes: int) -> Iterator[None]:
     """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
     machine's memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    mapped = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (_pages(0) + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

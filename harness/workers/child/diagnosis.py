@@ -252,7 +252,7 @@ def _mistake(wrong: Wrong) -> Kind | None:
         return None
     inner = math.prod(wrong.outer[1:])
     first = wrong.rows // inner
-    index = int(first[len(first) // 2])
+    index = int(first[0])
     of = wrong.rows[first == index]
     begin = int(wrong.columns[0]) // BLOCK * BLOCK
     across = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))

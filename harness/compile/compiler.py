@@ -182,8 +182,7 @@ def compile_all(
 
 
 def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-    """A compiler that dies breaks the whole pool of processes; then each launch that is left is compiled in a
-    pool of its own."""
+    """A compiler that dies breaks the pool: each launch that is left then has a pool of its own."""
     if not todo:
         return
     left = dict(todo)
@@ -228,8 +227,7 @@ def _function(kernel: str) -> JITFunction:
 
 @functools.cache
 def _compiler() -> str:
-    """What decides a result beside the launch: the compiler, its variables, and this file, which reads its
-    output."""
+    """What decides a result beside the launch: the compiler, its variables, and this file, the reader."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 

@@ -1,5 +1,4 @@
-"""The survey of compiled kernels: all configurations that runs launch on each target, and why one must not be
-shipped."""
+"""The survey of compiled kernels: what runs launch on each target, and why one must not be shipped."""
 
 from __future__ import annotations
 

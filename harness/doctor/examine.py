@@ -1,5 +1,4 @@
-"""Facts about a machine: what it is, how small a difference can be measured on it, and what would improve
-that."""
+"""Facts about a machine: what it is, how small a difference it can measure, and what would improve that."""
 
 from __future__ import annotations
 

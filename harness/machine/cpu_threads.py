@@ -14,8 +14,7 @@ SYSTEM = Path("/")
 
 
 def control_groups(root: Path = SYSTEM) -> list[Path]:
-    """The folders of the control groups (version 1 or 2) that limit the CPU time of this process: its own
-    group and the groups around it."""
+    """The folders of this process's control groups, version 1 or 2, and of those around them."""
     try:
         groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
@@ -33,8 +32,7 @@ def control_groups(root: Path = SYSTEM) -> list[Path]:
 
 
 def quota(root: Path = SYSTEM) -> float:
-    """The smallest limit that a control group sets, in CPUs (1.5 is one and a half CPUs' worth of time);
-    infinite where no group sets one."""
+    """The smallest limit of a control group, in CPUs (1.5: one and a half CPUs' time); infinite without."""
     limits = [math.inf]
     for folder in control_groups(root):
         with contextlib.suppress(OSError):  # version 2: microseconds in each period, or `max`
@@ -51,14 +49,8 @@ def quota(root: Path = SYSTEM) -> float:
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """A user who sets one of these variables binds threads without us."""
 
-
-def _allowed() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-ALLOWED = _allowed()
+HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() or 1))
 """The CPUs that this process was given. Once OpenMP has bound the main thread, that thread has fewer."""
 
 
@@ -70,8 +62,7 @@ def nodes(root: Path = SYSTEM) -> list[set[int]]:
 
 
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
-    """For each NUMA node one hardware thread of each physical core that may be used. The node with the most
-    cores comes first."""
+    """By NUMA node, the one with the most first: a hardware thread of each core that may be used."""
     by_node = []
     for node in nodes(root):
         firsts: dict[frozenset[int], int] = {}
@@ -132,9 +123,8 @@ class MainThread:
         self.bound: set[int] | None = None
 
     def release(self) -> None:
-        """Remembers the CPUs that the thread is bound to, if it is bound, and lets it run on all of its
-        NUMA node."""
-        if hasattr(os, "sched_setaffinity"):
+        """Remembers the CPUs that the thread is bound to, and lets it run on all of its NUMA node."""
+        if HAS_AFFINITY:
             now = os.sched_getaffinity(0)
             around = {cpu for node in nodes() if node & now for cpu in node & ALLOWED}
             if now < around:

@@ -166,8 +166,7 @@ def _differ(name: str, a: object, b: object) -> str:
 
 
 def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -> tuple[float, str]:
-    """By which share two devices may differ, and how that is known: the most that a run which calibrated both
-    recorded for their type."""
+    """By which share two devices may differ at most, by runs that calibrated both, and how that is known."""
     known = [
         (spread.most, f"what devices of type {spread.type} may differ by, calibrated in {run.folder}")
         for run in (a, b)

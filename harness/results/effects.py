@@ -1,5 +1,4 @@
-"""Effects of flags on an implementation in a case: of each flag, and of two flags together; and which kernels
-a setting changed."""
+"""Effects of flags on an implementation in a case, alone and in pairs; which kernels a setting changed."""
 
 from __future__ import annotations
 

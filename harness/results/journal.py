@@ -1,5 +1,4 @@
-"""Journal of a run: run.json, which is written once, and cells.jsonl, to which each finished case is
-added."""
+"""Journal of a run: run.json, written once, and cells.jsonl, to which each finished case is added."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Recorded runs read again: run folders, all cells as one table, one run with its records; and written as
-JSON and CSV for other programs."""
+"""Recorded runs read again, as one table of cells or one run with its records; written as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ def read(path: str) -> RecordedRun:
 
 
 def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:
-    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where one cannot be
-    written."""
+    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where it cannot."""
     recorded = "; the run itself is recorded"
     cells = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Cell)]
     if json_to:

@@ -29,8 +29,7 @@ RESIDENCIES = {
     "hbm_thm_residency_acc": "HBM thermal slowdown",
 }
 """Metrics that count the steps of `accumulation_counter` in which each reason was on (MI300 and newer)."""
-THROTTLED = "throttled, cause not told"
-"""Older devices tell only that they throttle, for power too. It is noted and does not disturb a round."""
+THROTTLED = "throttled, cause not told"  # of older devices, for power too: it does not disturb a round
 QUANTITIES = {
     "memory_clock_mhz": ("current_uclk",),
     "hotspot_c": ("temperature_hotspot",),

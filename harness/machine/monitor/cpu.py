@@ -247,8 +247,7 @@ class CpuMonitor(Monitor):
         return lines
 
     def conditions(self) -> JsonObject:
-        """Also `processes`: name and id of others that took more than OTHERS of a CPU since the last call ->
-        per cent of a CPU."""
+        """Also `processes`: others that took more than OTHERS since the last call, in per cent of a CPU."""
         taken = super().conditions()
         now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
         before = dict.fromkeys(spent, 0.0) | self.spent

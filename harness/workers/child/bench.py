@@ -165,8 +165,7 @@ class Bench(devices.OnDevice):
         return self.sets[0].digest()
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
-        """Loads new live operands for all entries on one of the sets and keeps the stationary ones. Returns
-        the set's digest."""
+        """Loads new live operands for all entries on one of the sets. Returns the set's digest."""
         self.seeds, self.live = seeds, self._make(seeds).live_tensors()
         self._put([], which)  # also for entries that are prepared later
         self._put(self.ready, which)

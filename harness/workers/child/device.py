@@ -108,8 +108,7 @@ def _gib(nbytes: int) -> str:
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
-    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as
-    characters."""
+    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as characters."""
     text = str(getattr(gpu, "uuid", "")).lower()
     if on_amd:
         text = bytes.fromhex(text.replace("-", "")).decode(errors="replace")

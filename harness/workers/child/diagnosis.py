@@ -315,8 +315,7 @@ def _answer_to_others(wrong: Wrong) -> Kind | None:
 
 
 def _other_rows(wrong: Wrong) -> Kind | None:
-    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
-    rows."""
+    """Whether wrong rows hold the right answers of other rows; some are compared with all right rows."""
     if len(wrong.columns) < FEWEST:
         return None
     some = _spread(len(wrong.rows), MATCHED_ROWS)
@@ -425,8 +424,7 @@ def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
 
 
 def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
-    """Wrong rows in terms of the sequences or experts that they belong to; empty where that says no more than
-    their numbers do."""
+    """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers."""
     numbers, axis, name = layout.numbers(0), layout.name(0), groups.name
     members: dict[int, list[int]] = {}
     for row, of in enumerate(groups.of.tolist()):

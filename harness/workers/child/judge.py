@@ -302,8 +302,7 @@ def compare_output(
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
-    """The sigma that an output is judged by: for calls that round activations to FP8, and for those that
-    truncate."""
+    """The sigma that an output is judged by: of calls that round activations to FP8, or that truncate."""
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8

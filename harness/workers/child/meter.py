@@ -1,5 +1,4 @@
-"""Meter, inside a worker: the highest rates that the device reaches, and two fixed workloads that show how
-steady its times are."""
+"""Meter, inside a worker: the device's highest rates, and workloads that show how steady its times are."""
 
 from __future__ import annotations
 
@@ -68,11 +67,8 @@ class Meter(OnDevice):
     left_out = "there is no memory for any product"
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads.
-
-        memory:     free bytes; 0 if unknown
-        last_level: bytes of the last-level cache; 0 if unknown
-        """
+        """Returns how many bytes `measure` reads. memory, last_level: bytes that are free, and of the last-level
+        cache; 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
@@ -127,9 +123,11 @@ class Meter(OnDevice):
 
     def prepare(self, workload: str) -> None:
         """Prepares one of the steady workloads: `read` or `product`."""
+        import torch
+
         self.program = Program([])  # frees the buffers of the last one
         if workload == "read":
-            call = self._buffer().view(dtype=_dtype("int64")).sum
+            call = self._buffer().view(dtype=torch.int64).sum
         else:
             size = STEADY_SIZE[self.kind]
             call = self._mm(size, size, size, "bf16")
@@ -236,10 +234,7 @@ class Meter(OnDevice):
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The smallest size, in bytes, that is read no faster than the largest one, which lies beyond the cache.
-
-    rates: bytes per second of reading, by size
-    """
+    """The smallest size, in bytes, that is read no faster than the largest one, beyond the cache. rates: bytes/s"""
     memory = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
@@ -253,6 +248,8 @@ def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> in
 def _dtype(name: str, arch: str = "") -> Any:
     import torch
 
-    if name == "fp8":
-        return FORMATS[native(arch)].dtype
-    return {"bf16": torch.bfloat16, "fp32": torch.float32, "int64": torch.int64}[name]
+    return (
+        FORMATS[native(arch)].dtype
+        if name == "fp8"
+        else {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
+    )

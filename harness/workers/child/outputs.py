@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CALLS = 20
-"""At least this many outputs are compared with the first one, however long that takes, up to bench.LEAST_S. A
-call that is wrong once in 10 is found among them in 88 % of runs."""
+"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. A call that is
+wrong once in 10 is found among them in 88 % of runs."""
 
 GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any alignment that a kernel requires
 
@@ -26,13 +26,11 @@ SPOILT = -1536.0
 this finite number was not written."""
 
 ROWS = 8192
-"""How many rows of the first dimension are compared at once: all rows of a large output in fp32 would take
-gigabytes."""
+"""Rows of the first dimension that are compared at once: in fp32 a large output takes gigabytes."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as integers, so that NaN equals NaN and -0 differs from 0. It shares the tensor's memory where
-    that is contiguous."""
+    """A tensor as integers: NaN equals NaN, -0 differs from 0. It shares the memory of a contiguous one."""
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -106,8 +104,7 @@ class Repeats:
 
 
 def distance(output: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest |output - other| / |other| of any row (norms over the last dimension); infinite where an
-    element is not finite."""
+    """The largest |output - other| / |other| of a row (norms of rows); infinite where one is not finite."""
     farthest = 0.0
     for a, b in zip(output.split(ROWS), other.split(ROWS), strict=True):
         rows = (a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1).clamp(min=1e-30)

@@ -36,8 +36,7 @@ CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
 
 def start(kind: str) -> None:
-    """Takes an empty profile. The first profile of a process starts CUPTI, which takes 5 s (seen on an H200,
-    CUDA 13.0)."""
+    """Takes an empty profile: the first one of a process starts CUPTI, which takes 5 s (H200, CUDA 13.0)."""
     from torch.profiler import profile as torch_profiler
 
     with torch_profiler(activities=_activities(kind)):

@@ -182,8 +182,7 @@ class EventTimer:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls that were all made before. Raises Unsupported where they cannot be captured into
-        a graph (GraphTimer)."""
+        """A program of calls that were all made before. Raises Unsupported where a graph cannot hold them."""
         alone_s = min(self._alone_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
 

@@ -25,10 +25,10 @@ def worker_threads(asked: int | None = None) -> int:
 def thread_environment(
     platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
-    """The variables that make a worker compute on so many threads, each bound to a physical core. They are not
-    bound where the user or a setting's `variables` bind them, or where there are more of them than cores.
+    """The variables that make a worker compute on so many threads, each bound to a physical core. They are
+    not bound where the user or a setting's `variables` bind them, or where there are more of them than cores.
 
-    Between parallel regions threads spin for some milliseconds, as in engines: with threads that sleep at once
+    Between parallel regions threads spin for some milliseconds, as in engines: with threads that sleep then
     (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us instead of 10 us (2 cores, libgomp).
     """
     if platform.kind != "cpu":

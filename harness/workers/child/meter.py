@@ -67,7 +67,7 @@ class Meter(OnDevice):
     left_out = "there is no memory for any product"
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads. memory, last_level: bytes that are free, and of the last-level
+        """Returns how many bytes `measure` reads. memory, last_level: free bytes, and bytes of the last-level
         cache; 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
@@ -234,7 +234,7 @@ class Meter(OnDevice):
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The smallest size, in bytes, that is read no faster than the largest one, beyond the cache. rates: bytes/s"""
+    """The smallest size that is read no faster than the largest one. rates: bytes/s by size in bytes"""
     memory = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
@@ -248,8 +248,6 @@ def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> in
 def _dtype(name: str, arch: str = "") -> Any:
     import torch
 
-    return (
-        FORMATS[native(arch)].dtype
-        if name == "fp8"
-        else {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
-    )
+    if name == "fp8":
+        return FORMATS[native(arch)].dtype
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]

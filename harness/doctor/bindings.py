@@ -170,13 +170,11 @@ def wanted_libraries() -> list[str]:
 
 
 def installed() -> list[Release]:
-    releases = []
-    for library in wanted_libraries():
-        if known := version(library):
-            found = next(_distributions(library), None)
-            kinds = _kinds(found) if found else ALL_KINDS
-            releases.append(Release(library, known, LibrarySource.installed(_root(library)), kinds))
-    return releases
+    return [
+        Release(library, known, LibrarySource.installed(_root(library)), _kinds(_distribution(library)))
+        for library in wanted_libraries()
+        if (known := version(library))
+    ]
 
 
 def releases_in(path: Path) -> list[Release]:
@@ -197,30 +195,27 @@ def _release(library: str, path: Path, source: LibrarySource) -> Release:
     """Takes the version from the metadata beside the library, or from the end of the folder's name
     (`aiter-0.1.20`); else the name of the folder stands for it."""
     beside = [path, path.parent] if path.is_dir() else [path]
-    if found := next(_distributions(library, [str(place) for place in beside]), None):
+    if found := _distribution(library, [str(place) for place in beside]):
         return Release(library, found.version, source, _kinds(found))
     name = path.resolve().name
     number = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
     return Release(library, number[1] if number else name, source)
 
 
-def _distributions(
-    library: str, path: Sequence[str] | None = None
-) -> Iterator[importlib.metadata.Distribution]:
-    """The distributions that contain a library, on `path` or else on Python's own."""
+def _distribution(library: str, path: Sequence[str] | None = None) -> importlib.metadata.Distribution | None:
+    """A distribution that contains a library, on `path` or else on Python's own."""
     names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
-    if path is None:
-        found = importlib.metadata.distributions()
-    else:
-        found = importlib.metadata.distributions(path=[*path])
-    return (one for one in found if canonicalize_name(one.metadata["Name"] or "") in names)
+    where = {} if path is None else {"path": [*path]}
+    found = importlib.metadata.distributions(**where)
+    return next((one for one in found if canonicalize_name(one.metadata["Name"] or "") in names), None)
 
 
-def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
+def _kinds(distribution: importlib.metadata.Distribution | None) -> tuple[str, ...]:
     """The platforms of a build: wheels for CPUs lack what GPUs run."""
+    if distribution is None:
+        return ALL_KINDS
     name = distribution.metadata["Name"] or ""
-    is_for_cpus = name.endswith("-cpu") or distribution.version.endswith("+cpu")
-    return ("cpu",) if is_for_cpus else ALL_KINDS
+    return ("cpu",) if name.endswith("-cpu") or distribution.version.endswith("+cpu") else ALL_KINDS
 
 
 def recorded(path: Path) -> list[Release]:

@@ -129,8 +129,7 @@ class AmdMonitor(GpuMonitor):
             return Look()
         values = {}
         for quantity, keys in QUANTITIES.items():
-            numbers = [n for key in keys if (n := _number(metrics.get(key))) is not None]
-            if numbers:
+            if numbers := [n for key in keys if (n := _number(metrics.get(key))) is not None]:
                 values[quantity] = numbers[0]
             else:
                 self.notes.unread[quantity] = "the device does not tell it"

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,9 +271,9 @@ class CpuMonitor(Monitor):
         before: dict[int, float], after: dict[int, float], wall: float, ours: Iterable[int]
     ) -> dict[int, float]:
         """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first."""
-        took = {pid: (seconds - before[pid]) / wall for pid, seconds in after.items() if pid in before}
-        busiest = sorted(took.keys() - set(ours), key=took.__getitem__, reverse=True)[:NAMED]
-        return {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
+        both = before.keys() & after.keys() - set(ours)
+        took = Counter({pid: (after[pid] - before[pid]) / wall for pid in both})
+        return {pid: share for pid, share in took.most_common(NAMED) if share > OTHERS}
 
     def _disturbances(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]

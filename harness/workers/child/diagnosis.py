@@ -144,7 +144,7 @@ def of_errors(
     these = selected(output, reference, sigma, wrong, columns, tolerance, layout)
     causes = (_constant, _answer_to_others, _other_rows, _mistake, _factor, _no_pattern)  # little work first
     kind, what, more = next(found for cause in causes if (found := cause(these)))
-    worst = _worst(flat, output.flatten(0, -2), these)
+    worst = _worst(flat, these)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
@@ -167,18 +167,16 @@ def _spread(count: int, most: int) -> torch.Tensor:
     return torch.linspace(0, count - 1, most).round().long()
 
 
-def _worst(z: torch.Tensor, output: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
-    """The largest error in units of sigma, with its place in the whole output and both values.
-
-    z, output: of all compared rows, [rows, columns]
-    """
+def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
+    """The largest error in units of sigma, with its place in the whole output and both values. z: of all
+    compared rows, [rows, columns]"""
     row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
     at = _index(row, wrong.outer)
     at[0] = wrong.layout.numbers(0)[at[0]]
     sigmas = float(z[row, column].abs())
     return {
         "at": [*at, column],
-        "output": float(output[row, column]),
+        "output": float(wrong.all_got[row, column]),
         "reference": float(wrong.all_right[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }

@@ -45,7 +45,6 @@ by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % w
 weights. Two of the shapes are DeepSeek's own."""
 
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
-
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
 """Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
 counts where a CPU has no bf16 instructions."""
@@ -175,7 +174,8 @@ class Meter(OnDevice):
         import torch
 
         size = math.prod(shape)
-        few = torch.randn(min(size, MIB), device=self.device).to(_dtype(dtype, self.arch))
+        kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": FORMATS[native(self.arch)].dtype}
+        few = torch.randn(min(size, MIB), device=self.device).to(kinds[dtype])
         many = few.view(torch.uint8).repeat(-(-size // len(few)))
         return many[: size * few.itemsize].view(few.dtype).view(shape)
 
@@ -243,11 +243,3 @@ def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> in
     """How many bytes are read, in whole MiB: beyond the last-level cache, within `share` bytes."""
     wanted = max(LEAST_BUFFER[kind], REACHES * reach or LEVELS * last_level)
     return max(1, int(min(wanted, share)) // MIB) * MIB
-
-
-def _dtype(name: str, arch: str = "") -> Any:
-    import torch
-
-    if name == "fp8":
-        return FORMATS[native(arch)].dtype
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[name]

@@ -83,7 +83,7 @@ class Compared:
     notes: list[str] = field(default_factory=list)  # differences that may be why a row moved
     missing: list[str] = field(default_factory=list)  # cells with a time in one of the runs only, and why
     lost: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Cells, by case and name, with a time in A and none in B although B tried: their status in B."""
+    """By case and name, the status in B of cells with a time in A alone, although B tried."""
 
     @property
     def regressions(self) -> list[Row]:

@@ -87,12 +87,9 @@ class Cell(Record):
     version: str = ""  # the version of the library
     source: str = ""  # a hash of the suite's code around the library (see workers/child/profile.py)
     rotation: dict[str, Any] = {}
-    samples: Samples = Field(default_factory=Samples)
-    """Where memory splits a case into groups, the baseline has those of every group, and the time of the
-    first."""
+    samples: Samples = Field(default_factory=Samples)  # a baseline has those of every group that memory holds
     eliminations: Samples = Field(default_factory=Samples)
-    """Samples of the rounds in which a race of configurations eliminated slow ones. No verdict rests on them;
-    only the time of an eliminated configuration does."""
+    """Of the rounds in which a race eliminated configurations. Only the times of these rest on them."""
 
     @property
     def name(self) -> str:
@@ -117,8 +114,7 @@ class Verdict(Record):
     verdict: VerdictName
     confidence: float  # adjusted so that the verdicts of a case hold together
     about: About  # the comparison with the baseline, that of the winner with the runner-up, or the A/A pair
-    samples: Samples = Field(default_factory=Samples)
-    """Those of the baseline's rerun, in an A/A pair. All other samples are in the cells."""
+    samples: Samples = Field(default_factory=Samples)  # of an A/A pair's rerun; all others are in the cells
 
     @property
     def comparison(self) -> Comparison:
@@ -150,8 +146,8 @@ class CaseDone(Record):
     stopped: str  # why measuring ended, in the words of `harness.timing.rounds.Rounds`
     disturbed: list[DisturbedRound] = []  # rounds during which something else used the machine, or slowed it
     conditions: list[dict[str, Any]] = []
-    """Clocks, temperature, power, other processes' share of the CPU and so on during the rounds, or why they
-    are not known; one for each group of entries that memory holds at once."""
+    """Clocks, power, other processes' share of the CPU and so on during the rounds of each group of entries
+    that memory holds at once, or why they are not known."""
     phases: dict[str, float] = {}  # the parts of `setup_s`, in seconds
     search: ConfigSearch | None = None  # how the configurations of a race were found
 

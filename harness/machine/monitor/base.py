@@ -19,9 +19,7 @@ from kernels.platform import Platform
 
 Ours = Callable[[], Sequence[int]]  # returns the process ids of the living workers
 
-MIN_CLOCK = 0.75
-"""A clock below this share of the highest that the same work had in this run is a disturbance; nvbench drops
-samples below the same share."""
+MIN_CLOCK = 0.75  # a clock below this share of the same work's highest is a disturbance, as in nvbench
 
 
 class Monitor(ABC):
@@ -62,8 +60,7 @@ class Monitor(ABC):
 
     @abstractmethod
     def before(self) -> list[str]:
-        """One line for each thing that makes the device busy or its numbers doubtful now. It may take half a
-        second."""
+        """A line for each thing that makes the device busy or its numbers doubtful. Takes half a second."""
 
     @abstractmethod
     def readable(self) -> dict[str, str]:
@@ -146,8 +143,7 @@ class Blind(Monitor):
 
 
 MAX_SLOWED = 0.01
-"""Share of a round's time. Drivers' counters advance in steps, so a smaller share means little; and a
-slowdown of this size changes a time by a tenth of what separates verdicts."""
+"""Share of a round's time: drivers' counters advance in steps, and so little hardly changes a time."""
 LOOK_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
 BUSY = 5  # per cent of the time before a run; an idle device's own housekeeping takes less
 

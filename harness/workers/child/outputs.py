@@ -21,9 +21,7 @@ GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any al
 CANARY = 0xA5  # the value of each guard byte
 
 POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
-SPOILT = -1536.0
-"""What outputs are filled with before calls that are compared with each other. An output that still holds
-this finite number was not written."""
+SPOILT = -1536.0  # fills outputs before calls that are compared: what still holds it was not written
 
 ROWS = 8192
 """Rows of the first dimension that are compared at once: in fp32 a large output takes gigabytes."""
@@ -72,14 +70,12 @@ class Repeats:
     order is not fixed, which differ in the last places."""
 
     first: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The first output that was seen of each set of operands. Where the sets are copies of each other, the
-    output of set 0 stands for all."""
+    """The first output of each set of operands; where the sets are copies, that of set 0 stands for all."""
     calls: int = 0  # how many outputs were compared with a first one
     changed: int = 0  # how many of these came right after a call on another activation
     differed: int = 0  # how many of `calls` had other bits
     distance: float = 0.0  # the largest distance of such an output (see `distance`)
-    farthest: tuple[int, torch.Tensor] | None = None
-    """The set and the output that this largest distance is of."""
+    farthest: tuple[int, torch.Tensor] | None = None  # the set and the output of that distance
     kept: bool = False  # whether a call on another activation gave the old answer
 
     def see(self, which: int, output: torch.Tensor, copies: bool) -> None:

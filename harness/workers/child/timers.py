@@ -24,15 +24,14 @@ from kernels.op import Unsupported
 Call = Callable[[], object]
 
 LONG_S = 0.5
-"""Before a CPU sample an untimed call wakes the threads and brings the call's own data back into the caches.
-Calls of this length or more go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of
-such a call."""
+"""Before a CPU sample an untimed call wakes the threads and fills the caches with the call's own data. Longer
+calls go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of such a call."""
 
 FEW_PAGES = 16  # a CPU sample faults in fewer pages once its calls have touched all that they write to
 
 MOST_STEPS = 400
-"""The most steps that are launched behind one sleep. The gap between the first event and the first kernel,
-about 2 us, is a thousandth of this many steps of 5 us. A device queues about 1024 kernels."""
+"""So many steps at most are launched behind one sleep. The gap before the first kernel, about 2 us, is a
+thousandth of so many steps of 5 us. A device queues about 1024 kernels."""
 
 MARGIN, MARGIN_S = 1.5, 3e-4  # a sleep lasts MARGIN times what the host may take, and MARGIN_S seconds more
 
@@ -42,9 +41,7 @@ LEFT_S, LEFT_SHARE = 1e-3, 0.02
 """After the last event the whole device must be at rest within LEFT_S and this share of the timed seconds.
 Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
 
-LEFT_TRIES = 3
-"""How many readings in a row must leave work behind before that is believed. The host's clock measures it,
-and a pause of the host looks the same; a call that uses its own stream does it in every reading."""
+LEFT_TRIES = 3  # readings in a row that must leave work behind: a pause of the host looks the same in one
 
 TRIES = 8  # how many readings in a row may be thrown away
 
@@ -71,8 +68,8 @@ class Program:
     host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
     device_s: float = math.inf  # seconds that one step takes on the device, as last seen
     most: float = math.inf
-    """How many steps can be launched ahead of the device, as far as is known. A reading that was not hidden
-    lowers it; readings that were hidden raise it again."""
+    """How many steps can be launched ahead of the device, as far as is known: a reading that was not hidden
+    lowers it, hidden ones raise it."""
     taken: int = 0  # how many steps of the rotation were taken so far
 
     def step(self) -> None:
@@ -93,8 +90,7 @@ class CpuTimer:
     after an untimed call (see LONG_S).
 
     A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
-    takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
-    follows."""
+    takes up to 4 s per GiB on a virtual machine. Then it counts as untimed, and another one follows."""
 
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
@@ -159,9 +155,8 @@ class EventTimer:
         self.cycles_per_s = self._calibrate()
 
     def _calibrate(self) -> float:
-        """How many cycles the device sleeps per second, measured with its events, because architectures count
-        cycles with different clocks. The first sleep after idling runs at a low clock, so the fastest of
-        several is taken."""
+        """How many cycles the device sleeps per second, by its events: architectures count by different clocks.
+        The fastest of several is taken, as the first one after idling runs at a low clock."""
         cycles = 100_000
         while self._sleep_s(cycles) < 1e-3:
             cycles *= 4
@@ -194,9 +189,8 @@ class EventTimer:
         return self.clock() - started
 
     def _waits(self, call: Call, alone_s: float) -> bool:
-        """Whether a call returns only after the device has woken, however long the device sleeps. A call that
-        is merely slow to launch returns before. The second, longer sleep is for a busy host, which may have
-        made the call slower than it was alone."""
+        """Whether a call returns only after the device has woken, however long it sleeps. A call that is only
+        slow to launch returns before the end of the second, longer sleep, also on a busy host."""
         short = 2 * alone_s + 0.01
         return all(self._outlasts(call, sleep_s) for sleep_s in (short, short + min(3 * short, 1.0)))
 

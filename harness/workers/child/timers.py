@@ -155,7 +155,7 @@ class EventTimer:
         self.cycles_per_s = self._calibrate()
 
     def _calibrate(self) -> float:
-        """How many cycles the device sleeps per second, by its events: architectures count by different clocks.
+        """How many cycles the device sleeps per second, by its events: architectures count differently.
         The fastest of several is taken, as the first one after idling runs at a low clock."""
         cycles = 100_000
         while self._sleep_s(cycles) < 1e-3:

@@ -109,9 +109,8 @@ def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
     assert kept() is None
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
-    """However often it is asked; zeros are no answer to other operands."""
+def test_what_converts_when_loaded_keeps_its_answer_to_another_cache():
+    """However often it is asked."""
 
     class ConvertsWhenLoaded(Row):
         """Computes on a copy of the cache that is made when operands are loaded."""
@@ -119,14 +118,7 @@ def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
         def prepare(self, operands, out):
             copy = operands.kv.clone()
             prepared = self.inner.prepare(operands.replaced(kv=copy), out)
-            compute = prepared.call
-
-            def call():
-                compute()
-                if zeros and not bench.same_bits(operands.kv, bench.bits(copy)):
-                    out.zero_()
-
-            prepared.inputs, prepared.call = operands.live_tensors, call
+            prepared.inputs = operands.live_tensors
             prepared.load = lambda live: [copy.copy_(live["kv"]), operands.q.copy_(live["q"])]
             return prepared
 
@@ -196,12 +188,6 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
     assert emptied == [2, 2]
 
 
-def test_faults_are_counted():
-    before = timers._page_faults()
-    torch.ones(64 << 20, dtype=torch.uint8)
-    assert timers._page_faults() - before > 16
-
-
 @pytest.mark.parametrize(("events", "calls"), [(5000, 1 + 10), (1, 1 + 1)])
 def test_a_call_of_many_events_is_profiled_once(monkeypatch, events, calls):
     monkeypatch.setattr(profile, "EVENTS", events)
@@ -253,9 +239,9 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(o
 
 
 def of_positive_scales(prepared: Prepared, compute: Call, number: int) -> None:
-    """Gives nothing for others, as one of Blackwell that takes scales as exponents may."""
-    compute()
-    prepared.out.mul_(bool((prepared.operands.a_scale > 0).all()))
+    """Computes nothing for others, as one of Blackwell that takes scales as exponents may."""
+    if bool((prepared.operands.a_scale > 0).all()):
+        compute()
 
 
 def test_operands_are_changed_to_valid_ones():

@@ -16,7 +16,7 @@ import torch
 
 import kernels
 from harness.workers.child import diagnosis
-from harness.workers.child.diagnosis import LONGEST, Layout, in_words
+from harness.workers.child.diagnosis import LONGEST, Layout
 from harness.workers.child.judge import Judge, compare_output
 from harness.workers.child.outputs import OwnedOutput
 from kernels.op import Reference, RowGroups, Tolerance
@@ -235,15 +235,6 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
     assert not report["ok"]
     assert report["reason"] == "16 of 192 rows are off; no diagnosis: RuntimeError: no words"
     assert "diagnosis" not in report
-
-
-@pytest.mark.parametrize(("indices", "size", "text"), [
-    ([7], 16, "head 7"), ([8, 9, 10], 16, "heads 8..10"), ([3, 7], 16, "heads 3 and 7"),
-    ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"), ([0, 2, 4, 6], 8, "heads 0, 2, 4 and 6"),
-    ([*range(9, 30)], 30, "heads 9..29"), ([0, 3, 4, 9, 11, 17], 40, "6 of heads 0..17"),
-])  # fmt: skip
-def test_numbers_as_ranges(indices, size, text):
-    assert in_words("head", indices, range(size)) == text
 
 
 def test_what_is_said_of_small_outputs_is_as_committed(snapshot):

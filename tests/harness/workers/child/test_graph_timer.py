@@ -58,17 +58,6 @@ def test_replays_are_queued_behind_the_sleep_too(cuda, timer):
     assert sample.seconds == pytest.approx(1e-6 + GAP_S, rel=1e-9)
 
 
-def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, timer):
-    """A call that stops computing once it is captured leaves the poison where it was."""
-    memory = {}
-    call = Unseen(cuda, 40e-6, 5e-6, effect=lambda: memory.update(out="right"))
-    call()
-    program = timer.program([call, Entry(cuda, 1e-6, 1e-6)])
-    memory["out"] = "poison"
-    program.step()
-    assert memory["out"] == "poison"
-
-
 class Stubborn(Entry):
     """A library that finds out that it is being captured, and refuses."""
 

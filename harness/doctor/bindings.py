@@ -10,6 +10,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,8 +206,7 @@ def _release(library: str, path: Path, source: LibrarySource) -> Release:
 def _distribution(library: str, path: Sequence[str] | None = None) -> importlib.metadata.Distribution | None:
     """A distribution that contains a library, on `path` or else on Python's own."""
     names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
-    where = {} if path is None else {"path": [*path]}
-    found = importlib.metadata.distributions(**where)
+    found = importlib.metadata.distributions(path=sys.path if path is None else [*path])
     return next((one for one in found if canonicalize_name(one.metadata["Name"] or "") in names), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -113,7 +113,7 @@ def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
     """Returns lines of advice. root: the folder that holds sys and proc"""
     lines = _persistence(here) if here.kind == "cuda" else []
     if here.kind == "cpu":
-        lines = _cpu(root, threads)
+        lines = [*_cpu(root, threads)]
     if here.kind == "cpu" and "hypervisor" in here.features:
         lines.append(
             "a virtual machine: its neighbours' noise is not visible from inside; trust ratios within a run, "
@@ -143,60 +143,32 @@ def _libraries(here: Platform) -> list[str]:
     ]
 
 
-def _cpu(root: Path, threads: int) -> list[str]:
+def _cpu(root: Path, threads: int) -> Iterator[str]:
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(root, "proc/self/status"), re.MULTILINE)
     ours = sorted(cpus_in(allowed[1])) if allowed else []
-    others = _threads(root, threads, ours), _quota(root, threads), _pages(root), unseen()
-    return [*_clocks(root, ours), *filter(None, others)]
-
-
-def _clocks(root: Path, cpus: list[int]) -> list[str]:
-    folder = "sys/devices/system/cpu"
-    lines = []
-    governors = {_text(root, f"{folder}/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
+    governors = {_text(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor") for cpu in ours}
     if slow := governors - {"", "performance"}:
         wanted = "clocks drift less under `cpupower frequency-set -g performance`"
-        lines.append(f"the frequency governor is {', '.join(sorted(slow))}: {wanted}")
-    # Intel's driver has no_turbo, the others have boost.
-    for name, on, off in (("intel_pstate/no_turbo", "0", 1), ("cpufreq/boost", "1", 0)):
-        if _text(root, f"{folder}/{name}") == on:
-            how = f"for steadier ones `echo {off} > /{folder}/{name}`, though engines serve with it on"
-            lines.append(f"turbo is on, so clocks follow load and heat: {how}")
-    return lines
-
-
-def _threads(root: Path, threads: int, cpus: list[int]) -> str:
-    """Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores."""
-    nodes = [len(node) for node in cores(root, set(cpus))]
-    if cpus and threads > sum(nodes):
-        return f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
-    if cpus and threads > nodes[0]:
-        return (
-            f"{threads} threads span NUMA nodes, and where memory lies changes times: --threads {nodes[0]} "
-            "keeps to one node"
-        )
-    return ""
-
-
-def _quota(root: Path, threads: int) -> str:
-    cpus = quota(root)
-    if cpus >= threads:
-        return ""
-    return (
-        f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: raise its "
-        f"quota, or run with --threads {max(1, int(cpus))}"
-    )
-
-
-def _pages(root: Path) -> str:
+        yield f"the frequency governor is {', '.join(sorted(slow))}: {wanted}"
+    # Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores.
+    nodes = [len(node) for node in cores(root, set(ours))]
+    if ours and threads > sum(nodes):
+        yield f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
+    elif ours and threads > nodes[0]:
+        keep = f"--threads {nodes[0]} keeps to one node"
+        yield f"{threads} threads span NUMA nodes, and where memory lies changes times: {keep}"
+    if (cpus := quota(root)) < threads:
+        how = f"raise its quota, or run with --threads {max(1, int(cpus))}"
+        yield f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
     path = "sys/kernel/mm/transparent_hugepage/enabled"
     mode = re.search(r"\[(\w+)\]", _text(root, path))
-    if mode is None or mode[1] == "always" or "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""):
-        return ""
-    how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
-    if mode[1] == "never":
-        how = f"`echo madvise > /{path}`, then {how}"
-    return f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
+    if mode and mode[1] != "always" and "hugetlb=1" not in os.environ.get("GLIBC_TUNABLES", ""):
+        how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+        if mode[1] == "never":
+            how = f"`echo madvise > /{path}`, then {how}"
+        yield f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
+    if why := unseen():
+        yield why
 
 
 def _persistence(here: Platform) -> list[str]:

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 from harness.files import JsonObject
 from kernels.platform import Platform
@@ -165,19 +167,40 @@ Holder = tuple[str, float | None]
 class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
+    library_name: str
+    error: str  # the name of the library's exception
     disturbing: frozenset[str]  # the reasons for a slowdown that do not come from the kernel's own work
     power: str  # the reason that does: a heavy product normally runs at the power limit
 
-    def __init__(self, platform: Platform, ours: Ours) -> None:
+    def __init__(self, platform: Platform, ours: Ours, library: ModuleType, handle: object) -> None:
         super().__init__()
         self.device = platform.device
         self.ours = ours
+        self.library, self.handle = library, handle
         self.there_before = set(self._holders())
         self.same_numbers = False  # whether the driver was seen to use our numbers of processes
         self.slowed: set[str] = set()  # what disturbed the samples of this round
         self.workers: set[int] = set()
         self.slowed_before: Mapping[str, float] = {}
         self.elapsed = 0.0
+
+    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
+        """The answer of the first function that the library and the driver both have. If none answers (too
+        new, too old, a part of a GPU, no permission), it notes the reason and returns None."""
+        reason = f"{self.library_name} has no {functions[-1]}"
+        for function in functions:
+            if hasattr(self.library, function):
+                try:
+                    return getattr(self.library, function)(self.handle, *arguments)
+                except getattr(self.library, self.error) as error:
+                    reason = self._message(error)
+        self.notes.unread[quantity] = reason
+        return None
+
+    @staticmethod
+    def _message(error: Exception) -> str:
+        """What the library says of an error."""
+        return str(error)
 
     @abstractmethod
     def _look(self) -> Look: ...

@@ -116,9 +116,10 @@ def selected(
     """At most MOST_ROWS of the wrong rows, in some columns, bool [columns]. The others: see `of_errors`."""
     numbers, at = wrong.flatten().nonzero().flatten(), columns.nonzero().flatten()
     chosen = numbers[_spread(len(numbers), MOST_ROWS)]
-    flat = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
-    parts = [t[chosen][:, at].double() for t in flat]
-    return Wrong(*parts, chosen, at, *flat, tuple(wrong.shape), tolerance, layout)
+    outputs, values, sigmas = flat = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
+    got, right, of_wrong = (t[chosen][:, at].double() for t in flat)
+    outer = tuple(wrong.shape)
+    return Wrong(got, right, of_wrong, chosen, at, outputs, values, sigmas, outer, tolerance, layout)
 
 
 def of_errors(

@@ -153,14 +153,12 @@ SYSTEM = "sys/devices/system"
 NODE, NEXT, THIRD = (f"{SYSTEM}/node/node{node}/cpulist" for node in range(3))
 GOVERNORS = [f"{SYSTEM}/cpu/cpu{cpu}/cpufreq/scaling_governor" for cpu in range(4)]
 SIBLINGS = [f"{SYSTEM}/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in range(4)]
-BOOST, NO_TURBO = f"{SYSTEM}/cpu/cpufreq/boost", f"{SYSTEM}/cpu/intel_pstate/no_turbo"
 PAGES, QUOTA = "sys/kernel/mm/transparent_hugepage/enabled", "sys/fs/cgroup/cpu.max"
 OURS = "proc/self/status"
 SLOW = {GOVERNORS[2]: "powersave"}
 QUIET = {
     OURS: "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3",
     NODE: "0-3",
-    BOOST: "0",
     QUOTA: "max 100000",
     PAGES: "[always] madvise never",
     **dict.fromkeys(GOVERNORS, "performance"),
@@ -172,8 +170,6 @@ VIRTUAL = replace(CPU, features=frozenset({"hypervisor"}))
 MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
     "in order": ({}, CPU, 4),
     "a governor that saves power": (SLOW, CPU, 4),
-    "boost": ({BOOST: "1"}, CPU, 4),
-    "turbo": ({NO_TURBO: "0"}, CPU, 4),
     "threads that share cores": (PAIRS, CPU, 4),
     "threads on two nodes": ({NODE: "0-2", NEXT: "3", THIRD: "4-7"}, CPU, 4),
     "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child import bench, device, profile, timers
+from harness.workers.child import bench, device, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import Program
 from kernels.fused_moe.providers.torch_eager import bf16, compiled

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.workers.child.timers import MARGIN, MOST_STEPS, SLEEPING, EventTimer, Program
-from tests.support.fake_cuda import GAP_S, QUEUE, Entry, FakeCuda
+from tests.support.fake_cuda import QUEUE, Entry, FakeCuda
 
 SAMPLE_S = 0.05
 

@@ -113,12 +113,10 @@ def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
     """Returns lines of advice. root: the folder that holds sys and proc"""
     lines = _persistence(here) if here.kind == "cuda" else []
     if here.kind == "cpu":
-        lines = [*_cpu(root, threads)]
-    if here.kind == "cpu" and "hypervisor" in here.features:
-        lines.append(
-            "a virtual machine: its neighbours' noise is not visible from inside; trust ratios within a run, "
-            "or use a machine of your own"
-        )
+        lines += _cpu(root, threads)
+        if "hypervisor" in here.features:
+            trust = "trust ratios within a run, or use a machine of your own"
+            lines.append(f"a virtual machine: its neighbours' noise is not visible from inside; {trust}")
     return lines + _libraries(here)
 
 

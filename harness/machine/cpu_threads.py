@@ -94,21 +94,18 @@ def pinned(threads: int) -> list[int] | str:
 
     # A parallel region that has enough work for each thread starts the threads and binds them.
     torch.empty(threads << 17).fill_(0.0)
-    # Threads of torch's own pool, which no kernel here uses, share the main thread's CPU.
-    bound = dict.fromkeys(cpus.pop() for cpus in map(cpus_in, _affinities()) if len(cpus) == 1)
+    bound: dict[
+        int, None
+    ] = {}  # threads of torch's own pool, which no kernel uses, share the main thread's CPU
+    for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            listed = re.search(r"^Cpus_allowed_list:(.*)", (task / "status").read_text("utf-8"), re.MULTILINE)
+            if listed and len(cpus := cpus_in(listed[1])) == 1:
+                bound |= dict.fromkeys(cpus)
     if len(bound) == threads:
         return list(bound)
     binding = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)
     return f"no: {binding}" if binding else f"no: {threads} threads are more than there are physical cores"
-
-
-def _affinities() -> Iterator[str]:
-    """For each thread of this process the list of CPUs that it may run on, in the order of their start."""
-    for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):
-            status = (task / "status").read_text("utf-8")
-            match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-            yield match.group(1) if match else ""
 
 
 class MainThread:

@@ -173,12 +173,9 @@ class Counters:
 
     def _throttled(self) -> float:
         """cpu.stat has throttled_usec (version 2 of control groups) or throttled_time (1, nanoseconds)."""
-        total = 0.0
-        for file in self.quota_files:
-            for line in text(file).splitlines():
-                key, value = line.split()
-                total += int(value) * {"throttled_usec": 1e-6, "throttled_time": 1e-9}.get(key, 0.0)
-        return total
+        units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+        lines = (line.split() for file in self.quota_files for line in text(file).splitlines())
+        return sum(int(value) * units.get(key, 0.0) for key, value in lines)
 
     def _heat_files(self) -> list[Path]:
         """One file for each package. AMD's driver has no such counters."""

@@ -68,14 +68,12 @@ class Judge(OnDevice):
         # tensors by the names of their files, and the report.
         self.kept: tuple[str, dict[str, torch.Tensor], dict[str, Any]] | None = None
 
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def hello(self, kind: str, device: str, *given: Any, **named: Any) -> dict[str, Any]:
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        ready = super().hello(kind, device, threads, planned)
+        ready = super().hello(kind, device, *given, **named)
         if kind != "cpu":
             # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
             # being given back.

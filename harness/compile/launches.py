@@ -155,12 +155,9 @@ def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, st
         calls.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))
         return True
 
-    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
-    try:
-        with pretended(architecture):
-            yield calls
-    finally:
-        knobs.runtime.jit_cache_hook = before
+    with knobs.runtime.scope(), pretended(architecture):
+        knobs.runtime.jit_cache_hook = hook
+        yield calls
 
 
 @contextmanager

@@ -307,18 +307,15 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
         repeated[c.case, c.device, c.when].append(measured(c.time_us, c.low_us, c.high_us))
     times = {key: pooled(of) for key, of in repeated.items()}
 
-    def ratio(case: str, a: str, b: str) -> Comparison | None:
-        """The time of a over that of b; None where no pass has both."""
-        passes = [((case, a, when), (case, b, when)) for when in ("first", "last")]
-        ratios = [quotient(times[x], times[y]) for x, y in passes if x in times and y in times]
-        return pooled(ratios) if ratios else None
-
-    pairs = {
-        (case, a, b): found
-        for case in cases
-        for a, b in itertools.permutations(devices, 2)
-        if (found := ratio(case, a, b))
-    }
+    pairs: dict[tuple[str, str, str], Comparison] = {}  # the time of a device over that of another, by case
+    for case, (a, b) in itertools.product(cases, itertools.permutations(devices, 2)):
+        passes = [
+            quotient(times[case, a, when], times[case, b, when])
+            for when in ("first", "last")
+            if (case, a, when) in times and (case, b, when) in times
+        ]
+        if passes:
+            pairs[case, a, b] = pooled(passes)
     if not pairs:
         return None
     each = 1 - (1 - CONFIDENCE) / (len(pairs) / 2)
@@ -326,11 +323,8 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     pairs = {key: widened(ratio, wider) for key, ratio in pairs.items()}
     to_median, drifts = [], []
     for case in cases:
-        by_time = sorted(
-            (pooled([time for key, time in times.items() if key[:2] == (case, device)]).ratio, device)
-            for device in devices
-            if any(key[:2] == (case, device) for key in times)
-        )
+        of = {device: [t for key, t in times.items() if key[:2] == (case, device)] for device in devices}
+        by_time = sorted((pooled(each).ratio, device) for device, each in of.items() if each)
         # The faster of the two in the middle of an even number.
         _, median = by_time[(len(by_time) - 1) // 2]
         for device in devices:

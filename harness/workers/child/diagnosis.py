@@ -9,15 +9,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from harness.workers.child.outputs import POISON, bits
-
-if TYPE_CHECKING:
-    import torch
-
-    from kernels.mistakes import Answers
-    from kernels.op import Reference, RowGroups, Tolerance
+from kernels.mistakes import Answers, TooMuchWork, Work
+from kernels.op import Reference, RowGroups, Tolerance
 
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
 LONGEST = 220  # the most characters of a sentence
@@ -65,8 +63,6 @@ Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the
 
 def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     """The diagnosis of a whole output with elements that are NaN or infinite."""
-    import torch
-
     bad = ~torch.isfinite(output)
     count, nans, never = (int(each.sum()) for each in (bad, torch.isnan(output), bits(output) == POISON))
     spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
@@ -161,8 +157,6 @@ def _short(text: str, longest: int = LONGEST) -> str:
 
 def _spread(count: int, most: int) -> torch.Tensor:
     """At most `most` of the numbers 0 .. count - 1, both ends included."""
-    import torch
-
     if count <= most:
         return torch.arange(count)
     return torch.linspace(0, count - 1, most).round().long()
@@ -185,8 +179,6 @@ def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
 
 def _index(row: int, outer: tuple[int, ...]) -> list[int]:
     """The index of a flattened row along each dimension but the last."""
-    import torch
-
     return [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
 
 
@@ -208,8 +200,6 @@ def _constant(wrong: Wrong) -> Kind | None:
 
 def _units(error: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """An error in units of sigma, of an exact value at most 1e6."""
-    import torch
-
     z = torch.where(error == 0, 0.0, error / sigma)
     return z.nan_to_num(nan=1e6, posinf=1e6, neginf=-1e6).clamp(-1e6, 1e6)
 
@@ -226,8 +216,6 @@ def _within(error: torch.Tensor, sigma: torch.Tensor, tolerance: Tolerance) -> b
 
 def _factor(wrong: Wrong) -> Kind | None:
     """One factor for all, found by least squares with each element weighted by its own sigma."""
-    import torch
-
     got, right, sigma = wrong.got, wrong.right, wrong.sigma
     weight = torch.where(sigma > 0, right / sigma.square(), 0.0)
     size = float((weight * right).sum())
@@ -243,10 +231,6 @@ def _factor(wrong: Wrong) -> Kind | None:
 
 def _mistake(wrong: Wrong) -> Kind | None:
     """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first."""
-    import torch
-
-    from kernels.mistakes import TooMuchWork, Work
-
     if wrong.layout.answers is None or _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
         return None
     inner = math.prod(wrong.outer[1:])
@@ -288,8 +272,6 @@ def _mistake(wrong: Wrong) -> Kind | None:
 
 def _answer_to_others(wrong: Wrong) -> Kind | None:
     """Whether the rows hold the right answer to other operands."""
-    import torch
-
     inner = math.prod(wrong.outer[1:])
     own = torch.tensor(wrong.layout.numbers(0))[wrong.rows // inner]
     for name, other in wrong.layout.others.items():
@@ -460,8 +442,6 @@ def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     of a wrong range are near the right value by chance, so that a range counts as a whole where enough of its
     columns are off.
     """
-    import torch
-
     count, size = z.shape
     z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
     off = (z.amax(0) > tolerance.element) | (z.square().mean(0).sqrt() > 1.2 + 2.8 / count**0.5)

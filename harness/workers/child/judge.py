@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 import kernels
 from harness.errors import one_line
@@ -18,15 +20,11 @@ from harness.plan.memory import MAX_FLOPS, kept_references
 from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
+from kernels.mistakes import Answers
 from kernels.op import Reference, Tolerance
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
-
-    from kernels.mistakes import Answers
 
 CHEAP = 0.005  # a reference that takes less than this share of the work that it may take is never sampled
 
@@ -69,8 +67,6 @@ class Judge(OnDevice):
         self.kept: tuple[str, dict[str, torch.Tensor], dict[str, Any]] | None = None
 
     def hello(self, kind: str, device: str, *given: Any, **named: Any) -> dict[str, Any]:
-        import torch
-
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         ready = super().hello(kind, device, *given, **named)
@@ -122,8 +118,6 @@ class Judge(OnDevice):
         """The report on an output that a worker packed. It is compared on the device where that has room,
         because a large output takes the host many seconds; a wrong one again on the host, for a
         diagnosis."""
-        import torch
-
         known = self.references[name]
         reference, tolerance, wanted = known.reference, known.tolerance, known.layout.shape
         if [n for n in shape if n > 1] == [n for n in wanted if n > 1]:
@@ -154,8 +148,6 @@ class Judge(OnDevice):
 
     def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
         """Whether there is a GPU with enough memory for the comparison."""
-        import torch
-
         needed = 2 * output.nbytes + COMPARING * reference.value.numel()
         return self.kind != "cpu" and needed < torch.cuda.mem_get_info(self.device)[0]
 
@@ -182,8 +174,6 @@ class Judge(OnDevice):
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
         Returns which operands these are, the compared rows (None: all), and the report; an empty dict if
         nothing was judged."""
-        import torch
-
         if self.kept is None:
             return {}
         name, tensors, report = self.kept
@@ -233,8 +223,6 @@ def compare_output(
     truncates: whether the call truncates to bf16
     layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
-    import torch
-
     wanted = shape or tuple(reference.value.shape)
     if tuple(output.shape) != wanted:
         reason = f"output has shape {tuple(output.shape)}, not {wanted}"
@@ -316,8 +304,6 @@ def _bias(
     None where there are too few rows. And its limit: the op's limit and three standard errors, estimated
     from the scatter of the rows. The errors of a row have common causes, such as its rounded q, so that the
     rows are the sample."""
-    import torch
-
     sums = []
     for of, right, deviation in zip(*(x.split(ROWS_AT_ONCE) for x in (error, value, sigma)), strict=True):
         weight = torch.where(deviation > 0, right / deviation.double().square(), 0.0)

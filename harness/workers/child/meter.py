@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from harness.workers.child.device import OnDevice
 from harness.workers.child.timers import Program, timer_for
 from kernels.formats import FORMATS, native
@@ -90,8 +92,6 @@ class Meter(OnDevice):
 
     def _reach(self, claimed: int) -> int:
         """The least number of bytes whose repeated reading is as slow as memory."""
-        import torch
-
         whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
         sizes = [BELIEVED << doubled for doubled in range((claimed // BELIEVED).bit_length())]
         programs, rates = {}, defaultdict[int, float](float)
@@ -110,8 +110,6 @@ class Meter(OnDevice):
         if self.kind == "cpu":
             times = [time.perf_counter() for _ in range(readings)]
         else:
-            import torch
-
             events = [torch.cuda.Event(enable_timing=True) for _ in range(readings)]
             for event in events:
                 event.record()
@@ -122,8 +120,6 @@ class Meter(OnDevice):
 
     def prepare(self, workload: str) -> None:
         """Prepares one of the steady workloads: `read` or `product`."""
-        import torch
-
         self.program = Program([])  # frees the buffers of the last one
         if workload == "read":
             call = self._buffer().view(dtype=torch.int64).sum
@@ -171,8 +167,6 @@ class Meter(OnDevice):
     def _random(self, *shape: int, dtype: str) -> Any:
         """A tensor of Gaussian values, because zeros move and multiply faster. It repeats one million values:
         drawing more would take a CPU longer than measuring."""
-        import torch
-
         size = math.prod(shape)
         kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": FORMATS[native(self.arch)].dtype}
         few = torch.randn(min(size, MIB), device=self.device).to(kinds[dtype])
@@ -181,16 +175,12 @@ class Meter(OnDevice):
 
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
         """Reductions over the buffer; which one reads fastest differs by device."""
-        import torch
-
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
         for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
             yield buffer.nbytes, lambda call=call: call  # type: ignore[misc]
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         """Copies of one half of the buffer to the other."""
-        import torch
-
         for view in (buffer.view(torch.int64), buffer):
             to, of = view.chunk(2)
             copy = functools.partial(to.copy_, of)
@@ -207,16 +197,12 @@ class Meter(OnDevice):
                     yield 2.0 * m * n * k, functools.partial(way, m, n, k, dtype)
 
     def _mm(self, m: int, n: int, k: int, dtype: str) -> Call:
-        import torch
-
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         out = torch.empty(m, n, dtype=a.dtype, device=self.device)
         return lambda: torch.mm(a, b.t(), out=out)
 
     def _prepacked(self, m: int, n: int, k: int, dtype: str) -> Call:
         """A product with b in oneDNN's own layout, as torch.compile packs frozen weights."""
-        import torch
-
         a = self._random(m, k, dtype=dtype)
         b = torch.ops.mkldnn._reorder_linear_weight(self._random(n, k, dtype=dtype), m)
         return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
@@ -224,8 +210,6 @@ class Meter(OnDevice):
     def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
         """An FP8 product with one scale per tensor and the library's fastest accumulation. Block scales allow
         less; a ceiling may be higher than what they reach."""
-        import torch
-
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(

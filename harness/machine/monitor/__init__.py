@@ -11,5 +11,6 @@ from kernels.platform import Platform
 
 def monitor_for(platform: Platform, ours: Ours) -> Monitor:
     """The monitor of a platform's device."""
-    openers = {"cuda": open_nvidia, "rocm": open_amd}
-    return openers[platform.kind](platform, ours) if platform.kind in openers else open_cpu(ours)
+    if platform.kind == "cuda":
+        return open_nvidia(platform, ours)
+    return open_amd(platform, ours) if platform.kind == "rocm" else open_cpu(ours)

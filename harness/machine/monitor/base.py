@@ -87,9 +87,8 @@ class Notes:
     idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
     unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
 
-    def add(self, values: Mapping[str, float]) -> None:
-        for quantity, value in values.items():
-            self.values.setdefault(quantity, []).append(value)
+    def add(self, quantity: str, value: float) -> None:
+        self.values.setdefault(quantity, []).append(value)
 
     def take(self) -> JsonObject:
         """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
@@ -262,7 +261,8 @@ class GpuMonitor(Monitor):
 
     def sample(self, work: str = "") -> None:
         look = self._look()
-        self.notes.add(look.values)
+        for quantity, value in look.values.items():
+            self.notes.add(quantity, value)
         if look.busy is False:
             self.notes.idle += 1
             return
@@ -272,7 +272,7 @@ class GpuMonitor(Monitor):
         self.slowed |= look.slowed & self.disturbing
         if look.clock is None:
             return
-        self.notes.add({self._clock_quantity(): look.clock})
+        self.notes.add(self._clock_quantity(), look.clock)
         if look.busy and self.power not in look.slowed:
             self.see_clock(work, look.clock)
 
@@ -289,7 +289,7 @@ class GpuMonitor(Monitor):
         both = slowed.keys() & self.slowed_before.keys() if elapsed > self.elapsed else set[str]()
         for reason in sorted(both):
             share = (slowed[reason] - self.slowed_before[reason]) / (elapsed - self.elapsed)
-            self.notes.add({f"{reason.replace(' ', '_')}_percent": 100 * share})
+            self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
             if share > MAX_SLOWED and reason in self.disturbing:
                 lines.append(f"{reason} for {share:.0%} of the round")
         return [*lines, *(f"{r} seen" for r in sorted(self.slowed - slowed.keys()))]
@@ -322,11 +322,12 @@ class GpuMonitor(Monitor):
 
     def readable(self) -> dict[str, str]:
         look, used = self._look(), self._utilisation()
-        self.notes.add(look.values)
+        for quantity, value in look.values.items():
+            self.notes.add(quantity, value)
         if look.clock is not None:
-            self.notes.add({self._clock_quantity(): look.clock})
+            self.notes.add(self._clock_quantity(), look.clock)
         if used is not None:
-            self.notes.add({"utilisation_percent": used})
+            self.notes.add("utilisation_percent", used)
         self._slowdown_counters()
         shown = {"processes": str(len(self._holders()))}
         if look.busy is not None:

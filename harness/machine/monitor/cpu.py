@@ -221,7 +221,7 @@ class CpuMonitor(Monitor):
         except OSError as error:
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
-        self.notes.add({"frequency_mhz": frequency})
+        self.notes.add("frequency_mhz", frequency)
         self.see_clock(work, frequency)
 
     def end(self) -> str:
@@ -229,7 +229,7 @@ class CpuMonitor(Monitor):
         if self.start is not None:
             reasons += self._disturbances(self.start, self._read())
             try:
-                self.notes.add({"load": self.counters.load()})
+                self.notes.add("load", self.counters.load())
             except OSError as error:
                 self.notes.unread["load"] = error.strerror or str(error)
         return "; ".join(reasons)
@@ -284,7 +284,7 @@ class CpuMonitor(Monitor):
         """What the hypervisor gave to other machines, on the CPU that lost most."""
         ticks, cpu = max((now.cpus[c].stolen - start.cpus[c].stolen, c) for c in self.counters.lines)
         share = ticks * TICK_S / (now.at - start.at)
-        self.notes.add({"steal_percent": 100 * share})
+        self.notes.add("steal_percent", 100 * share)
         if ticks < STEAL_TICKS or share <= STEAL:
             return ""
         return f"the hypervisor took {share:.0%} of {cpu}"
@@ -314,7 +314,7 @@ class CpuMonitor(Monitor):
         if others > limit:  # perhaps they are descendants of ours that were not known yet
             known = self.counters.read(self._own_processes(all_threads=True)).ours
             others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
-        self.notes.add({"others_percent": max(0.0, 100 * others / wall)})
+        self.notes.add("others_percent", max(0.0, 100 * others / wall))
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
 
     def _read(self) -> Reading:

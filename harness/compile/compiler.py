@@ -57,9 +57,7 @@ class Resources:
     """What a compiled kernel takes of a GPU."""
 
     registers: int = 0  # of a thread. On CDNA these are vector registers: VGPRs and AGPRs together
-    spills: int = 0
-    """Registers of a thread that did not fit. On NVIDIA: a fourth of the bytes that are stored for them. On
-    CDNA some of them may have gone to AGPRs."""
+    spills: int = 0  # registers of a thread that did not fit. On CDNA some of them may have gone to AGPRs
     scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
     shared_bytes: int = 0  # of a program
     columns: int = 0  # of tensor memory, of a program
@@ -69,10 +67,6 @@ class Resources:
     products: list[Product] = field(default_factory=list)  # products in the source, each once
     remarks: list[str] = field(default_factory=list)  # remarks of the assembler about what costs speed
     error: str = ""  # why compiling failed, in one line; then all others are empty
-
-    @staticmethod
-    def read(entry: JsonObject) -> Resources:
-        return Resources(**entry | {"products": [Product(**product) for product in entry["products"]]})
 
 
 def resources_of(compiled: CompiledKernel, log: str) -> Resources:
@@ -114,7 +108,7 @@ def _nvidia(text: str, log: str, cubin: bytes) -> JsonObject:
     remarks = re.findall(r"Potential Performance Loss: ([^\n]*?)(?: in the function| in function|\n|$)", log)
     return {
         "registers": int(_match(r"Used (\d+) registers", log)[1]),
-        "spills": int(stores) // 4,
+        "spills": int(stores) // 4,  # a register has four bytes
         "scratch_bytes": int(frame),
         "threads": threads[0],
         "code_bytes": _text_bytes(cubin),
@@ -188,8 +182,7 @@ def compile_all(
 
 
 def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-    """A compiler that dies breaks the whole pool of processes; then each launch that is left is compiled in a
-    pool of its own."""
+    """A compiler that dies breaks the pool: each launch that is left then has a pool of its own."""
     if not todo:
         return
     left = dict(todo)
@@ -234,8 +227,7 @@ def _function(kernel: str) -> JITFunction:
 
 @functools.cache
 def _compiler() -> str:
-    """What decides a result beside the launch: the compiler, its variables, and this file, which reads its
-    output."""
+    """What decides a result beside the launch: the compiler, its variables, and this file, the reader."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -255,6 +247,7 @@ def _file(key: str) -> Path:
 
 def _recall(key: str) -> Resources | None:
     try:
-        return Resources.read(json.loads(_file(key).read_bytes()))
+        entry: JsonObject = json.loads(_file(key).read_bytes())
+        return Resources(**entry | {"products": [Product(**product) for product in entry["products"]]})
     except (OSError, ValueError, TypeError, KeyError):
         return None

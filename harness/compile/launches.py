@@ -40,8 +40,7 @@ class KernelLaunch:
     kernel: str  # `module:name`
     arch: str
     data: str  # JSON for JITFunction.preload: types, constants, alignments, options
-    excuse: str = ""
-    """Why the kernel may do without the architecture's matrix instructions, which need 64 rows or more."""
+    excuse: str = ""  # why it may do without the architecture's matrix instructions, which need 64 rows
     cases: list[str] = field(default_factory=list)  # texts of the cases whose calls launch it
 
     @property
@@ -121,18 +120,13 @@ def launches_of(
     implementation's, the suite's own kernels that come before are included. Raises Unsupported."""
     with recorded_launches(architecture) as calls:
         _call(op, implementation, architecture, operands, sizes)
-    excuses = implementation.older_instructions
-    return [
-        KernelLaunch(
-            op.name,
-            implementation.name,
-            kernel,
-            architecture.arch,
-            data,
-            excuses.get(kernel.partition(":")[2], ""),
-        )
+    found = [
+        KernelLaunch(op.name, implementation.name, kernel, architecture.arch, data)
         for kernel, data in dict.fromkeys(calls)
     ]
+    for launch in found:
+        launch.excuse = implementation.older_instructions.get(launch.name, "")
+    return found
 
 
 def _call(
@@ -161,12 +155,9 @@ def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, st
         calls.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))
         return True
 
-    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
-    try:
-        with pretended(architecture):
-            yield calls
-    finally:
-        knobs.runtime.jit_cache_hook = before
+    with knobs.runtime.scope(), pretended(architecture):
+        knobs.runtime.jit_cache_hook = hook
+        yield calls
 
 
 @contextmanager

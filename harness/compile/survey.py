@@ -1,5 +1,4 @@
-"""The survey of compiled kernels: all configurations that runs launch on each target, and why one must not be
-shipped."""
+"""The survey of compiled kernels: what runs launch on each target, and why one must not be shipped."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from harness.files import JsonObject
 from harness.paths import DATA
 
 REFUSED = DATA / "refused.json"
-TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")
-"""The constants that are sizes of a tile."""
+TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # the constants that are sizes of a tile
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
 
 

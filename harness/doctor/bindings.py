@@ -10,12 +10,12 @@ import importlib.metadata
 import inspect
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import kernels
@@ -38,9 +38,7 @@ ALL_KINDS = ("cuda", "rocm", "cpu")
 class RecordedSource:
     """Signatures that were recorded from one release."""
 
-    texts: Mapping[str, str | None]
-    """Dotted place -> signature; None where the release has no such place, `""` where its sources do not
-    contain the signature."""
+    texts: Mapping[str, str | None]  # by dotted place; None: no such place; "": no signature in the sources
 
     def signature(self, place: str) -> inspect.Signature | None:
         if place not in self.texts:
@@ -55,14 +53,10 @@ class RecordedSource:
 class Release:
     """A version of one library."""
 
-    library: str
-    """The name of its module."""
+    library: str  # the name of its module
     version: str
     source: SignatureSource
-    kinds: tuple[str, ...] = ALL_KINDS
-    """The platforms that it was built for."""
-    pins: Mapping[str, str] = field(default_factory=dict)
-    """Other library -> the one version of it that this release requires."""
+    kinds: tuple[str, ...] = ALL_KINDS  # the platforms that it was built for
 
 
 @dataclass(frozen=True)
@@ -72,33 +66,20 @@ class RowBinding:
     library: str
     version: str
     status: str
-    reason: str
-    """What does not fit, or which signatures are unknown."""
-    without: str
-    """Optional arguments that this version lacks."""
-    last_read: str
-    """The newest release that the row was written for, where this release is newer; else empty."""
+    reason: str  # what does not fit, or which signatures are unknown
+    without: str  # optional arguments that this version lacks
+    last_read: str  # the newest release that the row was written for, where this release is newer; else empty
 
 
 def bindings(releases: Sequence[Release]) -> list[RowBinding]:
-    """First, for each release, the rows that use it and run on its platforms. Then the rows that need a newer
-    version of a library than the one that a release pins, where that library is not among the releases."""
-    given = {release.library for release in releases}
+    """For each release the rows that use it and run on its platforms."""
     using = {row: libraries(row) for row in rows()}
-    found = [
+    return [
         _bind(row, release)
         for release in releases
         for row, names in using.items()
         if release.library in names and set(row.kinds) & set(release.kinds)
     ]
-    for release in releases:
-        for library, pinned in release.pins.items():
-            for row, names in using.items():
-                first = row.first_versions.get(library, "")
-                if library in names - given and is_older(pinned, first):
-                    reason = f"needs {first} or later; {release.library} pins {pinned}"
-                    found.append(_row_binding(row, library, pinned, OLDER, reason))
-    return found
 
 
 def rows() -> list[Vendor]:
@@ -162,14 +143,8 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
         reason = f"not told: {', '.join(unknown)}"
         if is_silent or not known:
             status = UNKNOWN
-    return _row_binding(row, release.library, release.version, status, reason, ", ".join(sorted(without)))
-
-
-def _row_binding(
-    row: Vendor, library: str, version: str, status: str, reason: str, without: str = ""
-) -> RowBinding:
-    newest = last_read(library, version)
-    return RowBinding(row.op, row.name, library, version, status, reason, without, newest)
+    lacking, newest = ", ".join(sorted(without)), last_read(release.library, release.version)
+    return RowBinding(row.op, row.name, release.library, release.version, status, reason, lacking, newest)
 
 
 def _first(
@@ -196,13 +171,11 @@ def wanted_libraries() -> list[str]:
 
 
 def installed() -> list[Release]:
-    releases = []
-    for library in wanted_libraries():
-        if known := version(library):
-            found = next(_distributions(library), None)
-            kinds = _kinds(found) if found else ALL_KINDS
-            releases.append(Release(library, known, LibrarySource.installed(_root(library)), kinds))
-    return releases
+    return [
+        Release(library, known, LibrarySource.installed(_root(library)), _kinds(_distribution(library)))
+        for library in wanted_libraries()
+        if (known := version(library))
+    ]
 
 
 def releases_in(path: Path) -> list[Release]:
@@ -223,46 +196,26 @@ def _release(library: str, path: Path, source: LibrarySource) -> Release:
     """Takes the version from the metadata beside the library, or from the end of the folder's name
     (`aiter-0.1.20`); else the name of the folder stands for it."""
     beside = [path, path.parent] if path.is_dir() else [path]
-    if found := next(_distributions(library, [str(place) for place in beside]), None):
-        return Release(library, found.version, source, _kinds(found), _pins(found))
+    if found := _distribution(library, [str(place) for place in beside]):
+        return Release(library, found.version, source, _kinds(found))
     name = path.resolve().name
     number = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
     return Release(library, number[1] if number else name, source)
 
 
-def _distributions(
-    library: str, path: Sequence[str] | None = None
-) -> Iterator[importlib.metadata.Distribution]:
-    """The distributions that contain a library, on `path` or else on Python's own."""
+def _distribution(library: str, path: Sequence[str] | None = None) -> importlib.metadata.Distribution | None:
+    """A distribution that contains a library, on `path` or else on Python's own."""
     names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
-    if path is None:
-        found = importlib.metadata.distributions()
-    else:
-        found = importlib.metadata.distributions(path=[*path])
-    return (one for one in found if canonicalize_name(one.metadata["Name"] or "") in names)
+    found = importlib.metadata.distributions(path=sys.path if path is None else [*path])
+    return next((one for one in found if canonicalize_name(one.metadata["Name"] or "") in names), None)
 
 
-def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
+def _kinds(distribution: importlib.metadata.Distribution | None) -> tuple[str, ...]:
     """The platforms of a build: wheels for CPUs lack what GPUs run."""
+    if distribution is None:
+        return ALL_KINDS
     name = distribution.metadata["Name"] or ""
-    is_for_cpus = name.endswith("-cpu") or distribution.version.endswith("+cpu")
-    return ("cpu",) if is_for_cpus else ALL_KINDS
-
-
-def _pins(distribution: importlib.metadata.Distribution) -> dict[str, str]:
-    """Library of a row -> the exact version that the distribution requires here, without extras."""
-    library_of = {
-        canonicalize_name(name): library
-        for library in wanted_libraries()
-        for name in DISTRIBUTIONS.get(library, (library,))
-    }
-    pins = {}
-    for requirement in map(Requirement, distribution.requires or ()):
-        library = library_of.get(canonicalize_name(requirement.name))
-        exact = [each.version for each in requirement.specifier if each.operator == "=="]
-        if library and exact and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
-            pins[library] = exact[0]
-    return pins
+    return ("cpu",) if name.endswith("-cpu") or distribution.version.endswith("+cpu") else ALL_KINDS
 
 
 def recorded(path: Path) -> list[Release]:

@@ -1,13 +1,11 @@
-"""Facts about a machine: what it is, how small a difference can be measured on it, and what would improve
-that."""
+"""Facts about a machine: what it is, how small a difference it can measure, and what would improve that."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,13 +22,12 @@ from harness.timing.rounds import Policy, measure
 from harness.workers.environment import provenance, worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.gpus import smi
-from kernels.platform import Platform, devices, lookalike, run, unseen, version
+from kernels.platform import Platform, devices, lookalike, unseen, version
 from kernels.vendor import Vendor, last_read
 
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05
-SECONDS = 2.5
-"""The seconds of samples for each workload."""
+SECONDS = 2.5  # the seconds of samples for each workload
 
 
 def examine(
@@ -112,23 +109,14 @@ def clock_differences(pair: list[WorkerProcess], seconds: float = SECONDS) -> di
     return found
 
 
-Ask = Callable[..., str]
-
-
-def advice(here: Platform, threads: int, root: Path = Path("/"), ask: Ask = run) -> list[str]:
-    """Returns lines of advice. root: the folder that holds sys and proc; ask: runs a command and returns what
-    it prints, an empty string where it fails."""
+def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
+    """Returns lines of advice. root: the folder that holds sys and proc"""
+    lines = _persistence(here) if here.kind == "cuda" else []
     if here.kind == "cpu":
-        lines = _cpu(root, threads)
-    elif here.kind == "cuda":
-        lines = _persistence(here)
-    else:
-        lines = _torch_devices(ask)
-    if here.kind == "cpu" and "hypervisor" in here.features:
-        lines.append(
-            "a virtual machine: its neighbours' noise is not visible from inside; trust ratios within a run, "
-            "or use a machine of your own"
-        )
+        lines += _cpu(root, threads)
+        if "hypervisor" in here.features:
+            trust = "trust ratios within a run, or use a machine of your own"
+            lines.append(f"a virtual machine: its neighbours' noise is not visible from inside; {trust}")
     return lines + _libraries(here)
 
 
@@ -136,82 +124,49 @@ def _libraries(here: Platform) -> list[str]:
     """The libraries that implementations for this platform lack, and the libraries that are newer than the
     releases that their implementations were written for."""
     lacks: dict[str, list[str]] = {}
-    newer: dict[str, None] = {}
-    for op in kernels.OPS:
-        for row in kernels.implementations(op):
-            support = row.available(here)
-            if not support.ok and "not installed" in support.reason:
-                lacks.setdefault(support.reason, []).append(row.name)
-            if isinstance(row, Vendor) and here.kind in row.kinds:
-                library = row.library or row.provider
-                if read := last_read(library, row.version):
-                    newer[
-                        f"{library} {row.version} is newer than {read}, the last that its rows were read "
-                        "against: `harness doctor --bind` says which calls still fit"
-                    ] = None
-    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()] + [*newer]
+    newer: dict[tuple[str, str], str] = {}
+    for row in (row for op in kernels.OPS for row in kernels.implementations(op)):
+        support = row.available(here)
+        if not support.ok and "not installed" in support.reason:
+            lacks.setdefault(support.reason, []).append(row.name)
+        if isinstance(row, Vendor) and here.kind in row.kinds:
+            library = row.library or row.provider
+            if read := last_read(library, row.version):
+                newer[library, row.version] = read
+    lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()]
+    return lines + [
+        f"{library} {release} is newer than {read}, the last that its rows were read against: "
+        "`harness doctor --bind` says which calls still fit"
+        for (library, release), read in newer.items()
+    ]
 
 
-def _cpu(root: Path, threads: int) -> list[str]:
+def _cpu(root: Path, threads: int) -> Iterator[str]:
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(root, "proc/self/status"), re.MULTILINE)
     ours = sorted(cpus_in(allowed[1])) if allowed else []
-    lines = [
-        *_clocks(root, ours),
-        _threads(root, threads, ours),
-        _quota(root, threads),
-        _pages(root),
-        unseen(),
-    ]
-    return [line for line in lines if line]
-
-
-def _clocks(root: Path, cpus: list[int]) -> list[str]:
-    folder = "sys/devices/system/cpu"
-    lines = []
-    governors = {_text(root, f"{folder}/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
+    governors = {_text(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor") for cpu in ours}
     if slow := governors - {"", "performance"}:
         wanted = "clocks drift less under `cpupower frequency-set -g performance`"
-        lines.append(f"the frequency governor is {', '.join(sorted(slow))}: {wanted}")
-    # Intel's driver has no_turbo, the others have boost.
-    for name, on, off in (("intel_pstate/no_turbo", "0", 1), ("cpufreq/boost", "1", 0)):
-        if _text(root, f"{folder}/{name}") == on:
-            how = f"for steadier ones `echo {off} > /{folder}/{name}`, though engines serve with it on"
-            lines.append(f"turbo is on, so clocks follow load and heat: {how}")
-    return lines
-
-
-def _threads(root: Path, threads: int, cpus: list[int]) -> str:
-    """Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores."""
-    nodes = [len(node) for node in cores(root, set(cpus))]
-    if cpus and threads > sum(nodes):
-        return f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
-    if cpus and threads > nodes[0]:
-        return (
-            f"{threads} threads span NUMA nodes, and where memory lies changes times: --threads {nodes[0]} "
-            "keeps to one node"
-        )
-    return ""
-
-
-def _quota(root: Path, threads: int) -> str:
-    cpus = quota(root)
-    if cpus >= threads:
-        return ""
-    return (
-        f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: raise its "
-        f"quota, or run with --threads {max(1, int(cpus))}"
-    )
-
-
-def _pages(root: Path) -> str:
+        yield f"the frequency governor is {', '.join(sorted(slow))}: {wanted}"
+    # Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores.
+    nodes = [len(node) for node in cores(root, set(ours))]
+    if ours and threads > sum(nodes):
+        yield f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
+    elif ours and threads > nodes[0]:
+        keep = f"--threads {nodes[0]} keeps to one node"
+        yield f"{threads} threads span NUMA nodes, and where memory lies changes times: {keep}"
+    if (cpus := quota(root)) < threads:
+        how = f"raise its quota, or run with --threads {max(1, int(cpus))}"
+        yield f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
     path = "sys/kernel/mm/transparent_hugepage/enabled"
     mode = re.search(r"\[(\w+)\]", _text(root, path))
-    if mode is None or mode[1] == "always" or "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""):
-        return ""
-    how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
-    if mode[1] == "never":
-        how = f"`echo madvise > /{path}`, then {how}"
-    return f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
+    if mode and mode[1] != "always" and "hugetlb=1" not in os.environ.get("GLIBC_TUNABLES", ""):
+        how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+        if mode[1] == "never":
+            how = f"`echo madvise > /{path}`, then {how}"
+        yield f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
+    if why := unseen():
+        yield why
 
 
 def _persistence(here: Platform) -> list[str]:
@@ -221,31 +176,6 @@ def _persistence(here: Platform) -> list[str]:
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":
         return []
     return [f"persistence mode is off, so the GPU wakes anew: `nvidia-smi -i {device} -pm 1`"]
-
-
-WITH_AMDSMI = "import torch; print(torch.cuda.device_count())"
-"""Where amdsmi can be imported, torch counts devices with it, and otherwise with HIP."""
-WITHOUT_AMDSMI = f"import sys; sys.modules['amdsmi'] = None; {WITH_AMDSMI}"
-
-
-def _torch_devices(ask: Ask) -> list[str]:
-    """Checks, in processes of its own, that torch counts the devices that the kernel driver shows. Beside an
-    amdsmi that has its own library torch counts none (pytorch/pytorch#186516). Untested on hardware."""
-    shown = sum(platform.kind == "rocm" for platform in devices().values())
-    beside, alone = (ask(sys.executable, "-c", code) for code in (WITH_AMDSMI, WITHOUT_AMDSMI))
-    if not beside.isdigit() or not alone.isdigit():  # there is no torch, or it fails
-        return []
-    if beside != alone:
-        return [
-            f"beside the installed amdsmi torch counts {beside} devices, without it {alone}, of {shown} that "
-            "the driver shows: `pip uninstall amdsmi`, then `pip install` ROCm's own, in its share/amd_smi"
-        ]
-    if int(alone) != shown:
-        return [
-            f"torch counts {alone} devices of {shown} that the driver shows: see that it is the build for "
-            "this ROCm, and that this user may open /dev/kfd and /dev/dri (groups render and video)"
-        ]
-    return []
 
 
 def _text(root: Path, path: str) -> str:

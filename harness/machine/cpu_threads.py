@@ -14,8 +14,7 @@ SYSTEM = Path("/")
 
 
 def control_groups(root: Path = SYSTEM) -> list[Path]:
-    """The folders of the control groups (version 1 or 2) that limit the CPU time of this process: its own
-    group and the groups around it."""
+    """The folders of this process's control groups, version 1 or 2, and of those around them."""
     try:
         groups = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
@@ -33,8 +32,7 @@ def control_groups(root: Path = SYSTEM) -> list[Path]:
 
 
 def quota(root: Path = SYSTEM) -> float:
-    """The smallest limit that a control group sets, in CPUs (1.5 is one and a half CPUs' worth of time);
-    infinite where no group sets one."""
+    """The smallest limit of a control group, in CPUs (1.5: one and a half CPUs' time); infinite without."""
     limits = [math.inf]
     for folder in control_groups(root):
         with contextlib.suppress(OSError):  # version 2: microseconds in each period, or `max`
@@ -51,14 +49,8 @@ def quota(root: Path = SYSTEM) -> float:
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """A user who sets one of these variables binds threads without us."""
 
-
-def _allowed() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-ALLOWED = _allowed()
+HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() or 1))
 """The CPUs that this process was given. Once OpenMP has bound the main thread, that thread has fewer."""
 
 
@@ -70,8 +62,7 @@ def nodes(root: Path = SYSTEM) -> list[set[int]]:
 
 
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
-    """For each NUMA node one hardware thread of each physical core that may be used. The node with the most
-    cores comes first."""
+    """By NUMA node, the one with the most first: a hardware thread of each core that may be used."""
     by_node = []
     for node in nodes(root):
         firsts: dict[frozenset[int], int] = {}
@@ -103,21 +94,18 @@ def pinned(threads: int) -> list[int] | str:
 
     # A parallel region that has enough work for each thread starts the threads and binds them.
     torch.empty(threads << 17).fill_(0.0)
-    # Threads of torch's own pool, which no kernel here uses, share the main thread's CPU.
-    bound = dict.fromkeys(cpus.pop() for cpus in map(cpus_in, _affinities()) if len(cpus) == 1)
+    bound: dict[
+        int, None
+    ] = {}  # threads of torch's own pool, which no kernel uses, share the main thread's CPU
+    for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            listed = re.search(r"^Cpus_allowed_list:(.*)", (task / "status").read_text("utf-8"), re.MULTILINE)
+            if listed and len(cpus := cpus_in(listed[1])) == 1:
+                bound |= dict.fromkeys(cpus)
     if len(bound) == threads:
         return list(bound)
     binding = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)
     return f"no: {binding}" if binding else f"no: {threads} threads are more than there are physical cores"
-
-
-def _affinities() -> Iterator[str]:
-    """For each thread of this process the list of CPUs that it may run on, in the order of their start."""
-    for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):
-            status = (task / "status").read_text("utf-8")
-            match = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-            yield match.group(1) if match else ""
 
 
 class MainThread:
@@ -132,9 +120,8 @@ class MainThread:
         self.bound: set[int] | None = None
 
     def release(self) -> None:
-        """Remembers the CPUs that the thread is bound to, if it is bound, and lets it run on all of its
-        NUMA node."""
-        if hasattr(os, "sched_setaffinity"):
+        """Remembers the CPUs that the thread is bound to, and lets it run on all of its NUMA node."""
+        if HAS_AFFINITY:
             now = os.sched_getaffinity(0)
             around = {cpu for node in nodes() if node & now for cpu in node & ALLOWED}
             if now < around:

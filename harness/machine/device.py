@@ -1,5 +1,4 @@
-"""The device that a command names, and the provenance of a measurement: the machine, the versions, the code,
-the environment."""
+"""The device that a command names, and where a measurement is from: machine, versions, code, variables."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Triton.
 from __future__ import annotations
 
 import fnmatch
-import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,7 @@ from pathlib import Path
 import kernels
 from harness.files import JsonObject
 from harness.results.comparison import paired
-from harness.results.journal import Journal
-from harness.results.read import run_folders
+from harness.results.read import read, run_folders
 from harness.results.schema import Cell
 from kernels.platform import Platform
 
@@ -49,14 +48,12 @@ class Test:
     said: str
     factor: float
     against: str
-    runs: tuple[str, ...]
-    """Implementations of either side that this machine can time."""
+    runs: tuple[str, ...]  # implementations of either side that this machine can time
     cases: int
-    claimed: Ratio | None
-    """The largest ratio of all cases that the claim's kernels reached on the claim's hardware."""
+    claimed: Ratio | None  # the largest that the claim's kernels reached on the claim's hardware
     here: Ratio | None
-    """The largest ratio that any kernel of any provider reached over the rival in runs on this machine's
-    architecture. It shows how large such factors get, and is no evidence for the claim."""
+    """The largest that any kernel reached over the rival in runs on this machine's architecture. It shows how
+    large such factors get, and is no evidence for the claim."""
     verdict: str
 
 
@@ -118,7 +115,8 @@ def ratios(
     pairs = []
     for (run, *_), (mine, others) in sides.items():
         if mine and others:
-            pairs.append((run, min(mine, key=_time_us), min(others, key=_time_us)))
+            time_us = operator.attrgetter("time_us")
+            pairs.append((run, min(mine, key=time_us), min(others, key=time_us)))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
     comparable = []
     for run, a, b in pairs:
@@ -128,20 +126,10 @@ def ratios(
     return comparable
 
 
-def _time_us(cell: Cell) -> float:
-    return cell.time_us or math.inf
-
-
 def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def recorded_cells(run: str | Path) -> list[tuple[str, Cell]]:
     """All cells at a path or glob pattern, each with its run folder."""
-    return [
-        (str(folder), record)
-        for folder in run_folders(run)
-        for records in Journal(folder).finished().values()
-        for record in records
-        if isinstance(record, Cell)
-    ]
+    return [(str(folder), cell) for folder in run_folders(run) for cell in read(str(folder)).cells.values()]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,31 +24,19 @@ from harness.plan.settings import PLAIN
 from harness.results.read import RecordedRun
 from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
 from harness.statistics.intervals import CONFIDENCE, students_t
-from harness.statistics.paired import (
-    Comparison,
-    compare,
-    measured,
-    pooled,
-    quotient,
-    verdict,
-    widened,
-)
+from harness.statistics.paired import Comparison, compare, measured, pooled, quotient, verdict, widened
 from harness.statistics.totals import TINY
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
 TERMS = ("op", "cache", "seed")
-CLOCKS_APART = 0.03
-"""Clocks that differ by a larger share are different conditions."""
-MIN_FLOOR = 0.03
-"""The noise between sessions, where too few unchanged rows are there to show it."""
-ENOUGH = 3
-"""The number of unchanged rows that shows the noise between sessions."""
+CLOCKS_APART = 0.03  # clocks that differ by a larger share are different conditions
+MIN_FLOOR = 0.03  # the noise between sessions, where too few unchanged rows are there to show it
+ENOUGH = 3  # the number of unchanged rows that shows the noise between sessions
 UNKNOWN_SPREAD = 0.08
 """The spread of devices that no run calibrated together: the average by which GPUs of one model in one
 cluster differ, from more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Single
 devices differ more, but the ratio to the baseline cancels what makes all rows of a device slower."""
-LAG = 0.02
-"""A device lags, or has drifted, where its interval lies beyond this share."""
+LAG = 0.02  # a device lags, or has drifted, where its interval lies beyond this share
 NOISY = 0.05
 """Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
 
@@ -77,17 +65,11 @@ class Row:
     weight: float
     a_us: float
     b_us: float
-    baseline: str
-    """The row that both cells are relative to; empty where absolute times were compared."""
-    changed: bool | None
-    """Whether its source, its library or what the library picked changed; None where a run is too old to
-    tell."""
-    comparison: Comparison
-    """Time in A over time in B, both relative to the baseline; > 1: B is faster."""
-    drift: bool = False
-    """It did not change, but its absolute time did."""
-    spread: float = 0.0
-    """What is added to the noise because different devices measured A and B; 0 where one device did."""
+    baseline: str  # the row that both cells are relative to; empty where absolute times were compared
+    changed: bool | None  # whether its source, its library or what that picked changed; None: not known
+    comparison: Comparison  # time in A over time in B, both relative to the baseline; > 1: B is faster
+    drift: bool = False  # it did not change, but its absolute time did
+    spread: float = 0.0  # what is added to the noise because different devices measured A and B
 
 
 @dataclass
@@ -95,18 +77,13 @@ class Compared:
     """Two runs compared."""
 
     rows: list[Row]
-    noise: float
-    """Between the sessions."""
-    noise_from: str
-    """What the noise is derived from."""
-    incompatible: list[str] = field(default_factory=list)
-    """Differences that forbid the comparison; empty if there is none."""
-    notes: list[str] = field(default_factory=list)
-    """Differences that do not forbid it, but may be why a row moved."""
-    missing: list[str] = field(default_factory=list)
-    """Cells with a time in one of the runs only, and why."""
+    noise: float  # between the sessions
+    noise_from: str  # what the noise is derived from
+    incompatible: list[str] = field(default_factory=list)  # differences that forbid the comparison
+    notes: list[str] = field(default_factory=list)  # differences that may be why a row moved
+    missing: list[str] = field(default_factory=list)  # cells with a time in one of the runs only, and why
     lost: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Cells, by case and name, with a time in A and none in B although B tried: their status in B."""
+    """By case and name, the status in B of cells with a time in A alone, although B tried."""
 
     @property
     def regressions(self) -> list[Row]:
@@ -132,10 +109,9 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
     for row in raw:
         spread, _ = apart.get(row.case, (0.0, ""))
         within = max(noise, a.noises.get(row.case, 0.0), b.noises.get(row.case, 0.0)) + spread
-        ratio = row.comparison
         # Absolute times of two sessions give no verdict.
-        word = verdict(ratio.low, ratio.high, noise=within) if row.baseline else "unclear"
-        rows.append(replace(row, spread=spread, comparison=replace(ratio, verdict=word)))
+        word = verdict(row.comparison.low, row.comparison.high, noise=within) if row.baseline else "unclear"
+        rows.append(replace(row, spread=spread, comparison=replace(row.comparison, verdict=word)))
     missing = [
         f"{key[1]} at {key[0]}: {_absence('B', b, key) if key in timed[0] else _absence('A', a, key)}"
         for key in dict.fromkeys([*a.cells, *b.cells])
@@ -190,8 +166,7 @@ def _differ(name: str, a: object, b: object) -> str:
 
 
 def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -> tuple[float, str]:
-    """By which share two devices may differ, and how that is known: the most that a run which calibrated both
-    recorded for their type."""
+    """By which share two devices may differ at most, by runs that calibrated both, and how that is known."""
     known = [
         (spread.most, f"what devices of type {spread.type} may differ by, calibrated in {run.folder}")
         for run in (a, b)
@@ -208,7 +183,6 @@ def _absence(where: str, run: RecordedRun, key: tuple[str, str]) -> str:
 
 
 def _changed(a: Cell, b: Cell) -> bool | None:
-    """See Row.changed."""
     if (a.version, a.picked) != (b.version, b.picked):
         return True
     return a.source != b.source if a.source and b.source else None
@@ -220,13 +194,8 @@ def _baseline(case: str, a: RecordedRun, b: RecordedRun, timed: Iterable[tuple[s
 
     timed: the cells that have a time in both runs
     """
-    names = [
-        name
-        for of, name in timed
-        if of == case
-        and a.cells[of, name].setting == PLAIN
-        and not _changed(a.cells[of, name], b.cells[of, name])
-    ]
+    plain = [name for of, name in timed if of == case and a.cells[of, name].setting == PLAIN]
+    names = [name for name in plain if not _changed(a.cells[case, name], b.cells[case, name])]
     return min(names, key=lambda name: (name != a.run.baseline, name), default="")
 
 
@@ -262,21 +231,20 @@ def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
     moves = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.baseline]
     if len(moves) < ENOUGH:
         return MIN_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
-    noise = max(MIN_FLOOR, math.expm1(max(moves)))
-    return noise, f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
+    how = f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
+    return max(MIN_FLOOR, math.expm1(max(moves))), how
 
 
 def totals(compared: Iterable[Row]) -> dict[str, float]:
     """For each implementation the time of its cases together in A over that in B, as far as the baseline
     tells it; each case counts with its weight."""
-    by_name: dict[str, list[Row]] = {}
+    of_a, of_b = defaultdict[str, float](float), defaultdict[str, float](float)
     for row in compared:
         if row.baseline:
-            by_name.setdefault(row.name, []).append(row)
-    times = {
-        name: [((r.weight or TINY) * r.a_us, r.comparison.ratio) for r in of] for name, of in by_name.items()
-    }
-    return {name: sum(t for t, _ in of) / sum(t / ratio for t, ratio in of) for name, of in times.items()}
+            us = (row.weight or TINY) * row.a_us
+            of_a[row.name] += us
+            of_b[row.name] += us / row.comparison.ratio
+    return {name: of_a[name] / of_b[name] for name in of_a}
 
 
 # Devices of one run
@@ -297,12 +265,9 @@ class Spread:
 
     type: str
     devices: Sequence[str]
-    to_median: Sequence[DeviceRatio]
-    """For each device and case its time over that of the median device, whose own ratio is 1."""
-    drifts: Sequence[DeviceRatio]
-    """For each device and case its last time over its first."""
-    widest: Comparison
-    """The largest ratio of the times that two devices took for one case."""
+    to_median: Sequence[DeviceRatio]  # for each device and case its time over the median device's
+    drifts: Sequence[DeviceRatio]  # for each device and case its last time over its first
+    widest: Comparison  # the largest ratio of the times that two devices took for one case
 
     @property
     def verdict(self) -> Literal["apart", "alike", "noisy"]:
@@ -312,8 +277,7 @@ class Spread:
 
     @property
     def most(self) -> float:
-        """By which share two devices may differ: the upper end of the interval, so that noise hides
-        nothing."""
+        """By which share two devices may differ: the interval's upper end, so that noise hides nothing."""
         return self.widest.high - 1
 
     @property
@@ -328,9 +292,9 @@ class Spread:
 
 def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
     """The spread of each type of which two or more devices measured the same case."""
-    types: dict[str, list[Calibration]] = {}
+    types = defaultdict[str, list[Calibration]](list)
     for calibration in calibrations:
-        types.setdefault(calibration.type, []).append(calibration)
+        types[calibration.type].append(calibration)
     return [found for type, made in types.items() if (found := _spread(type, made))]
 
 
@@ -338,24 +302,20 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     devices = list(dict.fromkeys(c.device for c in calibrations))
     cases = list(dict.fromkeys(c.case for c in calibrations))
     # A resumed run has several first times of a device, which are pooled.
-    repeated: dict[tuple[str, str, str], list[Comparison]] = {}
+    repeated = defaultdict[tuple[str, str, str], list[Comparison]](list)
     for c in calibrations:
-        time = measured(c.time_us, c.low_us, c.high_us)
-        repeated.setdefault((c.case, c.device, c.when), []).append(time)
+        repeated[c.case, c.device, c.when].append(measured(c.time_us, c.low_us, c.high_us))
     times = {key: pooled(of) for key, of in repeated.items()}
 
-    def ratio(case: str, a: str, b: str) -> Comparison | None:
-        """The time of a over that of b; None where no pass has both."""
-        passes = [((case, a, when), (case, b, when)) for when in ("first", "last")]
-        ratios = [quotient(times[x], times[y]) for x, y in passes if x in times and y in times]
-        return pooled(ratios) if ratios else None
-
-    pairs = {
-        (case, a, b): found
-        for case in cases
-        for a, b in itertools.permutations(devices, 2)
-        if (found := ratio(case, a, b))
-    }
+    pairs: dict[tuple[str, str, str], Comparison] = {}  # the time of a device over that of another, by case
+    for case, (a, b) in itertools.product(cases, itertools.permutations(devices, 2)):
+        passes = [
+            quotient(times[case, a, when], times[case, b, when])
+            for when in ("first", "last")
+            if (case, a, when) in times and (case, b, when) in times
+        ]
+        if passes:
+            pairs[case, a, b] = pooled(passes)
     if not pairs:
         return None
     each = 1 - (1 - CONFIDENCE) / (len(pairs) / 2)
@@ -363,11 +323,8 @@ def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
     pairs = {key: widened(ratio, wider) for key, ratio in pairs.items()}
     to_median, drifts = [], []
     for case in cases:
-        by_time = sorted(
-            (pooled([time for key, time in times.items() if key[:2] == (case, device)]).ratio, device)
-            for device in devices
-            if any(key[:2] == (case, device) for key in times)
-        )
+        of = {device: [t for key, t in times.items() if key[:2] == (case, device)] for device in devices}
+        by_time = sorted((pooled(each).ratio, device) for device, each in of.items() if each)
         # The faster of the two in the middle of an even number.
         _, median = by_time[(len(by_time) - 1) // 2]
         for device in devices:

@@ -12,10 +12,8 @@ from harness.paths import RESULTS
 from harness.results.comparison import MACHINE, Compared, compared
 from harness.results.read import RecordedRun, read
 
-MOST = 200
-"""Runs in results/local that are looked at, the newest by name."""
-TRIES = 8
-"""Earlier runs that are compared until one has the same terms."""
+MOST = 200  # runs in results/local that are looked at, the newest by name
+TRIES = 8  # earlier runs that are compared until one has the same terms
 
 
 def changed_since(folder: Path, results: Path = RESULTS) -> tuple[RecordedRun, Compared] | None:

@@ -1,5 +1,4 @@
-"""Effects of flags on an implementation in a case: of each flag, and of two flags together; and which kernels
-a setting changed."""
+"""Effects of flags on an implementation in a case, alone and in pairs; which kernels a setting changed."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from harness.results.schema import Cell, Record, Verdict
 from harness.statistics.intervals import interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
 
-MAIN_SHARE = 0.1
-"""A kernel with a smaller share of a call's time does not tell two settings apart."""
+MAIN_SHARE = 0.1  # a kernel with a smaller share of a call's time does not tell two settings apart
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,8 @@ class Effect:
     is changed too (`interaction`: 1 where the two are independent)."""
 
     kind: str
-    what: str
-    """The change in words."""
-    comparison: Comparison
-    """ratio > 1: the change makes calls faster."""
+    what: str  # the change in words
+    comparison: Comparison  # ratio > 1: the change makes calls faster
 
 
 def _only(a: Cell, b: Cell) -> list[str]:

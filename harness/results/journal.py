@@ -1,5 +1,4 @@
-"""Journal of a run: run.json, which is written once, and cells.jsonl, to which each finished case is
-added."""
+"""Journal of a run: run.json, written once, and cells.jsonl, to which each finished case is added."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUs
 RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
 )
-WHOLE = ("case", "device", "calibration")
-"""Kinds of the last line of what a kill must not leave in pieces."""
+WHOLE = ("case", "device", "calibration")  # kinds of the last line of what a kill must not leave in pieces
 
 
 class Journal:

@@ -1,10 +1,11 @@
-"""Recorded runs read again: run folders, all cells as one table, one run with its records; and written as
-JSON and CSV for other programs."""
+"""Recorded runs read again, as one table of cells or one run with its records; written as JSON and CSV."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-WHERE = ("run", "suite", "machine", "device", "host")
-"""The first columns of `load`; those of the cell follow."""
+WHERE = ("run", "suite", "machine", "device", "host")  # the first columns of `load`; those of the cell follow
 CLOCKS = ("sm_clock_mhz", "gfx_clock_mhz", "frequency_mhz")
 
 
@@ -81,17 +81,11 @@ class RecordedRun:
 
     folder: Path
     run: Run
-    cells: dict[tuple[str, str], Cell]
-    """By case and name."""
-    noises: dict[str, float]
-    """The largest noise of each case, see `noise_of`."""
-    clocks: dict[str, float]
-    """The medians over all cases of the clocks that were read, in MHz."""
-    devices: dict[str, DeviceUsed]
-    """The device that measured each case, where it is known: one of several, or the only one if its driver
-    gives it a unique id."""
-    identities: dict[str, str]
-    """By the names of the devices in the records: see DeviceUsed.identity."""
+    cells: dict[tuple[str, str], Cell]  # by case and name
+    noises: dict[str, float]  # the largest noise of each case, see `noise_of`
+    clocks: dict[str, float]  # the medians over all cases of the clocks that were read, in MHz
+    devices: dict[str, DeviceUsed]  # by case, where it is one of several or has a unique id
+    identities: dict[str, str]  # by the names of the devices in the records: see DeviceUsed.identity
     calibrations: list[Calibration]
 
     @property
@@ -114,9 +108,8 @@ def read(path: str) -> RecordedRun:
         host = str(machine.get("host", ""))
         by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
     cells: dict[tuple[str, str], Cell] = {}
-    noises: dict[str, float] = {}
-    devices: dict[str, DeviceUsed] = {}
-    clocks: dict[str, list[float]] = {}
+    noises, devices = dict[str, float](), dict[str, DeviceUsed]()
+    clocks = defaultdict[str, list[float]](list)
     for record in (record for case in journal.finished().values() for record in case):
         if isinstance(record, Cell):
             cells[record.case, record.name] = record
@@ -125,10 +118,9 @@ def read(path: str) -> RecordedRun:
         elif isinstance(record, CaseDone):
             if record.device in by_name:
                 devices[record.case] = by_name[record.device]
-            for conditions in record.conditions:
-                for name in CLOCKS:
-                    if reading := conditions.get(name):
-                        clocks.setdefault(name, []).append(reading["median"])
+            for name, conditions in itertools.product(CLOCKS, record.conditions):
+                if reading := conditions.get(name):
+                    clocks[name].append(reading["median"])
     return RecordedRun(
         folder=folders[0],
         run=run,
@@ -142,8 +134,7 @@ def read(path: str) -> RecordedRun:
 
 
 def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:
-    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where one cannot be
-    written."""
+    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where it cannot."""
     recorded = "; the run itself is recorded"
     cells = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Cell)]
     if json_to:

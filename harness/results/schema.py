@@ -64,51 +64,32 @@ class Cell(Record):
     cache: str
     status: Status
     reason: str = ""
-    time_us: float | None = None
-    """Microseconds per call, over blocks; its interval is low_us to high_us."""
+    time_us: float | None = None  # microseconds per call, over blocks; its interval is low_us to high_us
     low_us: float | None = None
     high_us: float | None = None
-    tflops: float | None = None
-    """This and gbps are from the op's own count of work, which counts each byte once."""
+    tflops: float | None = None  # this and gbps by the op's own count of work, which counts each byte once
     gbps: float | None = None
-    percent_of_ceiling: float | None = None
-    """The share of the limit that was measured on this machine; null where none was."""
+    percent_of_ceiling: float | None = None  # of the limit that was measured here; null where none was
     check: dict[str, Any] = {}
     """The judge's report of the stage that failed, or else of the last one that compared whole outputs, with
     `calls`, `differed` and `distance` (see bench.Bench.compared) and `far`."""
-    kernels: list[str] = []
-    """The names of the kernels that ran in a call; for a graph those of an eager call."""
-    kernel_us: list[float] = []
-    """The time of each kernel by torch's profiler, in microseconds per call."""
-    picked: str = ""
-    """What the library says that it chose to run, such as a tuned configuration; empty where it says
-    nothing."""
-    ran: list[str] = []
-    """More about what ran: oneDNN's implementations, hashes of the code that Triton generated."""
-    host_us: float | None = None
-    """The time that the host needs to launch a call, in microseconds, the median over samples; null on a
-    CPU."""
-    synchronises: bool = False
-    """Calls wait for the device before they return, so that time_us includes time of the host."""
-    config: dict[str, Any] | None = None
-    """The configuration that a tunable implementation was told to use; null: it chose."""
-    setup_s: float | None = None
-    """Seconds for preparing, JIT and the first call."""
-    pinned: list[int] | str = ""
-    """The CPU that each thread is bound to, or why none is."""
+    kernels: list[str] = []  # the names of the kernels that ran in a call; for a graph those of an eager call
+    kernel_us: list[float] = []  # the time of each kernel by torch's profiler, in microseconds per call
+    picked: str = ""  # what the library says that it chose to run, such as a tuned configuration
+    ran: list[str] = []  # also: oneDNN's implementations, hashes of the code that Triton generated
+    host_us: float | None = None  # the median time of launching a call, in microseconds; null on a CPU
+    synchronises: bool = False  # calls wait for the device, so that time_us includes time of the host
+    config: dict[str, Any] | None = None  # what a tunable implementation was told to use; null: it chose
+    setup_s: float | None = None  # seconds for preparing, JIT and the first call
+    pinned: list[int] | str = ""  # the CPU that each thread is bound to, or why none is
     place: str = ""
     weight: float = 0.0
-    version: str = ""
-    """The version of the library."""
-    source: str = ""
-    """A hash of the suite's code around the library (see workers/child/profile.py)."""
+    version: str = ""  # the version of the library
+    source: str = ""  # a hash of the suite's code around the library (see workers/child/profile.py)
     rotation: dict[str, Any] = {}
-    samples: Samples = Field(default_factory=Samples)
-    """Where memory splits a case into groups, the baseline has those of every group, and the time of the
-    first."""
+    samples: Samples = Field(default_factory=Samples)  # a baseline has those of every group that memory holds
     eliminations: Samples = Field(default_factory=Samples)
-    """Samples of the rounds in which a race of configurations eliminated slow ones. No verdict rests on them;
-    only the time of an eliminated configuration does."""
+    """Of the rounds in which a race eliminated configurations. Only the times of these rest on them."""
 
     @property
     def name(self) -> str:
@@ -128,16 +109,12 @@ class Verdict(Record):
     ratio: float | None
     low: float | None
     high: float | None
-    noise: float | None
-    """null: infinite"""
+    noise: float | None  # null: infinite
     margin: float = MARGIN
     verdict: VerdictName
-    confidence: float
-    """Adjusted so that the verdicts of a case hold together."""
-    about: About
-    """The comparison with the baseline, that of the winner with the runner-up, or the A/A pair."""
-    samples: Samples = Field(default_factory=Samples)
-    """Those of the baseline's rerun, in an A/A pair. All other samples are in the cells."""
+    confidence: float  # adjusted so that the verdicts of a case hold together
+    about: About  # the comparison with the baseline, that of the winner with the runner-up, or the A/A pair
+    samples: Samples = Field(default_factory=Samples)  # of an A/A pair's rerun; all others are in the cells
 
     @property
     def comparison(self) -> Comparison:
@@ -151,10 +128,8 @@ class DisturbedRound(Record):
     block: int
     round: int
     reason: str
-    counted: bool
-    """Whether its times are in the samples of the cells and count."""
-    seconds: dict[str, float] = {}
-    """The times by entry where they do not count."""
+    counted: bool  # whether its times are in the samples of the cells and count
+    seconds: dict[str, float] = {}  # the times by entry where they do not count
 
 
 class CaseDone(Record):
@@ -162,25 +137,19 @@ class CaseDone(Record):
 
     kind: Literal["case"] = "case"
     case: str
-    device: str = ""
-    """The name of the device that measured it, see DeviceUsed; empty where the run's own machine did."""
+    device: str = ""  # the name of a DeviceUsed that measured it; empty: the run's own machine
     measured_s: float
     setup_s: float
     rounds: int
     blocks: int
-    eliminations: int = 0
-    """Rounds in which a race eliminated configurations; they are not among `rounds`."""
-    stopped: str
-    """Why measuring ended, in the words of `harness.timing.rounds.Rounds`."""
-    disturbed: list[DisturbedRound] = []
-    """Rounds during which something else used the machine, or slowed it."""
+    eliminations: int = 0  # rounds in which a race eliminated configurations; they are not among `rounds`
+    stopped: str  # why measuring ended, in the words of `harness.timing.rounds.Rounds`
+    disturbed: list[DisturbedRound] = []  # rounds during which something else used the machine, or slowed it
     conditions: list[dict[str, Any]] = []
-    """Clocks, temperature, power, other processes' share of the CPU and so on during the rounds, or why they
-    are not known; one for each group of entries that memory holds at once."""
-    phases: dict[str, float] = {}
-    """The parts of `setup_s`, in seconds."""
-    search: ConfigSearch | None = None
-    """How the configurations of a race were found."""
+    """Clocks, power, other processes' share of the CPU and so on during the rounds of each group of entries
+    that memory holds at once, or why they are not known."""
+    phases: dict[str, float] = {}  # the parts of `setup_s`, in seconds
+    search: ConfigSearch | None = None  # how the configurations of a race were found
 
     @property
     def nameless(self) -> CaseDone:
@@ -205,10 +174,8 @@ class DeviceUsed(Record):
     """One of several devices that measured a run, written before its first case of the run."""
 
     kind: Literal["device"] = "device"
-    name: str
-    """The host and the device on it; for a CPU the cores that it was given."""
-    type: str
-    """As the cluster calls it."""
+    name: str  # the host and the device on it; for a CPU the cores that it was given
+    type: str  # as the cluster calls it
     host: str
     uuid: str = ""
     cpus: list[int] = []
@@ -226,8 +193,7 @@ class Calibration(Record):
     kind: Literal["calibration"] = "calibration"
     device: str
     type: str
-    when: Literal["first", "last"]
-    """Before all other cases, or after them."""
+    when: Literal["first", "last"]  # before all other cases, or after them
     case: str
     impl: str
     time_us: float
@@ -245,10 +211,8 @@ class PlannedCase(Record):
 
 
 class RaceSettings(Record):
-    keep: int
-    """How many configurations at most are raced in a case, the baseline aside."""
-    folder: str
-    """Where the winners are stored."""
+    keep: int  # how many configurations at most are raced in a case, the baseline aside
+    folder: str  # where the winners are stored
 
 
 class Run(Record):
@@ -263,12 +227,9 @@ class Run(Record):
     cases: list[PlannedCase]
     implementations: list[str]
     baseline: str
-    settings: dict[str, dict[str, str | None]]
-    """The variables of each setting (null: not set); the others are compared with the first."""
-    flags: dict[str, list[str | None]] = {}
-    """The variables in which the settings differ, with their values."""
-    trees: dict[str, str] = {}
-    """The commits of settings that are revisions."""
+    settings: dict[str, dict[str, str | None]]  # variables (null: not set); the first is compared with
+    flags: dict[str, list[str | None]] = {}  # the variables in which the settings differ, with their values
+    trees: dict[str, str] = {}  # the commits of settings that are revisions
     launches: list[str]
     cache: str
     budget_s: float
@@ -277,10 +238,8 @@ class Run(Record):
     confidence: float
     margin: float = MARGIN
     disturbed: Disturbed = "refuse"
-    race: RaceSettings | None = None
-    """Only where configurations raced."""
-    busy: list[str] = []
-    """What else used the device then."""
+    race: RaceSettings | None = None  # only where configurations raced
+    busy: list[str] = []  # what else used the device then
     ceilings: dict[str, Any]
     provenance: dict[str, Any]
 

@@ -25,13 +25,11 @@ def worker_threads(asked: int | None = None) -> int:
 def thread_environment(
     platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
-    """The variables that make a worker compute on so many threads, each bound to a physical core. Threads
-    are not bound where the user's environment or a setting's `variables` bind them, or where there are more
-    of them than cores.
+    """The variables that make a worker compute on so many threads, each bound to a physical core. They are
+    not bound where the user or a setting's `variables` bind them, or where there are more of them than cores.
 
-    Threads spin for some milliseconds between parallel regions, as OpenMP does by default and in engines.
-    With threads that sleep at once (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us instead of 10
-    us (2 cores, libgomp).
+    Between parallel regions threads spin for some milliseconds, as in engines: with threads that sleep then
+    (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us instead of 10 us (2 cores, libgomp).
     """
     if platform.kind != "cpu":
         return {}
@@ -82,8 +80,7 @@ def worker_environment(
 
 
 def home_environment() -> dict[str, str]:
-    """A home for what libraries compile, where the user's own cannot be written. Packages in the user's own
-    home are still found."""
+    """A home for what libraries compile, where the user's cannot be written. Its packages are still found."""
     if writable(user_home()):
         return {}
     home = cache() / "home"

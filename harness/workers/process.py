@@ -1,5 +1,4 @@
-"""Child processes (workers, and the judge's process), from the side of the parent: they are started, asked,
-and killed where they hang."""
+"""Child processes (workers, the judge's), from the parent's side: started, asked, killed."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class WorkerFailure(Exception):
     def __init__(self, status: Status, reason: str) -> None:
         """status: error, unsupported, crashed or timeout"""
         super().__init__(reason)
-        self.status = status
-        self.reason = reason
+        self.status, self.reason = status, reason
 
     @property
     def fatal(self) -> bool:
@@ -108,8 +106,7 @@ class WorkerProcess:
                 os.killpg(self.process.pid, number)
 
     def hello(self, platform: Platform, threads: int, deadline: float) -> None:
-        """Makes its device ready within `deadline` seconds. Where that fails, the process is killed and
-        WorkerFailure raised."""
+        """Makes its device ready. Where that fails, the process is killed and WorkerFailure raised."""
         device = {"kind": platform.kind, "device": platform.device, "planned": platform.identity}
         try:
             self.facts = self.ask("hello", deadline, threads=threads, **device)

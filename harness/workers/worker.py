@@ -16,7 +16,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform
 from shapes.case import Case
 
-Arguments = ParamSpec("Arguments")
+P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
@@ -107,8 +107,7 @@ class Worker:
         self._stage(self.restore, "load", seeds=seeds, which=which)
 
     def _stage(self, before: list[tuple[str, dict[str, Any]]], request: str, **arguments: Any) -> Any:
-        """Makes a request that is repeated, after the requests `before`, in a process that replaces this
-        one."""
+        """Makes a request that a process which replaces this one repeats, after the requests `before`."""
         self.restore = before
         self.ready()
         self.restore = [*before, (request, arguments)]
@@ -144,21 +143,16 @@ class Worker:
         return self._raw(request, self.deadlines.call)
 
     def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
-        """The answer to a request about an entry, which is prepared first where its process was replaced.
-        Raises WorkerFailure."""
+        """The answer to a request about an entry, which is prepared where need be. Raises WorkerFailure."""
         self.prepare(entry)
         deadline = self.deadlines.prepare if entry.interpreted else self.deadlines.call
         return self._raw(request, deadline, entry=entry.name, **arguments)
 
 
 def attempt(
-    entries: Iterable[Entry],
-    action: Callable[Arguments, Answer],
-    *arguments: Arguments.args,
-    **keywords: Arguments.kwargs,
+    entries: Iterable[Entry], action: Callable[P, Answer], *arguments: P.args, **keywords: P.kwargs
 ) -> Answer | None:
-    """The action's result. Where it fails, the failure is written down against the entries, and None is
-    returned."""
+    """The action's result; None where it fails, and the failure is written down against the entries."""
     try:
         return action(*arguments, **keywords)
     except WorkerFailure as failure:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from harness.machine.monitor.amd import open_amd
 from harness.machine.monitor.base import Monitor, Ours
+from harness.machine.monitor.cpu import open_cpu
+from harness.machine.monitor.nvidia import open_nvidia
 from kernels.platform import Platform
 
 
 def monitor_for(platform: Platform, ours: Ours) -> Monitor:
     """The monitor of a platform's device."""
     if platform.kind == "cuda":
-        from harness.machine.monitor.nvidia import open_nvidia
-
         return open_nvidia(platform, ours)
-    if platform.kind == "rocm":
-        from harness.machine.monitor.amd import open_amd
-
-        return open_amd(platform, ours)
-    from harness.machine.monitor.cpu import open_cpu
-
-    return open_cpu(ours)
+    return open_amd(platform, ours) if platform.kind == "rocm" else open_cpu(ours)

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 from harness.errors import one_line
 from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
@@ -29,8 +28,7 @@ RESIDENCIES = {
     "hbm_thm_residency_acc": "HBM thermal slowdown",
 }
 """Metrics that count the steps of `accumulation_counter` in which each reason was on (MI300 and newer)."""
-THROTTLED = "throttled, cause not told"
-"""Older devices tell only that they throttle, for power too. It is noted and does not disturb a round."""
+THROTTLED = "throttled, cause not told"  # of older devices, for power too: it does not disturb a round
 QUANTITIES = {
     "memory_clock_mhz": ("current_uclk",),
     "hotspot_c": ("temperature_hotspot",),
@@ -98,32 +96,20 @@ def _number(value: object) -> float | None:
 
 class AmdMonitor(GpuMonitor):
     clock_name = "GFX clock"
+    library_name, error, _message = "this amdsmi", "AmdSmiException", staticmethod(_message)
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 
     def __init__(self, platform: Platform, ours: Ours, smi: ModuleType, handle: object) -> None:
-        self.smi = smi
-        self.handle = handle
-        self.last: tuple[float, dict[str, float]] = (0.0, {})
-        """The slowdown counters of the last reading."""
-        super().__init__(platform, ours)
+        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters of the last reading
+        super().__init__(platform, ours, smi, handle)
 
     def begin(self) -> None:
         super().begin()
         self.last = (self.elapsed, dict(self.slowed_before))
 
-    def _ask(self, quantity: str, function: str) -> Any:  # amdsmi's dicts and lists have no types
-        """The answer of the library; where it does not answer, it notes the reason and returns None."""
-        try:
-            return getattr(self.smi, function)(self.handle)
-        except AttributeError:
-            self.notes.unread[quantity] = f"this amdsmi has no {function}"
-        except self.smi.AmdSmiException as error:
-            self.notes.unread[quantity] = _message(error)
-        return None
-
     def _metrics(self) -> dict[str, object]:
-        return self._ask("GPU metrics", "amdsmi_get_gpu_metrics_info") or {}
+        return self._ask("GPU metrics", ["amdsmi_get_gpu_metrics_info"]) or {}
 
     def _look(self) -> Look:
         metrics = self._metrics()
@@ -131,8 +117,7 @@ class AmdMonitor(GpuMonitor):
             return Look()
         values = {}
         for quantity, keys in QUANTITIES.items():
-            numbers = [n for key in keys if (n := _number(metrics.get(key))) is not None]
-            if numbers:
+            if numbers := [n for key in keys if (n := _number(metrics.get(key))) is not None]:
                 values[quantity] = numbers[0]
             else:
                 self.notes.unread[quantity] = "the device does not tell it"
@@ -179,14 +164,14 @@ class AmdMonitor(GpuMonitor):
 
     def _holders(self) -> dict[int, Holder]:
         holders = {}
-        for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []:
+        for process in self._ask("processes", ["amdsmi_get_gpu_process_list"]) or []:
             name = "" if process["name"] == "N/A" else process["name"]
-            holders[process["pid"]] = Holder(name, _number(process.get("mem")))
+            holders[process["pid"]] = (name, _number(process.get("mem")))
         return holders
 
     def _ran(self) -> dict[int, str]:
         """The processes that occupy compute units now. It is called between samples, when ours are idle."""
-        processes = self._ask("processes", "amdsmi_get_gpu_process_list") or []
+        processes = self._ask("processes", ["amdsmi_get_gpu_process_list"]) or []
         units = {process["pid"]: _number(process.get("cu_occupancy")) for process in processes}
         if any(count is None for count in units.values()):
             self.notes.unread["compute units by process"] = "not told"

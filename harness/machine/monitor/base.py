@@ -1,5 +1,4 @@
-"""The interface of monitors, what they share (notes of readings, the check of clocks), and what the
-monitors of GPUs share.
+"""What monitors share: their interface, notes of readings, the check of clocks; and what those of GPUs share.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.
@@ -14,31 +13,27 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 from harness.files import JsonObject
 from kernels.platform import Platform
 
-Ours = Callable[[], Sequence[int]]
-"""Returns the process ids of the living workers."""
+Ours = Callable[[], Sequence[int]]  # returns the process ids of the living workers
 
-MIN_CLOCK = 0.75
-"""A clock below this share of the highest that the same work had in this run is a disturbance; nvbench drops
-samples below the same share."""
+MIN_CLOCK = 0.75  # a clock below this share of the same work's highest is a disturbance, as in nvbench
 
 
 class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    clock_name = "clock"
-    """Of the cores, in the reasons of `end`."""
+    clock_name = "clock"  # of the cores, in the reasons of `end`
 
     def __init__(self) -> None:
         self.notes = Notes()
-        self.highest: dict[str, float] = {}
-        """The highest clock of each work in this run, in MHz."""
-        self.fallen: list[str] = []
-        """A line for each clock of this round that was far below the highest of the same work."""
+        self.highest: dict[str, float] = {}  # the highest clock of each work in this run, in MHz
+        self.fallen: list[str] = []  # a line for each clock of this round that was far below the highest
 
     def see_clock(self, work: str, megahertz: float) -> None:
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
@@ -67,8 +62,7 @@ class Monitor(ABC):
 
     @abstractmethod
     def before(self) -> list[str]:
-        """One line for each thing that makes the device busy or its numbers doubtful now. It may take half a
-        second."""
+        """A line for each thing that makes the device busy or its numbers doubtful. Takes half a second."""
 
     @abstractmethod
     def readable(self) -> dict[str, str]:
@@ -87,16 +81,11 @@ class Monitor(ABC):
 class Notes:
     """What a monitor has read since `take` was last called."""
 
-    values: dict[str, list[float]] = field(default_factory=dict)
-    """Quantity, with its unit in its name -> its readings."""
-    reasons: Counter[str] = field(default_factory=Counter)
-    """What slowed the device -> the number of samples in which it did."""
-    samples: int = 0
-    """How often `reasons` was read."""
-    idle: int = 0
-    """How often the device was idle, so that its clock and its reasons meant nothing."""
-    unread: dict[str, str] = field(default_factory=dict)
-    """Quantity -> why the last attempt to read it failed."""
+    values: dict[str, list[float]] = field(default_factory=dict)  # readings by quantity, named with its unit
+    reasons: Counter[str] = field(default_factory=Counter)  # in how many samples each slowed the device
+    samples: int = 0  # how often `reasons` was read
+    idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
+    unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
 
     def add(self, quantity: str, value: float) -> None:
         self.values.setdefault(quantity, []).append(value)
@@ -155,58 +144,62 @@ class Blind(Monitor):
 
 
 MAX_SLOWED = 0.01
-"""Share of a round's time. Drivers' counters advance in steps, so a smaller share means little; and a
-slowdown of this size changes a time by a tenth of what separates verdicts."""
-LOOK_S = 0.02
-"""Seconds between two readings during a sample, which takes 50 ms or more."""
-BUSY = 5
-"""Per cent of the time before a run; an idle device's own housekeeping takes less."""
+"""Share of a round's time: drivers' counters advance in steps, and so little hardly changes a time."""
+LOOK_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
+BUSY = 5  # per cent of the time before a run; an idle device's own housekeeping takes less
 
 
 @dataclass(frozen=True)
 class Look:
     """One reading of the device."""
 
-    values: dict[str, float] = field(default_factory=dict)
-    """Quantity -> value; clocks of an idle device are left out."""
-    clock: float | None = None
-    """MHz of the cores; None where it cannot be read."""
-    busy: bool | None = None
-    """Whether the device was at work, so that its clock means something; None where that is unknown."""
-    slowed: frozenset[str] = frozenset()
-    """What holds the clock down now."""
+    values: dict[str, float] = field(default_factory=dict)  # by quantity; no clocks of an idle device
+    clock: float | None = None  # MHz of the cores; None where it cannot be read
+    busy: bool | None = None  # whether it was at work, so that its clock means something; None: unknown
+    slowed: frozenset[str] = frozenset()  # what holds the clock down now
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process with a context on the device."""
-
-    name: str
-    bytes: float | None
-    """The device memory that it holds; None where that is unknown."""
+Holder = tuple[str, float | None]
+"""A process with a context on the device: its name, and the bytes that it holds there, None where unknown."""
 
 
 class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
-    disturbing: frozenset[str]
-    """The reasons for a slowdown that do not come from the kernel's own work."""
-    power: str
-    """The reason for a slowdown that comes from the kernel's own work: a heavy product normally runs at the
-    power limit."""
+    library_name: str
+    error: str  # the name of the library's exception
+    disturbing: frozenset[str]  # the reasons for a slowdown that do not come from the kernel's own work
+    power: str  # the reason that does: a heavy product normally runs at the power limit
 
-    def __init__(self, platform: Platform, ours: Ours) -> None:
+    def __init__(self, platform: Platform, ours: Ours, library: ModuleType, handle: object) -> None:
         super().__init__()
         self.device = platform.device
         self.ours = ours
+        self.library, self.handle = library, handle
         self.there_before = set(self._holders())
-        self.same_numbers = False
-        """Whether the driver was seen to use our numbers of processes (see `_foreign`)."""
-        self.slowed: set[str] = set()
-        """What disturbed the samples of this round."""
+        self.same_numbers = False  # whether the driver was seen to use our numbers of processes
+        self.slowed: set[str] = set()  # what disturbed the samples of this round
         self.workers: set[int] = set()
         self.slowed_before: Mapping[str, float] = {}
         self.elapsed = 0.0
+
+    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
+        """The answer of the first function that the library and the driver both have. If none answers (too
+        new, too old, a part of a GPU, no permission), it notes the reason and returns None."""
+        reason = f"{self.library_name} has no {functions[-1]}"
+        for function in functions:
+            if hasattr(self.library, function):
+                try:
+                    return getattr(self.library, function)(self.handle, *arguments)
+                except getattr(self.library, self.error) as error:
+                    reason = self._message(error)
+        self.notes.unread[quantity] = reason
+        return None
+
+    @staticmethod
+    def _message(error: Exception) -> str:
+        """What the library says of an error."""
+        return str(error)
 
     @abstractmethod
     def _look(self) -> Look: ...
@@ -293,9 +286,8 @@ class GpuMonitor(Monitor):
         """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""
         elapsed, slowed = self._slowdown_counters()
         lines = []
-        for reason in sorted(slowed.keys() & self.slowed_before.keys()):
-            if elapsed <= self.elapsed:
-                continue
+        both = slowed.keys() & self.slowed_before.keys() if elapsed > self.elapsed else set[str]()
+        for reason in sorted(both):
             share = (slowed[reason] - self.slowed_before[reason]) / (elapsed - self.elapsed)
             self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
             if share > MAX_SLOWED and reason in self.disturbing:
@@ -317,8 +309,8 @@ class GpuMonitor(Monitor):
         known, more = self._foreign(holders, self.ours())
         lines = []
         for pid in sorted(known):
-            name, size_bytes = holders[pid].name, holders[pid].bytes
-            size = f" and holds {size_bytes / (1 << 30):.1f} GiB" if size_bytes is not None else ""
+            name, held = holders[pid]
+            size = f" and holds {held / (1 << 30):.1f} GiB" if held is not None else ""
             lines.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
         if more:
             lines.append(f"{more} more processes than ours are on {self.device}")
@@ -329,15 +321,13 @@ class GpuMonitor(Monitor):
         return lines
 
     def readable(self) -> dict[str, str]:
-        look = self._look()
-        values = dict(look.values)
-        if look.clock is not None:
-            values[self._clock_quantity()] = look.clock
-        used = self._utilisation()
-        if used is not None:
-            values["utilisation_percent"] = used
-        for quantity, value in values.items():
+        look, used = self._look(), self._utilisation()
+        for quantity, value in look.values.items():
             self.notes.add(quantity, value)
+        if look.clock is not None:
+            self.notes.add(self._clock_quantity(), look.clock)
+        if used is not None:
+            self.notes.add("utilisation_percent", used)
         self._slowdown_counters()
         shown = {"processes": str(len(self._holders()))}
         if look.busy is not None:

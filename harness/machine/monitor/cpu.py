@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +24,13 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
 
 # A kernel waits for its slowest thread, so the limits are shares of one CPU, however many CPUs there are.
-STEAL = 0.02
-STEAL_TICKS = 3
+STEAL, STEAL_TICKS = 0.02, 3
 OTHERS = 0.10
-OTHERS_OF_ALL = 0.01
-"""A share of all CPUs together; it counts where it is more than OTHERS, as a larger machine has more
-daemons."""
-OTHERS_TICKS = 4
-"""Ticks by which the time of others may be off: three counters of each line are subtracted, each rounded."""
+OTHERS_OF_ALL = 0.01  # of all CPUs together; counts where it is more than OTHERS: large machines have daemons
+OTHERS_TICKS = 4  # by which the time of others may be off: of three counters of a line, each rounded
 
 GLANCE_S = 0.25
-NAMED = 3
-"""How many processes a line about others names at most."""
+NAMED = 3  # how many processes a line about others names at most
 
 
 def text(path: Path | str) -> str:
@@ -59,10 +55,8 @@ def process_seconds(pid: int) -> float:
 class Ticks:
     """Ticks of one CPU, or of all together."""
 
-    idle: int
-    """Idle ticks, those of waiting for a disk included."""
-    stolen: int
-    """Ticks that the hypervisor gave to other machines."""
+    idle: int  # idle ticks, those of waiting for a disk included
+    stolen: int  # ticks that the hypervisor gave to other machines
     total: int
 
 
@@ -70,18 +64,12 @@ class Ticks:
 class Reading:
     """The counters at one moment."""
 
-    at: float
-    """Seconds."""
-    cpus: dict[str, Ticks]
-    """Name of a line of /proc/stat -> its ticks."""
-    ours: dict[int, float]
-    """Process id -> CPU seconds, of the processes that were asked for and still live."""
-    reaped: dict[int, float]
-    """Process id -> CPU seconds of its children that have ended; this process is left out."""
-    throttled: float
-    """Seconds, in version 1 summed over CPUs, for which quotas stopped our control groups."""
-    overheated: int
-    """How often a package was slowed because of heat."""
+    at: float  # seconds
+    cpus: dict[str, Ticks]  # name of a line of /proc/stat -> its ticks
+    ours: dict[int, float]  # process id -> CPU seconds, of the processes that were asked for and still live
+    reaped: dict[int, float]  # likewise of the ended children of each but this process
+    throttled: float  # seconds, in version 1 summed over CPUs, for which quotas stopped our control groups
+    overheated: int  # how often a package was slowed because of heat
 
 
 class Counters:
@@ -185,12 +173,9 @@ class Counters:
 
     def _throttled(self) -> float:
         """cpu.stat has throttled_usec (version 2 of control groups) or throttled_time (1, nanoseconds)."""
-        total = 0.0
-        for file in self.quota_files:
-            for line in text(file).splitlines():
-                key, value = line.split()
-                total += int(value) * {"throttled_usec": 1e-6, "throttled_time": 1e-9}.get(key, 0.0)
-        return total
+        units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
+        lines = (line.split() for file in self.quota_files for line in text(file).splitlines())
+        return sum(int(value) * units.get(key, 0.0) for key, value in lines)
 
     def _heat_files(self) -> list[Path]:
         """One file for each package. AMD's driver has no such counters."""
@@ -221,13 +206,10 @@ class CpuMonitor(Monitor):
         self.ours = ours
         self.sleep = sleep
         self.counters = counters
-        self.adopted: set[int] = set()
-        """Descendants of workers that only a look at all threads found."""
-        self.start: Reading | None = None
-        """The counters at the beginning of the round."""
-        self.since = math.nan
-        self.spent: dict[int, float] = {}
-        """CPU seconds of every process when `conditions` was last called, at `since`."""
+        self.adopted: set[int] = set()  # descendants of workers that only a look at all threads found
+        self.start: Reading | None = None  # the counters at the beginning of the round
+        self.since, self.spent = math.nan, dict[int, float]()
+        """When `conditions` was last called, and the CPU seconds of every process then."""
 
     def begin(self) -> None:
         self.fallen.clear()
@@ -263,8 +245,7 @@ class CpuMonitor(Monitor):
         return lines
 
     def conditions(self) -> JsonObject:
-        """Also `processes`: name and id of others that took more than OTHERS of a CPU since the last call ->
-        per cent of a CPU."""
+        """Also `processes`: others that took more than OTHERS since the last call, in per cent of a CPU."""
         taken = super().conditions()
         now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
         before = dict.fromkeys(spent, 0.0) | self.spent
@@ -287,9 +268,9 @@ class CpuMonitor(Monitor):
         before: dict[int, float], after: dict[int, float], wall: float, ours: Iterable[int]
     ) -> dict[int, float]:
         """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first."""
-        took = {pid: (seconds - before[pid]) / wall for pid, seconds in after.items() if pid in before}
-        busiest = sorted(took.keys() - set(ours), key=took.__getitem__, reverse=True)[:NAMED]
-        return {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
+        both = before.keys() & after.keys() - set(ours)
+        took = Counter({pid: (after[pid] - before[pid]) / wall for pid in both})
+        return {pid: share for pid, share in took.most_common(NAMED) if share > OTHERS}
 
     def _disturbances(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]

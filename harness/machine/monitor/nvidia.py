@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
 from kernels.platform import Platform
@@ -55,6 +54,7 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM clock"
+    library_name, error = "nvidia-ml-py", "NVMLError"
     power = POWER_CAP
     disturbing = (frozenset(REASONS.values()) | {THERMAL}) - {
         *(POWER_CAP, "clock setting", "sync boost", "display clock setting")
@@ -71,13 +71,10 @@ class NvidiaMonitor(GpuMonitor):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.nvml = nvml
-        self.handle = handle
-        self.clock = clock
-        self.wall = wall
-        self.since = 0
-        """When the round began, in microseconds, as the driver counts."""
+        self.clock, self.wall = clock, wall
+        self.since = 0  # when the round began, in microseconds, as the driver counts
         self.is_slice = platform.uuid.startswith("MIG-")
-        super().__init__(platform, ours)
+        super().__init__(platform, ours, nvml, handle)
 
     def begin(self) -> None:
         super().begin()
@@ -99,19 +96,6 @@ class NvidiaMonitor(GpuMonitor):
                 f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"
             )
         return lines
-
-    def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as NVML answers
-        """The answer of the first function that the library and the driver both have. If none answers (too
-        new, too old, a MIG slice, no permission), it notes the reason and returns None."""
-        reason = f"nvidia-ml-py has no {functions[-1]}"
-        for function in functions:
-            if hasattr(self.nvml, function):
-                try:
-                    return getattr(self.nvml, function)(self.handle, *arguments)
-                except self.nvml.NVMLError as error:
-                    reason = str(error)
-        self.notes.unread[quantity] = reason
-        return None
 
     def _look(self) -> Look:
         nvml = self.nvml
@@ -145,7 +129,7 @@ class NvidiaMonitor(GpuMonitor):
 
     def _holders(self) -> dict[int, Holder]:
         processes = self._ask("processes", ["nvmlDeviceGetComputeRunningProcesses"]) or []
-        return {p.pid: Holder(self._name(p.pid), p.usedGpuMemory) for p in processes}
+        return {p.pid: (self._name(p.pid), p.usedGpuMemory) for p in processes}
 
     def _name(self, pid: int) -> str:
         try:

@@ -27,9 +27,7 @@ from shapes.case import Case
 if TYPE_CHECKING:
     import torch
 
-REPEATS = 79
-"""How many calls are compared with each other: a call that is wrong once in 20 is found among them in 98 % of
-runs."""
+REPEATS = 79  # calls that are compared: one that is wrong once in 20 is found among them in 98 % of runs
 
 CHANGES = 45
 """How many of them follow a call on another activation: a kernel that keeps something of the call before,
@@ -38,26 +36,22 @@ once in 10 calls, is found in 99 % of runs."""
 LEAST_S = 1.5  # LEAST_CALLS are made however little time there is, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 
-AS_LONG = 1.1
-"""Where the first calls after preparing anew take, on average, at most this many times as long as timed
-calls, they are left out from then on."""
+AS_LONG = 1.1  # first calls after preparing anew that take at most so many times a timed call are left out
 
 
 @dataclass
 class _Ready:
     """An entry that is prepared once on each set of operands, with the program that its samples run."""
 
-    prepared: list[Prepared]
-    reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
-    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
+    prepared: list[Prepared]  # of each set, as the next two
+    reads: list[dict[str, torch.Tensor]]  # where the calls read live operands
+    outs: list[OwnedOutput | None]  # None for a library that allocates its output
     timer: Timer
     program: Program
     implementation: Implementation
     plugin: bool  # whether the implementation is a user's own and not the suite's
     returns: bool  # whether a call returned a tensor, which is not read if there is an output to write to
-    filled_at: int | None = None
-    """How many steps the program had taken when all outputs were filled last; None after a call outside of
-    its rotation."""
+    filled_at: int | None = None  # steps taken when all outputs were filled; None after a call beside them
 
     @property
     def computed(self) -> list[int]:
@@ -68,10 +62,8 @@ class _Ready:
 
     def fill(self) -> None:
         """Fills the outputs that calls wrote, so that a call that computes nothing leaves a wrong one."""
-        sets = range(len(self.outs)) if self.filled_at is None else self.computed
-        for which in sets:
-            out = self.outs[which]
-            if out is not None:
+        for which in range(len(self.outs)) if self.filled_at is None else self.computed:
+            if out := self.outs[which]:
                 out.fill(SPOILT)
         self.timer.synchronize()
         self.filled_at = self.program.taken
@@ -87,8 +79,7 @@ class _Ready:
         return self.prepared[which].result()
 
     def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
-        """Where a live operand is stored: the canonical tensor, and the copy that calls read if there is
-        one."""
+        """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any."""
         canonical, own = getattr(operands, name), self.reads[which].get(name)
         if own is None or own.data_ptr() == canonical.data_ptr():
             return [canonical]
@@ -114,14 +105,12 @@ class Bench(devices.OnDevice):
         self.checked_only = True  # whether the operands were not yet moved to where calls are timed
         self.case: Case | None = None
         self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
+        self.settled_s: dict[str, float] = {}  # of a timed call, where first calls may be left out
         self.returns: set[str] = set()  # entries whose first call returned a tensor
-        # Seconds of a timed call, of the entries whose first calls may be left out.
-        self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
         self.repeats: dict[str, Repeats] = {}
-        # The live operands that were loaded last, and the seeds of those in use.
-        self.live: dict[str, torch.Tensor] = {}
-        self.seeds: Mapping[str, Any] = {}
+        self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
+        self.seeds: Mapping[str, Any] = {}  # of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a row's EngineTable. The engine is imported into this process."""
@@ -134,11 +123,8 @@ class Bench(devices.OnDevice):
     # Operands
 
     def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
-        """Makes the canonical operands. Returns the digest of the last set, from which the parent knows
-        whether they equal the judge's.
-
-        beside: the seeds of a second set, which calls then rotate over too
-        """
+        """Makes the canonical operands, with `beside` a second set. Returns the digest of the last set, from
+        which the parent knows whether they equal the judge's."""
         self.close()
         if case != self.case:
             self.case = case
@@ -179,16 +165,14 @@ class Bench(devices.OnDevice):
         return self.sets[0].digest()
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
-        """Loads new live operands for all entries on one of the sets and keeps the stationary ones. Returns
-        the set's digest."""
+        """Loads new live operands for all entries on one of the sets. Returns the set's digest."""
         self.seeds, self.live = seeds, self._make(seeds).live_tensors()
         self._put([], which)  # also for entries that are prepared later
         self._put(self.ready, which)
         return self.sets[which].digest()
 
     def _put(self, entries: Iterable[str], which: int) -> None:
-        """Puts the loaded operands where the calls of these entries read them, and into the canonical
-        tensors."""
+        """Puts the loaded operands where the calls of these entries read them, and into the set itself."""
         for entry in entries:
             self.ready[entry].load(which, self.live)
         for name, tensor in self.live.items():
@@ -205,14 +189,11 @@ class Bench(devices.OnDevice):
         config: Mapping[str, Any] | None = None,
         plugin: bool = False,
     ) -> dict[str, Any]:
-        """Prepares an entry on every set and calls it once on each, which runs JIT compilers. On a CPU a
-        later preparation leaves the calls out where nothing will be timed on these operands, or where an
-        earlier one showed that first calls take no longer than timed ones (AS_LONG). Returns the seconds that
-        this took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where
-        the entry cannot be launched in this mode.
-
-        call: False leaves the calls out, where nothing will be timed
-        """
+        """Prepares an entry on every set and, unless `call` is False, calls it once on each, which runs JIT
+        compilers. On a CPU a later preparation leaves the calls out where nothing will be timed on these
+        operands, or where first calls took no longer than timed ones (AS_LONG). Returns the seconds that this
+        took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where the
+        entry cannot be launched in this mode."""
         import torch
 
         started = time.perf_counter()
@@ -246,10 +227,8 @@ class Bench(devices.OnDevice):
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first preparation compiled, so that its seconds say nothing
             program.device_s = self.settled_s.get(entry, self.first_s[entry])
-        reads = [reads_of(each) for each in prepared]
-        self.ready[entry] = _Ready(
-            prepared, reads, outs, timer, program, implementation, plugin, entry in self.returns
-        )
+        reads, returns = [reads_of(each) for each in prepared], entry in self.returns
+        self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin, returns)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -295,8 +274,7 @@ class Bench(devices.OnDevice):
         return not self.op.turns
 
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
-        """Times one sample of about `at_least` seconds (see EventTimer). Returns the fields of
-        `timers.Sample`."""
+        """Times a sample of about `at_least` seconds. Returns the fields of `timers.Sample`."""
         ready = self.ready[entry]
         if ready.filled_at != ready.program.taken:
             self.inspect(entry)
@@ -343,10 +321,9 @@ class Bench(devices.OnDevice):
 
     def far(self, entry: str) -> dict[str, Any] | None:
         """The output of a call on the same values at offsets that need more than 32 bits (see Operands.far).
-        None where the op has no such operands, where memory is short, where the implementation does not
-        support them, or on a CPU where the call fails in any way; on a GPU other errors are raised. On a CPU
-        only touched pages take memory; an implementation that copies the whole cache is stopped at a quarter
-        of the free memory."""
+        None where the op has no such operands, memory is short, the implementation does not support them, or
+        the call fails on a CPU; on a GPU other errors are raised. On a CPU only touched pages take memory; an
+        implementation that copies the whole cache is stopped at a quarter of the free memory."""
         import torch
 
         operands = None
@@ -386,8 +363,7 @@ class Bench(devices.OnDevice):
         calls, differed: how many outputs were compared, and how many of them had other bits
         distance: of the farthest of them; None if it is not finite
         outputs: for the judge, each with its `set`: the first and the farthest output of set 0, also of the
-                 last set where sets differ in value; and of the other sets the one farthest from what set 0
-                 gives for its operands
+                 last set where sets differ in value
         kept:    whether a call gave the old answer to another activation
         guards:  whether nothing was written beside any output
         """
@@ -419,8 +395,6 @@ class Bench(devices.OnDevice):
         if repeats.farthest is not None:
             which, output = repeats.farthest
             outputs.append(packed(output) | {"set": 0 if self._copies else which})
-        if not self._copies and (which := self._unlike_first(ready, repeats)):
-            outputs.append(packed(repeats.first[which]) | {"set": which})
         return {
             "calls": repeats.calls,
             "differed": repeats.differed,
@@ -431,8 +405,8 @@ class Bench(devices.OnDevice):
         }
 
     def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
-        """Makes one call that is compared. changed: right before it a call is made on another activation; the
-        output of that call must be another one"""
+        """Makes one call that is compared. changed: right before it, a call on another activation must give
+        another output"""
         if changed:
             places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
             is_other = _roll(places, 1)
@@ -455,30 +429,9 @@ class Bench(devices.OnDevice):
         for each in range(len(self.sets)):  # a graph holds calls on all sets
             repeats.see(each, ready.result(each), self._copies)
 
-    def _unlike_first(self, ready: _Ready, repeats: Repeats) -> int:
-        """Compares the first output of each set that the judge does not see (all but the first and last set)
-        with the output of set 0 for the same live operands. Returns the set whose output differs most; 0
-        where none differs."""
-        if len(self.sets) < 3:
-            return 0
-        unlike = Repeats()
-        own = {name: tensor.clone() for name, tensor in self.sets[0].live_tensors().items()}
-        try:
-            for which, operands in list(enumerate(self.sets))[1:-1]:
-                ready.load(0, operands.live_tensors())
-                ready.fill()
-                ready.call_once(0)
-                if not same_bits(ready.result(0), bits(repeats.first[which])):
-                    unlike.note(which, repeats.first[which], ready.result(0))
-        finally:
-            ready.load(0, own)
-            for name, tensor in own.items():
-                written(getattr(self.sets[0], name), tensor)
-        return unlike.farthest[0] if unlike.farthest else 0
-
     def unread(self, entry: str) -> list[str]:
-        """The live operands that calls do not read: the output stays as it was, or becomes zero, when other
-        valid values are written where they are stored. Afterwards the loaded operands are in place again."""
+        """The live operands that calls do not read: the output stays as it was when other valid values are
+        written where they are stored. Afterwards the loaded operands are in place again."""
         ready, operands = self.ready[entry], self.sets[0]
         ready.call_once(0)
         if not ready.result(0).any():  # as where all weights are zero
@@ -494,7 +447,7 @@ class Bench(devices.OnDevice):
                 written(place, values)
             ready.timer.synchronize()
             ready.call_once(0)
-            if same_bits(ready.result(0), before) or not ready.result(0).any():
+            if same_bits(ready.result(0), before):
                 found.append(name)
         if self.live:
             self._put([entry], 0)
@@ -550,7 +503,7 @@ def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
 
 
 def written(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes in place, without counting it in autograd's version of the tensor, as an engine's kernels do."""
+    """Writes in place without counting it in autograd's version, as an engine's kernels do."""
     place.data.copy_(values)
 
 
@@ -570,7 +523,6 @@ def without_effect(operands: Operands) -> frozenset[str]:
 
 
 def activation_of(operands: Operands) -> str:
-    """The live operand that every call reads as a whole: the first one that the output depends on, or the
-    first one if the output depends on none."""
+    """The live operand that every call reads as a whole: the first that the output depends on, if any."""
     live, idle = [*operands.live_tensors()], without_effect(operands)
     return next((name for name in live if name not in idle), live[0])

@@ -17,12 +17,11 @@ from harness.machine.cpu_threads import MAIN_THREAD, pinned
 from kernels.platform import available_memory
 from kernels.triton_runtime import target_of
 
-MEMORY_DIFFERS = 1.25
-"""Two figures for the same memory, from torch and from the driver, differ by less than this factor."""
+MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
 
-MOST_UNUSED = 0.5
-"""The share of the free memory that a heap may keep unused. What was freed is not always of use again: an
-aligned block does not fit where one of its own size was."""
+MOST_HELD = 0.5
+"""A process that holds more than this share of the free memory gives back what its heap keeps unused. What
+was freed is not always of use again: an aligned block does not fit where one of its own size was."""
 
 
 class OnDevice:
@@ -80,46 +79,36 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
 
     gpu: torch's device properties; older releases have fewer
     """
-    arch = getattr(gpu, "gcnArchName", "").split(":")[0]
     on_amd = planned["arch"].startswith("gfx")
+    arch = getattr(gpu, "gcnArchName", "").split(":")[0] if on_amd else f"sm_{gpu.major}{gpu.minor}"
     # Only torch names the profile of a slice that was chosen by its UUID.
     name = re.sub(r" MIG-.*", "", planned["name"])
-    seen = {
-        "arch": arch if on_amd else f"sm_{gpu.major}{gpu.minor}",
-        "name": gpu.name,
-        "uuid": _uuid(gpu, on_amd),
-        "memory": gpu.total_memory,
-    }
-    sizes = sorted((seen["memory"], planned["memory"]))
-    differs = {
-        "arch": seen["arch"] != planned["arch"],
-        # The names that ROCm gives are not product names.
-        "name": not on_amd and not (seen["name"].startswith(name) or name.startswith(seen["name"])),
-        "uuid": seen["uuid"]
-        and planned["uuid"].startswith("GPU-")
-        and seen["uuid"] != planned["uuid"].lower(),
-        "memory": sizes[0] and sizes[1] > MEMORY_DIFFERS * sizes[0],
-    }
-    if not any(differs.values()):
-        return ""
-    said = [
-        ", ".join(
-            f"{facts[fact] / (1 << 30):.1f} GiB" if fact == "memory" else str(facts[fact])
-            for fact, other in differs.items()
-            if other
-        )
-        for facts in (seen, planned)
+    is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
+    uuid, whole = _uuid(gpu, on_amd), planned["uuid"].startswith("GPU-")
+    less, more = sorted((gpu.total_memory, planned["memory"]))
+    facts = [
+        (arch, planned["arch"], arch != planned["arch"]),
+        (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
+        (uuid, planned["uuid"], uuid and whole and uuid != planned["uuid"].lower()),
+        (_gib(gpu.total_memory), _gib(planned["memory"]), less and more > MEMORY_DIFFERS * less),
     ]
+    wrong = [(seen, expected) for seen, expected, differs in facts if differs]
+    if not wrong:
+        return ""
+    seen, expected = (", ".join(words) for words in zip(*wrong, strict=True))
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
     how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
     if order not in ("", "PCI_BUS_ID"):
         how = f"unset CUDA_DEVICE_ORDER={order}"
-    return f"to torch it is {said[0]}, to the driver {said[1]}; {how}"
+    return f"to torch it is {seen}, to the driver {expected}; {how}"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:
-    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as
-    characters."""
+    """The UUID in the driver's form; empty where torch has none. HIP gives its 16 digits as characters."""
     text = str(getattr(gpu, "uuid", "")).lower()
     if on_amd:
         text = bytes.fromhex(text.replace("-", "")).decode(errors="replace")
@@ -144,24 +133,16 @@ def _pinned(threads: int) -> list[int] | str:
     return answer
 
 
-class _Mallinfo(ctypes.Structure):
-    """glibc's struct mallinfo2: ten fields, of which `fordblks` is the number of unused bytes."""
-
-    _fields_ = [(f"other{i}", ctypes.c_size_t) for i in range(8)] + [
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    ]
-
-
 def give_back_heap() -> None:
-    """Gives unused memory back where other processes need it. Does nothing with allocators other than
-    glibc's. The heap of a worker keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
-        return
-    library.mallinfo2.restype = _Mallinfo
-    if library.mallinfo2().fordblks > MOST_UNUSED * available_memory():
+    """Gives unused memory back where this process holds so much that others may need it. The heap of a worker
+    keeps what it freed (see harness.workers.environment.ALLOCATOR)."""
+    if _pages(1) > MOST_HELD * available_memory():
         trim_heap()
+
+
+def _pages(field: int) -> int:
+    """A field of /proc/self/statm in bytes: 0 is what is mapped, 1 what is resident."""
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[field]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def trim_heap() -> None:
@@ -176,8 +157,7 @@ def memory_at_most(nbytes: int) -> Iterator[None]:
     """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
     machine's memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    mapped = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    limits = [limit for limit in (mapped + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (_pages(0) + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

@@ -1,48 +1,35 @@
 """Diagnosis of a wrong output, in one sentence: where it is wrong (rows, heads, sequences, experts,
-columns, as ranges) and what it is: zero, never written, NaN, the answer to other operands, that of a known
-mistake of the op, a factor, the answer of other rows, or no pattern. It is computed for wrong outputs only,
+columns, as ranges) and what it is: zero, never written, NaN, the answer to other operands, the answer of
+other rows, that of a known mistake of the op, a factor, or no pattern. It is computed for wrong outputs only,
 in time linear in the size of the output; the work for known mistakes is limited."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from harness.workers.child.outputs import POISON, bits
-
-if TYPE_CHECKING:
-    import torch
-
-    from kernels.mistakes import Answers, Work
-    from kernels.op import Reference, RowGroups, Tolerance
+from kernels.mistakes import Answers, TooMuchWork, Work
+from kernels.op import Reference, RowGroups, Tolerance
 
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
 LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
-
-MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
-"""So many wrong rows are compared with every right row, in so many columns."""
-
-MISTAKE_ROWS, MISTAKE_COLUMNS = 2, 256
-"""Known mistakes are computed for so many indices along the first dimension, in so many columns. At most
-MOST_NAMES are named."""
-
-MOST_NAMES = 3
+MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # of them, how much is compared with every right row
+MISTAKE_COLUMNS = 256  # known mistakes are computed for one index of dimension 0, in so many columns
+MOST_NAMES = 3  # the most known mistakes that are named
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
-
 EXPLAINED = 0.02  # an output equals a mistake that leaves no more than this share of the squared error
-
-TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
 MOST_RANGES = 4  # of more ranges than this only the number of indices is given
 FEW_GROUPS = 3  # the most experts that are named
 BLOCK = 16  # columns that are off and less than this apart belong to one range
 DENSE = 0.3  # of which this share at least is off
 FULL = 0.95  # a box of which this share is wrong is called wrong as a whole
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -50,9 +37,7 @@ class Layout:
     """How the output of a case is laid out, and what it may be confused with."""
 
     shape: tuple[int, ...]  # the shape of the whole output
-    axes: tuple[str, ...] = ()
-    """What an index along each dimension counts; the last dimension is the columns. Empty: rows and
-    columns."""
+    axes: tuple[str, ...] = ()  # what an index along each dimension counts; empty: rows and columns
     rows: Sequence[int] | None = None  # the indices along the first dimension that were compared; None: all
     groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
@@ -76,24 +61,13 @@ class Layout:
 Diagnosis = tuple[str, dict[str, Any]]  # a sentence, and the same facts for the record
 
 
-def of_not_finite(
-    output: torch.Tensor,
-    reference: Reference,
-    sigma: torch.Tensor,
-    wrong: torch.Tensor,
-    tolerance: Tolerance,
-    layout: Layout,
-) -> Diagnosis:
-    """The diagnosis of a whole output with elements that are NaN or infinite. sigma, wrong: see
-    `of_errors`."""
-    import torch
-
+def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
+    """The diagnosis of a whole output with elements that are NaN or infinite."""
     bad = ~torch.isfinite(output)
-    of_kinds = bad, torch.isnan(output), bits(output) == POISON
-    count, nans, never = (int(each.sum()) for each in of_kinds)
+    count, nans, never = (int(each.sum()) for each in (bad, torch.isnan(output), bits(output) == POISON))
     spanned = math.prod(int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim))
     columns = bad.flatten(0, -2).any(0)
-    where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), count / max(spanned, 1))
+    where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), count / spanned)
     kinds = {
         "{} were never written": never,
         "NaN was computed in {}": nans - never,
@@ -103,16 +77,10 @@ def of_not_finite(
     text = " and ".join(said) + (f", in {where}" if where else "")
     if never == count:
         return _short(text), {"kind": "not written", "where": facts}
-    compared = output if reference.rows is None else output[reference.rows]
-    every = torch.ones_like(columns)
-    names, _ = _mistakes(selected(compared, reference, sigma, wrong, every, tolerance, layout))
-    if names:
-        text += f": equals: {' or '.join(names)}"
-    elif nans > never and "head" in layout.axes:
+    if nans > never and "head" in layout.axes:
         text += ": memory that no sequence may read holds NaN, so look at pages, lengths, masks "
         text += "and parts without a key"
-    equals = {"equals": names} if names else {}
-    return _short(text), {"kind": "NaN" if nans else "infinite", **equals, "where": facts}
+    return _short(text), {"kind": "NaN" if nans else "infinite", "where": facts}
 
 
 @dataclass(frozen=True)
@@ -144,7 +112,7 @@ def selected(
     """At most MOST_ROWS of the wrong rows, in some columns, bool [columns]. The others: see `of_errors`."""
     numbers, at = wrong.flatten().nonzero().flatten(), columns.nonzero().flatten()
     chosen = numbers[_spread(len(numbers), MOST_ROWS)]
-    flat = outputs, values, sigmas = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
+    outputs, values, sigmas = flat = [t.flatten(0, -2) for t in (output, reference.value, sigma)]
     got, right, of_wrong = (t[chosen][:, at].double() for t in flat)
     outer = tuple(wrong.shape)
     return Wrong(got, right, of_wrong, chosen, at, outputs, values, sigmas, outer, tolerance, layout)
@@ -171,15 +139,16 @@ def of_errors(
     columns = wrong_columns(flat[numbers[_spread(len(numbers), 4096)]], tolerance)
     where, facts = region_of(wrong, columns, layout)
     these = selected(output, reference, sigma, wrong, columns, tolerance, layout)
-    kind, what, more = _constant(these) or _answer_to_others(these) or _cause(these)
-    worst = _worst(flat, output.flatten(0, -2), these)
+    causes = (_constant, _answer_to_others, _other_rows, _mistake, _factor, _no_pattern)  # little work first
+    kind, what, more = next(found for cause in causes if (found := cause(these)))
+    worst = _worst(flat, these)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
     text = f"{int(wrong.sum())} of {wrong.numel()} {sampled}rows are off{place}: {what}"
     at_worst = f"; worst {worst['at']}: {worst['output']:.4g}, not {worst['reference']:.4g}{sigmas}"
-    found = {"kind": kind, **more, "where": facts, "worst": worst}
-    return _short(text, LONGEST - len(at_worst)) + at_worst, found
+    record = {"kind": kind, **more, "where": facts, "worst": worst}
+    return _short(text, LONGEST - len(at_worst)) + at_worst, record
 
 
 def _short(text: str, longest: int = LONGEST) -> str:
@@ -188,25 +157,21 @@ def _short(text: str, longest: int = LONGEST) -> str:
 
 def _spread(count: int, most: int) -> torch.Tensor:
     """At most `most` of the numbers 0 .. count - 1, both ends included."""
-    import torch
-
     if count <= most:
         return torch.arange(count)
     return torch.linspace(0, count - 1, most).round().long()
 
 
-def _worst(z: torch.Tensor, output: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
-    """The largest error in units of sigma, with its place in the whole output and both values.
-
-    z, output: of all compared rows, [rows, columns]
-    """
+def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
+    """The largest error in units of sigma, with its place in the whole output and both values. z: of all
+    compared rows, [rows, columns]"""
     row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
     at = _index(row, wrong.outer)
     at[0] = wrong.layout.numbers(0)[at[0]]
     sigmas = float(z[row, column].abs())
     return {
         "at": [*at, column],
-        "output": float(output[row, column]),
+        "output": float(wrong.all_got[row, column]),
         "reference": float(wrong.all_right[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }
@@ -214,8 +179,6 @@ def _worst(z: torch.Tensor, output: torch.Tensor, wrong: Wrong) -> dict[str, Any
 
 def _index(row: int, outer: tuple[int, ...]) -> list[int]:
     """The index of a flattened row along each dimension but the last."""
-    import torch
-
     return [int(i) for i in torch.unravel_index(torch.tensor(row), outer)]
 
 
@@ -227,13 +190,8 @@ Kind = tuple[str, str, dict[str, Any]]
 
 def _constant(wrong: Wrong) -> Kind | None:
     got = wrong.got
-    zero = (got == 0).all(1)
-    if bool(zero.any()) and bool((wrong.right != 0).any()):
-        if bool(zero.all()):
-            return "zero", "all zero", {}
-        share = float(zero.double().mean())
-        if share >= 0.25:
-            return "zero", f"all zero in {share:.0%} of them, others in the rest", {}
+    if bool((got == 0).all()) and bool((wrong.right != 0).any()):
+        return "zero", "all zero", {}
     first = float(got[0, 0])
     if got.numel() >= FEWEST and bool((got == first).all()):
         return "not written", f"all {first:.3g}, as if never written", {"constant": first}
@@ -242,8 +200,6 @@ def _constant(wrong: Wrong) -> Kind | None:
 
 def _units(error: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """An error in units of sigma, of an exact value at most 1e6."""
-    import torch
-
     z = torch.where(error == 0, 0.0, error / sigma)
     return z.nan_to_num(nan=1e6, posinf=1e6, neginf=-1e6).clamp(-1e6, 1e6)
 
@@ -260,8 +216,6 @@ def _within(error: torch.Tensor, sigma: torch.Tensor, tolerance: Tolerance) -> b
 
 def _factor(wrong: Wrong) -> Kind | None:
     """One factor for all, found by least squares with each element weighted by its own sigma."""
-    import torch
-
     got, right, sigma = wrong.got, wrong.right, wrong.sigma
     weight = torch.where(sigma > 0, right / sigma.square(), 0.0)
     size = float((weight * right).sum())
@@ -275,90 +229,49 @@ def _factor(wrong: Wrong) -> Kind | None:
     return "factor", what, {"factor": factor}
 
 
-def _cause(wrong: Wrong) -> Kind:
-    """A factor, the answers of other rows, a known mistake, or no pattern: what takes little work first."""
-    factor = _factor(wrong)
-    if not factor and (moved := _other_rows(wrong)):
-        return moved
-    names, cut = _mistakes(wrong)
-    kind, what, more = factor or ("mistake", "", {}) if names else factor or _no_pattern(wrong, cut)
-    if names:
-        more |= {"equals": names}
-        what = f"{what}{', which ' if what else ''}equals: {' or '.join(names)}"
-    return kind, what, more
-
-
-def _mistakes(wrong: Wrong) -> tuple[list[str], str]:
-    """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first; and how many
-    were compared, where not all were. They have to explain finite elements: NaN alone has many causes."""
-    from kernels.mistakes import Work
-
-    first = wrong.rows // math.prod(wrong.outer[1:])
-    some = first.unique()
-    some = some[_spread(len(some), MISTAKE_ROWS)].tolist()
-    finite = {index: int(wrong.all_got[wrong.rows[first == index]].isfinite().sum()) for index in some}
-    some.sort(key=finite.__getitem__, reverse=True)
-    if wrong.layout.answers is None or not some or finite[some[0]] < FEWEST:
-        return [], ""
-    if _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
-        return [], ""
-    left, cut = _equal_in(wrong, first == some[0], Work())
-    for index in some[1:] if left else []:
-        again, _ = _equal_in(wrong, first == index, Work(), left)
-        left = {name: max(squares, left[name]) for name, squares in again.items()}
-    names = sorted(left, key=left.__getitem__)
-    return [name for name in names if left[name] <= 1.5 * left[names[0]] + 0.1][:MOST_NAMES], cut
-
-
-def _equal_in(
-    wrong: Wrong, rows: torch.Tensor, work: Work, among: Container[str] | None = None
-) -> tuple[dict[str, float], str]:
-    """By the names of known mistakes that these rows equal, the mean square of what is left, in sigma; and
-    how many were compared, where `work` ends before all were.
-
-    rows:  which rows of `wrong`, bool, of one index along the first dimension
-    among: the names of those to compare; None: all
-    """
-    import torch
-
-    from kernels.mistakes import TooMuchWork
-
-    begin, inner = int(wrong.columns[0]) // BLOCK * BLOCK, math.prod(wrong.outer[1:])
+def _mistake(wrong: Wrong) -> Kind | None:
+    """The known mistakes that the wrong rows equal as far as rounding tells, the nearest first."""
+    if wrong.layout.answers is None or _within(wrong.got - wrong.right, wrong.sigma, wrong.tolerance):
+        return None
+    inner = math.prod(wrong.outer[1:])
+    first = wrong.rows // inner
+    index = int(first[0])
+    of = wrong.rows[first == index]
+    begin = int(wrong.columns[0]) // BLOCK * BLOCK
     across = slice(begin, min(begin + MISTAKE_COLUMNS, wrong.all_right.shape[1]))
-    of, left = wrong.rows[rows], dict[str, float]()
     got, right, sigma = (t[of][:, across].double() for t in (wrong.all_got, wrong.all_right, wrong.all_sigma))
-    if wrong.layout.answers is None:
-        return left, ""
+    if got.numel() < FEWEST:
+        return None
     try:
-        answers = wrong.layout.answers([wrong.layout.numbers(0)[int(of[0]) // inner]], across)
+        answers = wrong.layout.answers([wrong.layout.numbers(0)[index]], across)
     except (ImportError, AttributeError, MemoryError, RuntimeError):  # none are listed, or memory is short
-        return left, ""
-    off = float(_units(got - right, sigma).square().mean())
-    for count, (name, answer_of) in enumerate(answers.items()):
-        if among is not None and name not in among:
-            continue
+        return None
+    off, work = float(_units(got - right, sigma).square().mean()), Work()
+    left = dict[str, float]()  # the mean square of what is left, in sigma
+    for name, answer_of in answers.items():
         try:
             with work:
                 answer = answer_of().to(wrong.all_got.dtype)
         except TooMuchWork:
-            return left, f"compared with {count} of {len(answers)} known mistakes"
+            break
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
             continue  # these operands do not allow this mistake
         answer = answer.cpu().flatten(0, -2)[of % inner].double()
-        gap = torch.where((got == answer) | (got.isnan() & answer.isnan()), 0.0, got - answer)
         # A larger output errs by more; 2^-9 is the error of rounding to bf16.
         larger = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
-        size = torch.hypot(sigma * larger[:, None], 2.0**-9 * answer.nan_to_num())
-        squares = float(_units(gap, size).square().mean())
-        if _within(gap, size, wrong.tolerance) and squares <= EXPLAINED * off:
+        size = torch.hypot(sigma * larger[:, None], 2.0**-9 * answer)
+        squares = float(_units(got - answer, size).square().mean())
+        if _within(got - answer, size, wrong.tolerance) and squares <= EXPLAINED * off:
             left[name] = squares
-    return left, ""
+    if not left:
+        return None
+    near = 1.5 * min(left.values()) + 0.1
+    names = [name for name in sorted(left, key=left.__getitem__) if left[name] <= near][:MOST_NAMES]
+    return "mistake", f"equals: {' or '.join(names)}", {"equals": names}
 
 
 def _answer_to_others(wrong: Wrong) -> Kind | None:
     """Whether the rows hold the right answer to other operands."""
-    import torch
-
     inner = math.prod(wrong.outer[1:])
     own = torch.tensor(wrong.layout.numbers(0))[wrong.rows // inner]
     for name, other in wrong.layout.others.items():
@@ -383,8 +296,7 @@ def _answer_to_others(wrong: Wrong) -> Kind | None:
 
 
 def _other_rows(wrong: Wrong) -> Kind | None:
-    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
-    rows."""
+    """Whether wrong rows hold the right answers of other rows; some are compared with all right rows."""
     if len(wrong.columns) < FEWEST:
         return None
     some = _spread(len(wrong.rows), MATCHED_ROWS)
@@ -405,23 +317,21 @@ def _other_rows(wrong: Wrong) -> Kind | None:
         (_index(here, wrong.outer), _index(there, wrong.outer))
         for here, there in zip(wrong.rows[some][found].tolist(), match[found].tolist(), strict=True)
     ]
-    axes = [axis for axis in range(len(wrong.outer)) if any(h[axis] != t[axis] for h, t in moves)]
     numbers = wrong.layout.numbers(0)
-    pairs: dict[str, object] = {}  # each row in words, and the row whose answer it holds
-    for h, t in moves:
-        h[0], t[0] = numbers[h[0]], numbers[t[0]]
-        if len(axes) == 1:  # in words of the one axis along which the rows moved
-            pairs[str(h[axes[0]])] = t[axes[0]]
-        else:
-            pairs[str(h)] = t
-    name = wrong.layout.name(axes[0]) if len(axes) == 1 else "row"
-    told = ", ".join(f"{h} that of {t}" for h, t in list(pairs.items())[:2])
+    for index in itertools.chain(*moves):
+        index[0] = numbers[index[0]]
+    axes = [axis for axis in range(len(wrong.outer)) if any(h[axis] != t[axis] for h, t in moves)]
+    name = "row"
+    pairs: dict[object, object] = {str(here): there for here, there in moves}
+    if len(axes) == 1:  # in words of the one axis along which the rows moved
+        name = wrong.layout.name(axes[0])
+        pairs = {here[axes[0]]: there[axes[0]] for here, there in moves}
+    told = ", ".join(f"{here} that of {there}" for here, there in list(pairs.items())[:2])
     more = " ..." if len(pairs) > 2 else ""
     return "moved", f"{name}s hold the answers of other {name}s: {told}{more}", {"from": moves[:64]}
 
 
-def _no_pattern(wrong: Wrong, cut: str) -> Kind:
-    """cut: how many known mistakes were compared, where not all were"""
+def _no_pattern(wrong: Wrong) -> Kind:
     got, right = wrong.got, wrong.right
     error, size = float((got - right).norm()), float(right.norm())
     share = error / size if size else math.inf
@@ -431,7 +341,6 @@ def _no_pattern(wrong: Wrong, cut: str) -> Kind:
     if got.numel() < FEWEST or not math.isfinite(correlation):
         return "none", f"off by {_percent(share)} of the value", facts
     text = f"no pattern, off by {_percent(share)}; correlation with the reference {correlation:.3g}"
-    text += f"; {cut}" if cut else ""
     return "none", text, facts | {"correlation": correlation}
 
 
@@ -472,7 +381,7 @@ def region_of(
     return text, facts
 
 
-def runs(indices: Sequence[int]) -> list[Range]:
+def runs(indices: Sequence[int]) -> list[tuple[int, int]]:
     """The first and the last of each series of consecutive numbers, ascending."""
     found = []
     for _, group in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
@@ -482,39 +391,21 @@ def runs(indices: Sequence[int]) -> list[Range]:
 
 
 def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
-    """Indices along an axis in words: `heads 8..15`, `columns 128..255 (tile 1 of 128)`.
+    """Indices along an axis in words: `heads 8..15`, `columns 3 and 7`.
 
     numbers: the number of each index of the whole axis
     """
-    size, found = len(numbers), runs(indices)
     if len(indices) == 1:
         return f"{name} {numbers[indices[0]]}"
-    if len(found) == 1 and numbers[-1] == size - 1:
-        return f"{name}s {_range(found[0], numbers)}{_tile(found[0], size)}"
-    if len(found) > MOST_RANGES:
-        return f"{len(indices)} of {name}s {_range((indices[0], indices[-1]), numbers)}"
-    *most, last = [_range(each, numbers) for each in found]
+    ends = [(numbers[first], numbers[last]) for first, last in runs(indices)]
+    if len(ends) > MOST_RANGES:
+        return f"{len(indices)} of {name}s {ends[0][0]}..{ends[-1][1]}"
+    *most, last = [str(first) if first == last else f"{first}..{last}" for first, last in ends]
     return f"{name}s {', '.join(most)} and {last}" if most else f"{name}s {last}"
 
 
-def _range(ends: Range, numbers: Sequence[int]) -> str:
-    first, last = numbers[ends[0]], numbers[ends[1]]
-    return f"{first}" if first == last else f"{first}..{last}"
-
-
-def _tile(ends: Range, size: int) -> str:
-    """Which tiles a range is, where it begins and ends with tiles of a usual size."""
-    first, stop = ends[0], ends[1] + 1
-    for tile in TILES:
-        if first % tile == 0 and stop % tile == 0 and tile < size:
-            begin, end = first // tile, stop // tile - 1
-            return f" (tile {begin} of {tile})" if begin == end else f" (tiles {begin}..{end} of {tile})"
-    return ""
-
-
 def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
-    """Wrong rows in terms of the sequences or experts that they belong to; empty where that says no more than
-    their numbers do."""
+    """Wrong rows in terms of their sequences or experts; empty where that says no more than their numbers."""
     numbers, axis, name = layout.numbers(0), layout.name(0), groups.name
     members: dict[int, list[int]] = {}
     for row, of in enumerate(groups.of.tolist()):
@@ -551,8 +442,6 @@ def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     of a wrong range are near the right value by chance, so that a range counts as a whole where enough of its
     columns are off.
     """
-    import torch
-
     count, size = z.shape
     z = z.abs().nan_to_num(nan=1e6, posinf=1e6).clamp(max=1e6)
     off = (z.amax(0) > tolerance.element) | (z.square().mean(0).sqrt() > 1.2 + 2.8 / count**0.5)

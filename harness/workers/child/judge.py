@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 import kernels
 from harness.errors import one_line
@@ -18,29 +20,20 @@ from harness.plan.memory import MAX_FLOPS, kept_references
 from harness.workers.child.device import OnDevice, empty_cache
 from harness.workers.child.diagnosis import Layout, of_errors, of_not_finite
 from harness.workers.child.outputs import Blob
+from kernels.mistakes import Answers
 from kernels.op import Reference, Tolerance
 from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    import torch
+CHEAP = 0.005  # a reference that takes less than this share of the work that it may take is never sampled
 
-    from kernels.mistakes import Answers
-
-CHEAP = 0.005
-"""A reference that takes less than this share of the work that a reference may take is never sampled."""
-
-COMPARING = 96
-"""Bytes for comparing one element: three numbers of the reference and six that `compare_output` computes, in
-fp64, and some room for more."""
+COMPARING = 96  # bytes for comparing an element: 3 numbers of the reference, 6 of `compare_output`, and room
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
 FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
 
-ROWS_AT_ONCE = 1024
-"""How many rows of the output's first dimension are worked on at once, so that large outputs need little
-memory."""
+ROWS_AT_ONCE = 1024  # rows of the first dimension that are worked on at once, to need little memory
 
 OPERANDS = {
     "first": "the first operands",
@@ -64,32 +57,19 @@ class Known:
     nbytes: int  # of them
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A judged output."""
-
-    name: str  # the name of its reference
-    output: torch.Tensor
-    sigma: torch.Tensor
-    report: dict[str, Any]
-
-
 class Judge(OnDevice):
     """Each public method is one request of the parent process."""
 
     def __init__(self) -> None:
         self.references: dict[str, Known] = {}
-        # The first wrong output, or the last one that was judged, for `save`.
-        self.kept: Judged | None = None
+        # The first wrong output, or the last one that was judged, for `save`: the name of its reference, the
+        # tensors by the names of their files, and the report.
+        self.kept: tuple[str, dict[str, torch.Tensor], dict[str, Any]] | None = None
 
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        import torch
-
+    def hello(self, kind: str, device: str, *given: Any, **named: Any) -> dict[str, Any]:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        ready = super().hello(kind, device, threads, planned)
+        ready = super().hello(kind, device, *given, **named)
         if kind != "cpu":
             # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
             # being given back.
@@ -138,8 +118,6 @@ class Judge(OnDevice):
         """The report on an output that a worker packed. It is compared on the device where that has room,
         because a large output takes the host many seconds; a wrong one again on the host, for a
         diagnosis."""
-        import torch
-
         known = self.references[name]
         reference, tolerance, wanted = known.reference, known.tolerance, known.layout.shape
         if [n for n in shape if n > 1] == [n for n in wanted if n > 1]:
@@ -162,14 +140,14 @@ class Judge(OnDevice):
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
             report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
             empty_cache(self.kind)
-        if self.kept is None or self.kept.report["ok"]:
-            self.kept = Judged(name, given, sigma_of(reference, fp8, truncates), report)
+        if self.kept is None or self.kept[2]["ok"]:
+            sigma = sigma_of(reference, fp8, truncates)
+            tensors = {"output": given, "reference": reference.value, "sigma": sigma}
+            self.kept = name, tensors, report
         return report
 
     def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
         """Whether there is a GPU with enough memory for the comparison."""
-        import torch
-
         needed = 2 * output.nbytes + COMPARING * reference.value.numel()
         return self.kind != "cpu" and needed < torch.cuda.mem_get_info(self.device)[0]
 
@@ -196,15 +174,13 @@ class Judge(OnDevice):
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
         Returns which operands these are, the compared rows (None: all), and the report; an empty dict if
         nothing was judged."""
-        import torch
-
         if self.kept is None:
             return {}
-        kept, known = self.kept, self.references[self.kept.name]
-        tensors = {"output": kept.output, "reference": known.reference.value, "sigma": kept.sigma}
-        for name, tensor in tensors.items():
-            torch.save(tensor.contiguous(), Path(folder) / f"{name}.pt")
-        return known.operands | {"rows": known.reference.rows, "report": kept.report}
+        name, tensors, report = self.kept
+        for file, tensor in tensors.items():
+            torch.save(tensor.contiguous(), Path(folder) / f"{file}.pt")
+        known = self.references[name]
+        return known.operands | {"rows": known.reference.rows, "report": report}
 
 
 def _moved(reference: Reference, device: str) -> Reference:
@@ -247,8 +223,6 @@ def compare_output(
     truncates: whether the call truncates to bf16
     layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
-    import torch
-
     wanted = shape or tuple(reference.value.shape)
     if tuple(output.shape) != wanted:
         reason = f"output has shape {tuple(output.shape)}, not {wanted}"
@@ -270,26 +244,22 @@ def compare_output(
     report: dict[str, Any] = {
         "ok": False,
         "reason": "",
-        "row_error": worst_row if math.isfinite(worst_row) else None,
+        "row_error": _finite(worst_row),
         "row_limit": tolerance.row,
-        "element_error": worst_element if math.isfinite(worst_element) else None,
+        "element_error": _finite(worst_element),
         "element_limit": tolerance.element,
-        "bias": None,
-        "bias_limit": None,
-        "noise": None,
-        "noise_limit": None,
-        "relative_error": relative if math.isfinite(relative) else None,
+        **dict.fromkeys(("bias", "bias_limit", "noise", "noise_limit")),
+        "relative_error": _finite(relative),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
     }
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
-    if bool(bad.any()) or bool(rows_over.any()):
+    is_bad = bool(bad.any())
+    if is_bad or bool(rows_over.any()):
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
-            if bool(bad.any()):
-                found = of_not_finite(output, reference, sigma, rows_over, tolerance, layout)
-            else:
-                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+            errors = sampled, reference, sigma, z, rows_over, tolerance, layout
+            found = of_not_finite(output, layout) if is_bad else of_errors(*errors)
             report["reason"], report["diagnosis"] = found
         except Exception as failure:  # the verdict does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
@@ -298,10 +268,8 @@ def compare_output(
         even = torch.ones_like(row_error, dtype=torch.bool)
         if in_fp8 and reference.even is not None:
             even = reference.even
-        coarse = in_fp8 or truncates
-        bias, limit = _bias(
-            error, reference.value, sigma, even, tolerance.bias if coarse else tolerance.bias_bf16
-        )
+        allowed = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
+        bias, limit = _bias(error, reference.value, sigma, even, allowed)
         report["bias"], report["bias_limit"] = bias, limit
         noise = float(z[even].square().mean().sqrt()) if in_fp8 and int(even.sum()) >= FEW_ROWS else None
         report["noise"], report["noise_limit"] = noise, tolerance.noise if in_fp8 else None
@@ -320,8 +288,7 @@ def compare_output(
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
-    """The sigma that an output is judged by: for calls that round activations to FP8, and for those that
-    truncate."""
+    """The sigma that an output is judged by: of calls that round activations to FP8, or that truncate."""
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
@@ -337,8 +304,6 @@ def _bias(
     None where there are too few rows. And its limit: the op's limit and three standard errors, estimated
     from the scatter of the rows. The errors of a row have common causes, such as its rounded q, so that the
     rows are the sample."""
-    import torch
-
     sums = []
     for of, right, deviation in zip(*(x.split(ROWS_AT_ONCE) for x in (error, value, sigma)), strict=True):
         weight = torch.where(deviation > 0, right / deviation.double().square(), 0.0)
@@ -350,6 +315,10 @@ def _bias(
     slope = float(shared.sum()) / total
     scatter = float((shared - slope * size).square().sum().sqrt()) / total
     return slope, limit + 3 * scatter
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _largest(values: torch.Tensor) -> float:

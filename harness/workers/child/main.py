@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import signal
 import sys
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,8 +49,6 @@ def serve(connection: Connection, served: Any) -> None:
             except Unsupported as error:
                 connection.send(("unsupported", text_of(error)))
             except Exception as error:
-                import traceback
-
                 traceback.print_exc()
                 told = getattr(kernels, "told", one_line)  # kernels of older commits have none
                 connection.send(("error" if _sound() else "crashed", told(error)))

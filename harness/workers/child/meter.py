@@ -1,5 +1,4 @@
-"""Meter, inside a worker: the highest rates that the device reaches, and two fixed workloads that show how
-steady its times are."""
+"""Meter, inside a worker: the device's highest rates, and workloads that show how steady its times are."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import torch
 
 from harness.workers.child.device import OnDevice
 from harness.workers.child.timers import Program, timer_for
@@ -46,22 +47,17 @@ by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % w
 weights. Two of the shapes are DeepSeek's own."""
 
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
-
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
 """Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
 counts where a CPU has no bf16 instructions."""
 
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
-
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 
-BELIEVED = 64 * MIB
-"""A cache of up to this size is believed. A virtual machine may state a larger one that is only its host's:
-then sizes count as held by the cache whose reading is FASTER times as fast as the reading of the largest
-size."""
-
-FASTER = 1.15
+BELIEVED, FASTER = 64 * MIB, 1.15
+"""A cache of up to BELIEVED bytes is believed. A virtual machine may state a larger one that is only its
+host's: then it holds the sizes whose reading is FASTER times as fast as the reading of the largest size."""
 
 REACH_S, REACH_TURN_S = 1.0, 0.04  # seconds for measuring the reach of a cache, and of one sample of it
 
@@ -72,11 +68,8 @@ class Meter(OnDevice):
     left_out = "there is no memory for any product"
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads.
-
-        memory:     free bytes; 0 if unknown
-        last_level: bytes of the last-level cache; 0 if unknown
-        """
+        """Returns how many bytes `measure` reads. memory, last_level: free bytes, and bytes of the last-level
+        cache; 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
@@ -99,8 +92,6 @@ class Meter(OnDevice):
 
     def _reach(self, claimed: int) -> int:
         """The least number of bytes whose repeated reading is as slow as memory."""
-        import torch
-
         whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
         sizes = [BELIEVED << doubled for doubled in range((claimed // BELIEVED).bit_length())]
         programs, rates = {}, defaultdict[int, float](float)
@@ -119,8 +110,6 @@ class Meter(OnDevice):
         if self.kind == "cpu":
             times = [time.perf_counter() for _ in range(readings)]
         else:
-            import torch
-
             events = [torch.cuda.Event(enable_timing=True) for _ in range(readings)]
             for event in events:
                 event.record()
@@ -133,7 +122,7 @@ class Meter(OnDevice):
         """Prepares one of the steady workloads: `read` or `product`."""
         self.program = Program([])  # frees the buffers of the last one
         if workload == "read":
-            call = self._buffer().view(dtype=_dtype("int64")).sum
+            call = self._buffer().view(dtype=torch.int64).sum
         else:
             size = STEADY_SIZE[self.kind]
             call = self._mm(size, size, size, "bf16")
@@ -178,25 +167,20 @@ class Meter(OnDevice):
     def _random(self, *shape: int, dtype: str) -> Any:
         """A tensor of Gaussian values, because zeros move and multiply faster. It repeats one million values:
         drawing more would take a CPU longer than measuring."""
-        import torch
-
         size = math.prod(shape)
-        few = torch.randn(min(size, MIB), device=self.device).to(_dtype(dtype, self.arch))
+        kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": FORMATS[native(self.arch)].dtype}
+        few = torch.randn(min(size, MIB), device=self.device).to(kinds[dtype])
         many = few.view(torch.uint8).repeat(-(-size // len(few)))
         return many[: size * few.itemsize].view(few.dtype).view(shape)
 
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
         """Reductions over the buffer; which one reads fastest differs by device."""
-        import torch
-
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
         for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
             yield buffer.nbytes, lambda call=call: call  # type: ignore[misc]
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         """Copies of one half of the buffer to the other."""
-        import torch
-
         for view in (buffer.view(torch.int64), buffer):
             to, of = view.chunk(2)
             copy = functools.partial(to.copy_, of)
@@ -213,16 +197,12 @@ class Meter(OnDevice):
                     yield 2.0 * m * n * k, functools.partial(way, m, n, k, dtype)
 
     def _mm(self, m: int, n: int, k: int, dtype: str) -> Call:
-        import torch
-
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         out = torch.empty(m, n, dtype=a.dtype, device=self.device)
         return lambda: torch.mm(a, b.t(), out=out)
 
     def _prepacked(self, m: int, n: int, k: int, dtype: str) -> Call:
         """A product with b in oneDNN's own layout, as torch.compile packs frozen weights."""
-        import torch
-
         a = self._random(m, k, dtype=dtype)
         b = torch.ops.mkldnn._reorder_linear_weight(self._random(n, k, dtype=dtype), m)
         return lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
@@ -230,8 +210,6 @@ class Meter(OnDevice):
     def _scaled_mm(self, m: int, n: int, k: int, dtype: str) -> Call:
         """An FP8 product with one scale per tensor and the library's fastest accumulation. Block scales allow
         less; a ceiling may be higher than what they reach."""
-        import torch
-
         a, b = self._random(m, k, dtype=dtype), self._random(n, k, dtype=dtype)
         scale = torch.ones((), device=self.device)
         return lambda: torch._scaled_mm(
@@ -240,10 +218,7 @@ class Meter(OnDevice):
 
 
 def reach(rates: Mapping[int, float]) -> int:
-    """The smallest size, in bytes, that is read no faster than the largest one, which lies beyond the cache.
-
-    rates: bytes per second of reading, by size
-    """
+    """The smallest size that is read no faster than the largest one. rates: bytes/s by size in bytes"""
     memory = rates[max(rates)]
     return min(size for size, rate in rates.items() if rate < FASTER * memory)
 
@@ -252,11 +227,3 @@ def buffer_bytes(kind: str, share: float, last_level: int, reach: int = 0) -> in
     """How many bytes are read, in whole MiB: beyond the last-level cache, within `share` bytes."""
     wanted = max(LEAST_BUFFER[kind], REACHES * reach or LEVELS * last_level)
     return max(1, int(min(wanted, share)) // MIB) * MIB
-
-
-def _dtype(name: str, arch: str = "") -> Any:
-    import torch
-
-    if name == "fp8":
-        return FORMATS[native(arch)].dtype
-    return {"bf16": torch.bfloat16, "fp32": torch.float32, "int64": torch.int64}[name]

@@ -13,26 +13,22 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CALLS = 20
-"""At least this many outputs are compared with the first one, however long that takes, up to bench.LEAST_S. A
-call that is wrong once in 10 is found among them in 88 % of runs."""
+"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. A call that is
+wrong once in 10 is found among them in 88 % of runs."""
 
 GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any alignment that a kernel requires
 
 CANARY = 0xA5  # the value of each guard byte
 
 POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
-SPOILT = -1536.0
-"""What outputs are filled with before calls that are compared with each other. An output that still holds
-this finite number was not written."""
+SPOILT = -1536.0  # fills outputs before calls that are compared: what still holds it was not written
 
 ROWS = 8192
-"""How many rows of the first dimension are compared at once: all rows of a large output in fp32 would take
-gigabytes."""
+"""Rows of the first dimension that are compared at once: in fp32 a large output takes gigabytes."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as integers, so that NaN equals NaN and -0 differs from 0. It shares the tensor's memory where
-    that is contiguous."""
+    """A tensor as integers: NaN equals NaN, -0 differs from 0. It shares the memory of a contiguous one."""
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -74,14 +70,12 @@ class Repeats:
     order is not fixed, which differ in the last places."""
 
     first: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The first output that was seen of each set of operands. Where the sets are copies of each other, the
-    output of set 0 stands for all."""
+    """The first output of each set of operands; where the sets are copies, that of set 0 stands for all."""
     calls: int = 0  # how many outputs were compared with a first one
     changed: int = 0  # how many of these came right after a call on another activation
     differed: int = 0  # how many of `calls` had other bits
     distance: float = 0.0  # the largest distance of such an output (see `distance`)
-    farthest: tuple[int, torch.Tensor] | None = None
-    """The set and the output that this largest distance is of."""
+    farthest: tuple[int, torch.Tensor] | None = None  # the set and the output of that distance
     kept: bool = False  # whether a call on another activation gave the old answer
 
     def see(self, which: int, output: torch.Tensor, copies: bool) -> None:
@@ -106,8 +100,7 @@ class Repeats:
 
 
 def distance(output: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest |output - other| / |other| of any row (norms over the last dimension); infinite where an
-    element is not finite."""
+    """The largest |output - other| / |other| of a row (norms of rows); infinite where one is not finite."""
     farthest = 0.0
     for a, b in zip(output.split(ROWS), other.split(ROWS), strict=True):
         rows = (a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1).clamp(min=1e-30)

@@ -28,20 +28,15 @@ from kernels.op import Implementation
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
-CALLS = 10
-"""How many calls are averaged over; fewer where they would take longer than PROFILE_S or give more than
-EVENTS."""
-
-PROFILE_S = 0.2
-
-EVENTS = 5000  # events of one profile, of which torch reads 10,000 per second
+CALLS, PROFILE_S, EVENTS = 10, 0.2, 5000
+"""So many calls are averaged over; fewer where they would take longer than PROFILE_S seconds, or give more
+events than EVENTS, of which torch reads 10,000 per second."""
 SHARE = 0.01  # a kernel with less than this share of the total time is not listed
 CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
 
 def start(kind: str) -> None:
-    """Takes an empty profile. The first profile of a process starts CUPTI, which takes 5 s (seen on an H200,
-    CUDA 13.0)."""
+    """Takes an empty profile: the first one of a process starts CUPTI, which takes 5 s (H200, CUDA 13.0)."""
     from torch.profiler import profile as torch_profiler
 
     with torch_profiler(activities=_activities(kind)):
@@ -86,8 +81,7 @@ def summary(events: Iterable[Any], calls: int, kind: str) -> dict[str, Any]:
     """The result of `profile`, from the profiler's events (torch.autograd.profiler_util.FunctionEvent)."""
     from torch.autograd import DeviceType
 
-    spent: dict[str, float] = defaultdict(float)
-    launched: dict[str, int] = defaultdict(int)
+    spent, launched = defaultdict[str, float](float), defaultdict[str, int](int)
     for event in events:
         on_device = event.device_type != DeviceType.CPU
         # An annotation spans kernels that have events of their own.
@@ -178,10 +172,7 @@ def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
 
 def _code(compiled: CompiledKernel) -> str:
     code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
-    if code is None:
-        return ""
-    data = Path(code).read_bytes() if isinstance(code, Path) else code
-    return f"code {compiled.metadata.name} {hashlib.sha256(data).hexdigest()[:12]}"
+    return f"code {compiled.metadata.name} {hashlib.sha256(code).hexdigest()[:12]}" if code else ""
 
 
 PACKAGE = Path(kernels.__file__).parent

@@ -1,8 +1,7 @@
 """Timers, inside a worker: how one sample of a program of calls is timed. CpuTimer times calls on a CPU,
 EventTimer calls on GPUs (CUDA, and HIP through the same torch API), GraphTimer one graph of many calls there.
 
-The timers of GPUs are tested with tests/support/fake_cuda.py and on an H100 (results/h100/first-contact);
-they are untested on AMD.
+The timers of GPUs ran on an H100 (results/h100/first-contact); they are untested on AMD.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import resource
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +24,16 @@ from kernels.op import Unsupported
 Call = Callable[[], object]
 
 LONG_S = 0.5
-"""Before a CPU sample an untimed call wakes the threads and brings the call's own data back into the caches.
-Calls of this length or more go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of
-such a call."""
+"""Before a CPU sample an untimed call wakes the threads and fills the caches with the call's own data. Longer
+calls go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of such a call."""
 
-FEW_PAGES = 16
-"""A CPU sample faults in fewer pages than this once its calls have touched all that they write to."""
+FEW_PAGES = 16  # a CPU sample faults in fewer pages once its calls have touched all that they write to
 
 MOST_STEPS = 400
-"""The most steps that are launched behind one sleep. The gap between the first event and the first kernel,
-about 2 us, is a thousandth of this many steps of 5 us. A device queues about 1024 kernels."""
+"""So many steps at most are launched behind one sleep. The gap before the first kernel, about 2 us, is a
+thousandth of so many steps of 5 us. A device queues about 1024 kernels."""
 
-MARGIN, MARGIN_S = 1.5, 3e-4
-"""The sleep lasts MARGIN times what the host is expected to take, and MARGIN_S seconds more."""
+MARGIN, MARGIN_S = 1.5, 3e-4  # a sleep lasts MARGIN times what the host may take, and MARGIN_S seconds more
 
 SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
 
@@ -45,16 +41,11 @@ LEFT_S, LEFT_SHARE = 1e-3, 0.02
 """After the last event the whole device must be at rest within LEFT_S and this share of the timed seconds.
 Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
 
-LEFT_TRIES = 3
-"""How many readings in a row must leave work behind before that is believed. The host's clock measures it,
-and a pause of the host looks the same; a call that uses its own stream does it in every reading."""
+LEFT_TRIES = 3  # readings in a row that must leave work behind: a pause of the host looks the same in one
 
 TRIES = 8  # how many readings in a row may be thrown away
 
-GRAPH_S = 1e-3
-"""A graph holds calls for this many seconds, which makes the gap of a few us between two replays
-negligible."""
-
+GRAPH_S = 1e-3  # seconds of the calls of a graph: the gap of a few us between two replays is negligible
 MOST_CALLS = 256  # the most calls that a graph holds
 
 
@@ -64,8 +55,7 @@ class Sample:
 
     seconds: float  # seconds per call
     calls: int  # how many timed calls the sample made
-    host_seconds: float | None = None
-    """The median time that the host took to launch one call; None where the host itself computes."""
+    host_seconds: float | None = None  # the median time of launching one call; None where the host computes
 
 
 @dataclass
@@ -78,8 +68,8 @@ class Program:
     host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
     device_s: float = math.inf  # seconds that one step takes on the device, as last seen
     most: float = math.inf
-    """How many steps can be launched ahead of the device, as far as is known. A reading that was not hidden
-    lowers it; readings that were hidden raise it again."""
+    """How many steps can be launched ahead of the device, as far as is known: a reading that was not hidden
+    lowers it, hidden ones raise it."""
     taken: int = 0  # how many steps of the rotation were taken so far
 
     def step(self) -> None:
@@ -100,8 +90,7 @@ class CpuTimer:
     after an untimed call (see LONG_S).
 
     A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
-    takes up to 4 s per GiB on a virtual machine. Such a sample counts as untimed, and another one
-    follows."""
+    takes up to 4 s per GiB on a virtual machine. Then it counts as untimed, and another one follows."""
 
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
@@ -129,7 +118,7 @@ class CpuTimer:
 
 
 def _page_faults() -> int:
-    """How many page faults this process has had so far that needed no disk."""
+    """How many page faults without a disk this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -166,9 +155,8 @@ class EventTimer:
         self.cycles_per_s = self._calibrate()
 
     def _calibrate(self) -> float:
-        """How many cycles the device sleeps per second, measured with its events, because architectures count
-        cycles with different clocks. The first sleep after idling runs at a low clock, so the fastest of
-        several is taken."""
+        """How many cycles the device sleeps per second, by its events: architectures count differently.
+        The fastest of several is taken, as the first one after idling runs at a low clock."""
         cycles = 100_000
         while self._sleep_s(cycles) < 1e-3:
             cycles *= 4
@@ -189,8 +177,7 @@ class EventTimer:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls that were all made before. Raises Unsupported where they cannot be captured into
-        a graph (GraphTimer)."""
+        """A program of calls that were all made before. Raises Unsupported where a graph cannot hold them."""
         alone_s = min(self._alone_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
 
@@ -202,20 +189,19 @@ class EventTimer:
         return self.clock() - started
 
     def _waits(self, call: Call, alone_s: float) -> bool:
-        """Whether a call returns only after the device has woken, however long the device sleeps. A call that
-        is merely slow to launch returns before. The second, longer sleep is for a busy host, which may have
-        made the call slower than it was alone."""
+        """Whether a call returns only after the device has woken, however long it sleeps. A call that is only
+        slow to launch returns before the end of the second, longer sleep, also on a busy host."""
         short = 2 * alone_s + 0.01
-        return all(self._outlasts(call, sleep_s) for sleep_s in (short, short + min(3 * short, 1.0)))
-
-    def _outlasts(self, call: Call, sleep_s: float) -> bool:
-        (woken,) = self._events(1)
-        self.cuda._sleep(math.ceil(sleep_s * self.cycles_per_s))
-        woken.record()
-        call()
-        outlasted = woken.query()
-        self.cuda.synchronize()
-        return outlasted
+        for sleep_s in (short, short + min(3 * short, 1.0)):
+            (woken,) = self._events(1)
+            self.cuda._sleep(math.ceil(sleep_s * self.cycles_per_s))
+            woken.record()
+            call()
+            outlasted = woken.query()
+            self.cuda.synchronize()
+            if not outlasted:
+                return False
+        return True
 
     def sample(self, program: Program, at_least: float) -> Sample:
         """Raises RuntimeError where the host is too slow or too busy for even one reading."""
@@ -372,31 +358,21 @@ def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
     cause: Exception | None = None
     try:
-        # Where ending the capture fails, torch.cuda.graph does not restore the stream; the outer context
-        # does.
-        with cuda.stream(side), _empty_raises(), cuda.graph(graph, pool=pool, stream=side):
-            try:
-                for call in calls:
-                    call()
-            except Exception as error:
-                cause = error
-                raise
+        with warnings.catch_warnings():
+            # A graph without nodes takes no time and computes nothing; torch only warns of it.
+            warnings.filterwarnings("error", message=".*CUDA Graph is empty")
+            # torch.cuda.graph does not restore the stream where ending the capture fails; the outer one does.
+            with cuda.stream(side), cuda.graph(graph, pool=pool, stream=side):
+                try:
+                    for call in calls:
+                        call()
+                except Exception as error:
+                    cause = error
+                    raise
     except Exception as error:
         _abandon(cuda, graph, pool)
         raise (cause or error) from None
     return graph
-
-
-@contextlib.contextmanager
-def _empty_raises() -> Iterator[None]:
-    """Raises for a graph without nodes, which takes no time and computes nothing. torch only warns of it
-    (aten/src/ATen/cuda/CUDAGraph.cpp, capture_end)."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*CUDA Graph is empty")
-        try:
-            yield
-        except UserWarning:
-            raise RuntimeError("nothing was launched on the stream that is captured") from None
 
 
 def _abandon(cuda: Any, graph: Any, pool: Any) -> None:

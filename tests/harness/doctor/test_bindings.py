@@ -23,15 +23,6 @@ UNITS = "def get_num_sm(device): ..."
 WHOLE = f"{DECODE}\n{UNITS}"
 NAME = "tokenspeed_mla/__init__.py"  # one row uses it
 LIBRARY = {NAME: WHOLE}
-PINS = (
-    *("TileLang==0.1.9", "vllm>=0.1", 'sglang==0.1; extra == "all"', "aiter==0.1; python_version < '3'"),
-    "flashinfer_python==99",
-)
-ENGINE = {
-    **LIBRARY,
-    "tokenspeed_mla-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tokenspeed-mla\nVersion: 2.0\n"
-    + "".join(f"Requires-Dist: {pin}\n" for pin in PINS),
-}
 TREES: dict[str, dict[str, str]] = {
     "fits, and is not imported": {NAME: f"raise SystemExit('imported')\n{WHOLE}"},
     "what is wished for is lacking": {
@@ -57,12 +48,6 @@ TREES: dict[str, dict[str, str]] = {
     "a build for CPUs": {
         **LIBRARY,
         "tokenspeed_mla-1.0.dist-info/METADATA": "Name: tokenspeed-mla\nVersion: 1.0+cpu\n",
-    },
-    "an engine that pins others": ENGINE,
-    "an engine with one of those it pins": {
-        **ENGINE,
-        "tilelang/__init__.py": "",
-        "tilelang-0.1.15.dist-info/METADATA": "Name: tilelang\nVersion: 0.1.15\n",
     },
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import math
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,14 +153,12 @@ SYSTEM = "sys/devices/system"
 NODE, NEXT, THIRD = (f"{SYSTEM}/node/node{node}/cpulist" for node in range(3))
 GOVERNORS = [f"{SYSTEM}/cpu/cpu{cpu}/cpufreq/scaling_governor" for cpu in range(4)]
 SIBLINGS = [f"{SYSTEM}/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in range(4)]
-BOOST, NO_TURBO = f"{SYSTEM}/cpu/cpufreq/boost", f"{SYSTEM}/cpu/intel_pstate/no_turbo"
 PAGES, QUOTA = "sys/kernel/mm/transparent_hugepage/enabled", "sys/fs/cgroup/cpu.max"
 OURS = "proc/self/status"
 SLOW = {GOVERNORS[2]: "powersave"}
 QUIET = {
     OURS: "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3",
     NODE: "0-3",
-    BOOST: "0",
     QUOTA: "max 100000",
     PAGES: "[always] madvise never",
     **dict.fromkeys(GOVERNORS, "performance"),
@@ -173,8 +170,6 @@ VIRTUAL = replace(CPU, features=frozenset({"hypervisor"}))
 MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
     "in order": ({}, CPU, 4),
     "a governor that saves power": (SLOW, CPU, 4),
-    "boost": ({BOOST: "1"}, CPU, 4),
-    "turbo": ({NO_TURBO: "0"}, CPU, 4),
     "threads that share cores": (PAIRS, CPU, 4),
     "threads on two nodes": ({NODE: "0-2", NEXT: "3", THIRD: "4-7"}, CPU, 4),
     "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),
@@ -196,12 +191,12 @@ def advised(monkeypatch, tmp_path):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     numbers = itertools.count()
 
-    def said(files: dict[str, str], here: Platform = CPU, threads: int = 4, **ask: object) -> list[str]:
+    def said(files: dict[str, str], here: Platform = CPU, threads: int = 4) -> list[str]:
         root = tmp_path / str(next(numbers))
         for path, content in (QUIET | files).items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content + "\n")
-        return advice(here, threads, root, **ask)
+        return advice(here, threads, root)
 
     return said
 
@@ -241,23 +236,6 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persis
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
     assert advised(SLOW, replace(H200, uuid="MIG-1111")) == []
-
-
-@pytest.mark.parametrize(("beside", "alone", "said"), [
-    ("8", "8", ""),
-    ("0", "8", "beside the installed amdsmi torch counts 0 devices, without it 8, of 8"),
-    ("0", "0", "torch counts 0 devices of 8 that the driver shows"),
-    ("", "", ""),  # there is no torch
-])  # fmt: skip
-def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monkeypatch, beside, alone, said):
-    gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
-    monkeypatch.setattr(examine, "devices", lambda: gpus | {"cpu": CPU})
-    counts = {
-        (sys.executable, "-c", examine.WITH_AMDSMI): beside,
-        (sys.executable, "-c", examine.WITHOUT_AMDSMI): alone,
-    }
-    lines = advised({}, gpus["cuda:0"], ask=lambda *command: counts[command])
-    assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 
 def test_missing_libraries_and_newer_ones_than_were_read_are_said_once_each(monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kernels
-from harness.workers.child import bench, device, profile, timers
+from harness.workers.child import bench, device, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import Program
 from kernels.fused_moe.providers.torch_eager import bf16, compiled
@@ -109,9 +109,8 @@ def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
     assert kept() is None
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
-    """However often it is asked; zeros are no answer to other operands."""
+def test_what_converts_when_loaded_keeps_its_answer_to_another_cache():
+    """However often it is asked."""
 
     class ConvertsWhenLoaded(Row):
         """Computes on a copy of the cache that is made when operands are loaded."""
@@ -119,14 +118,7 @@ def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
         def prepare(self, operands, out):
             copy = operands.kv.clone()
             prepared = self.inner.prepare(operands.replaced(kv=copy), out)
-            compute = prepared.call
-
-            def call():
-                compute()
-                if zeros and not bench.same_bits(operands.kv, bench.bits(copy)):
-                    out.zero_()
-
-            prepared.inputs, prepared.call = operands.live_tensors, call
+            prepared.inputs = operands.live_tensors
             prepared.load = lambda live: [copy.copy_(live["kv"]), operands.q.copy_(live["q"])]
             return prepared
 
@@ -160,11 +152,7 @@ def test_who_is_prepared_after_operands_were_loaded_finds_them():
 @pytest.mark.parametrize(("free", "trims"), [(1 << 60, 0), (0, 1)])
 def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch, free, trims):
     trimmed = []
-
-    def unused():
-        return device._Mallinfo(fordblks=1 << 30)
-
-    libc = SimpleNamespace(mallinfo2=unused, malloc_trim=trimmed.append)
+    libc = SimpleNamespace(malloc_trim=trimmed.append)
     monkeypatch.setattr(device.ctypes, "CDLL", lambda name: libc)
     monkeypatch.setattr(device, "available_memory", lambda: free)
     device.give_back_heap()
@@ -198,12 +186,6 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
         gc.enable()
     subject.close()
     assert emptied == [2, 2]
-
-
-def test_faults_are_counted():
-    before = timers._page_faults()
-    torch.ones(64 << 20, dtype=torch.uint8)
-    assert timers._page_faults() - before > 16
 
 
 @pytest.mark.parametrize(("events", "calls"), [(5000, 1 + 10), (1, 1 + 1)])
@@ -257,9 +239,9 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(o
 
 
 def of_positive_scales(prepared: Prepared, compute: Call, number: int) -> None:
-    """Gives nothing for others, as one of Blackwell that takes scales as exponents may."""
-    compute()
-    prepared.out.mul_(bool((prepared.operands.a_scale > 0).all()))
+    """Computes nothing for others, as one of Blackwell that takes scales as exponents may."""
+    if bool((prepared.operands.a_scale > 0).all()):
+        compute()
 
 
 def test_operands_are_changed_to_valid_ones():
@@ -399,32 +381,14 @@ def test_after_a_profile_all_outputs_are_filled():
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize(("count", "which"), [(4, None), (4, 2), (4, 3), (3, 1)])
-def test_every_set_that_calls_rotate_over_is_compared(count, which, graph):
-    """One that halves the answer on one of them. A graph holds calls on all."""
-    halved = None
-
-    def halves(prepared: Prepared, compute: Call, number: int) -> None:
-        compute()
-        if prepared.operands is halved:
-            prepared.out.mul_(0.5)
-
-    guest = Row(halves, "fused_moe", "torch.bf16")
-    subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4})
-    subject.fresh("serving", count)
-    halved = None if which is None else subject.sets[which]
-    digests = [operands.digest() for operands in subject.sets]
-    subject.prepare("it", guest.name, "eager")
-    prepared = subject.ready["it"].prepared
+def test_the_first_and_the_last_set_are_judged_where_sets_differ(graph):
+    guest = Row(op="fused_moe", impl="torch.bf16")
+    subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4}, sets=3)
+    calls = [each.call for each in subject.ready["it"].prepared]
     if graph:
-        subject.ready["it"].program = Program([lambda: [each.call() for each in prepared]], calls=count)
-    first, loaded = prepared[0], []
-    load = first.load
-    first.load = lambda live: loaded.append(live["topk_ids"].clone()) or load(live)
-    seen = subject.compared("it", 0.0)
-    assert torch.equal(loaded[-1], subject.sets[0].topk_ids)
-    assert {output["set"] for output in seen["outputs"]} == {0, count - 1} | ({which} - {None})
-    assert [operands.digest() for operands in subject.sets] == digests
+        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls=3)
+    assert [output["set"] for output in subject.compared("it", 0.0)["outputs"]] == [0, 2]
+    assert set(subject.repeats["it"].first) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])

@@ -16,7 +16,7 @@ import torch
 
 import kernels
 from harness.workers.child import diagnosis
-from harness.workers.child.diagnosis import LONGEST, Layout, in_words
+from harness.workers.child.diagnosis import LONGEST, Layout
 from harness.workers.child.judge import Judge, compare_output
 from harness.workers.child.outputs import OwnedOutput
 from kernels.op import Reference, RowGroups, Tolerance
@@ -102,55 +102,27 @@ def filled(where: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return part(where, lambda right: value)
 
 
-def order(columns: Callable[[int], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda right: right[..., columns(right.shape[-1])]
-
-
-def swapped(first: int, second: int) -> Callable[[int], np.ndarray]:
-    """Two blocks of 32 columns are in each other's place."""
-
-    def columns(size: int) -> np.ndarray:
-        blocks = np.arange(size).reshape(-1, 32)
-        blocks[[first, second]] = blocks[[second, first]]
-        return blocks.flatten()
-
-    return columns
-
-
-def interleaved(size: int) -> np.ndarray:
-    return np.arange(size).reshape(2, -1).T.flatten()
-
-
 def scaled_rows(right: torch.Tensor) -> torch.Tensor:
     return right * torch.linspace(0.5, 1.5, len(right)).view(-1, *[1] * (right.ndim - 1)).bfloat16()
 
 
 ERRORS = {
     "row 3 doubled": part(3, lambda right: 2 * right[3]),
-    "rows 4 to 7 doubled": part(np.s_[4:8], lambda right: 2 * right[4:8]),
     "a tile of zeros": filled(np.s_[4:7, ..., 64:128], 0.0),
-    "a half tile of zeros": filled(np.s_[4:7, ..., 64:96], 0.0),
     "columns of zeros": filled(np.s_[4:7, ..., 5:21], 0.0),
-    "a column of zeros": filled(np.s_[4:7, ..., 33], 0.0),
     "some columns of zeros": filled(np.s_[4:7, ..., 3::16], 0.0),
     "a tile of NaN": filled(np.s_[4, ..., 64:128], np.nan),
     "an infinite one": filled(np.s_[4, ..., 7], np.inf),
     "50 everywhere": filled(..., 50.0),
     "half": lambda right: right * 0.5,
     "negative": lambda right: -right,
-    "1.9375 times": lambda right: right * 1.9375,
     "1.03125 times": lambda right: right * 1.03125,
     "each row another factor": scaled_rows,
     "a row late": lambda right: right.roll(-1, 0),
     "rows 3 and 8 swapped": part([3, 8], lambda right: right[[8, 3]]),
     "row 2 in row 5": part(5, lambda right: right[2]),
     "row 0 in all": lambda right: right[:1].expand_as(right).clone(),
-    "8 columns late": lambda right: right.roll(-8, -1),
     "a column early": lambda right: right.roll(1, -1),
-    "neighbours swapped": order(lambda size: np.arange(size) ^ 1),
-    "blocks 2 and 3 swapped": order(swapped(2, 3)),
-    "blocks 1 and 2 swapped": order(swapped(1, 2)),
-    "halves interleaved": order(interleaved),
     "another block's columns": part(np.s_[..., 32:64], lambda right: right[..., 64:96]),
 }
 """Of outputs of any op."""
@@ -160,12 +132,7 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
     """Outputs of one."""
     right, value = of.right, of.reference.value
     (other,) = of.layout.others.values()
-    # Each row within what fp8 holds, as by a scale of its own that is a power of two.
-    exponent = torch.frexp(value.abs().amax(-1, keepdim=True)).exponent - 8
-    near = torch.ldexp(value, -exponent).float()
-    coarse = {"to e4m3": near.to(torch.float8_e4m3fn), "to e5m2": near.to(torch.float8_e5m2)}
-    made = {how: torch.ldexp(each.double(), exponent).bfloat16() for how, each in coarse.items()}
-    made["another answer"] = other.value.bfloat16()
+    made = {"another answer": other.value.bfloat16()}
     made["another answer in row 2"] = part(2, lambda _: other.value[2])(right)
     noise = torch.randn(right.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     places = {"all": ..., "row 4": (4,), "a tile": np.s_[4:8, ..., 64:128]}
@@ -174,9 +141,6 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
         made[f"{sigmas} sigma in {where}"] = part(at, lambda _, noisy=noisy, at=at: noisy[at])(right)
     at = (*(min(3, size - 1) for size in right.shape[:-1]), 37)
     made["40 sigma in one"] = part(at, lambda _: (value + 40 * of.reference.sigma)[at])(right)
-    if right.shape[-1] == 512:
-        factors = torch.tensor([2.0, 0.5, 4.0, 0.25]).repeat_interleave(128)
-        made["each block of columns another factor"] = right * factors.bfloat16()
     if "head" in of.op.axes:
         made["head 2"] = filled(np.s_[..., 2, :], 0.0)(right)
         made["a tile of heads 1 and 2"] = filled(np.s_[3, ..., 1:3, 64:128], 0.0)(right)
@@ -184,7 +148,6 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
         made["heads 1 and 3 swapped"] = swap(right)
     if name == "mla_decode":
         made["a head of each of 8 sequences"] = filled((range(8), 0, range(8)), 0.0)(right)
-        made["3 heads of 4"] = filled(([0, 0, 1], 0, [0, 1, 0]), 0.0)(right)
     if name == "mha_prefill":
         begins, ends = zip(*((s.queries.start, s.queries.stop) for s in of.operands.sequences), strict=True)
         made["sequence 1"] = filled(slice(begins[1], ends[1]), 0.0)(right)
@@ -272,17 +235,6 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
     assert not report["ok"]
     assert report["reason"] == "16 of 192 rows are off; no diagnosis: RuntimeError: no words"
     assert "diagnosis" not in report
-
-
-@pytest.mark.parametrize(("indices", "size", "text"), [
-    ([7], 16, "head 7"), ([8, 9, 10], 16, "heads 8..10"), ([3, 7], 16, "heads 3 and 7"),
-    ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"), ([0, 2, 4, 6], 8, "heads 0, 2, 4 and 6"),
-    ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
-    ([*range(64, 192)], 512, "heads 64..191 (tiles 1..2 of 64)"), ([*range(9, 30)], 30, "heads 9..29"),
-    ([*range(256, 300)], 300, "heads 256..299"), ([0, 3, 4, 9, 11, 17], 40, "6 of heads 0..17"),
-])  # fmt: skip
-def test_numbers_as_ranges(indices, size, text):
-    assert in_words("head", indices, range(size)) == text
 
 
 def test_what_is_said_of_small_outputs_is_as_committed(snapshot):

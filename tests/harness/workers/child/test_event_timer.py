@@ -3,7 +3,7 @@
 import pytest
 
 from harness.workers.child.timers import MARGIN, MOST_STEPS, SLEEPING, EventTimer, Program
-from tests.support.fake_cuda import GAP_S, QUEUE, Entry, FakeCuda
+from tests.support.fake_cuda import QUEUE, Entry, FakeCuda
 
 SAMPLE_S = 0.05
 
@@ -119,15 +119,6 @@ def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer, host_s):
     assert (sample.seconds, sample.host_seconds) == pytest.approx((5e-6, host_s), rel=1e-9)
 
 
-def test_all_sleep_is_counted_and_what_was_launched_before_it_ended(cuda, timer):
-    program = prepared(timer, call := Entry(cuda, 5e-6, 10e-6))
-    taken = [timer._take(program, 3, sleep_s).in_time for sleep_s in (5e-6, 25e-6, 1e-3)]
-    assert taken == [0, 2, 3]
-    before, call.host_s = cuda.slept_s, 1e-3
-    _, slept = timer._hidden_reading(program, 3)
-    assert slept == pytest.approx(cuda.slept_s - before, rel=1e-3)
-
-
 @pytest.mark.parametrize("cycles_per_s", [1e8, 1.7e9])
 @pytest.mark.parametrize("slow_sleeps", [0, 1, 4])
 def test_sleeps_are_as_long_as_meant_whatever_clock_counts_them(cycles_per_s, slow_sleeps):
@@ -144,21 +135,6 @@ def test_a_clock_that_runs_faster_than_when_it_was_calibrated(cuda, timer):
     assert sample.seconds == pytest.approx(5e-6, rel=1e-9)
     assert timer.cycles_per_s == pytest.approx(cuda.cycles_per_s, rel=0.01)
     assert sample.calls > 5 * MOST_STEPS
-
-
-def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
-    sample = timer.sample(Program([Entry(cuda, 50e-6, 10e-6)]), SAMPLE_S)
-    assert sample.seconds == pytest.approx(50e-6, rel=1e-9)
-    assert GAP_S < sample.host_seconds < 20e-6
-
-
-def test_a_busy_host_shortens_batches_for_a_while_only(cuda, timer):
-    """The gap before the first kernel is in each sample: of 400 steps little, of one a third of 6 us."""
-    call = Entry(cuda, 6e-6, 10e-6)
-    program = prepared(timer, call)
-    program.most = 1
-    timer.sample(program, SAMPLE_S)
-    assert program.most > MOST_STEPS
 
 
 @pytest.mark.parametrize(("call_s", "pauses"), [(5e-6, 1), (5e-6, 2), (0.8, 99)])

@@ -52,7 +52,7 @@ def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
     assert not report["ok"]
     assert report["row_error"] == pytest.approx(3.0)
     assert (report["rows"], report["of_rows"]) == (3, 3)
-    assert report["reason"].startswith("1 of 3 rows are off, in row 1, columns 128..255 (tile 1 of 128): ")
+    assert report["reason"].startswith("1 of 3 rows are off, in row 1, columns 128..255: ")
     narrow = off((2, slice(500, 512)), 3.0)
     assert compare_output(narrow, simple(), replace(LIMITS, segment=128))["ok"]
     assert not compare_output(narrow, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns over

@@ -50,11 +50,4 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return printable(f"{place}: {self.text}")
-
-
-def printable(text: str) -> str:
-    """The text of a file, safe to print on one line: `?` stands for each character that is not printable."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "?" for character in text)
+        return f"{place}: {self.text}"

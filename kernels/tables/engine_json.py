@@ -66,8 +66,6 @@ class Rules:
     """The environment variable that names another folder for MoE."""
     below: tuple[str, ...]
     """The folder below that one in which the tables are."""
-    impossible: str
-    """A pattern of device names that no driver reports."""
     gemm_default: Config
     """What a GEMM without a table runs."""
     moe_default: Callable[[int, bool], Config]
@@ -82,7 +80,6 @@ RULES: Mapping[str, Rules] = {
         space=r"[\s/]+",
         variable="VLLM_TUNED_CONFIG_FOLDER",
         below=(),
-        impossible="AMD_Instinct_MI3(00|08|25)X?_OAM",  # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py
         gemm_default=_tile(64, 128, 32, 2),
         moe_default=_vllm_moe_default,
     ),
@@ -93,7 +90,6 @@ RULES: Mapping[str, Rules] = {
         space=" ",
         variable="SGLANG_MOE_CONFIG_DIR",
         below=("configs",),
-        impossible="",
         gemm_default=_tile(64, 128, 32, 3),
         moe_default=_sglang_moe_default,
     ),
@@ -117,16 +113,12 @@ class EngineTables:
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
-        """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
+        """engine: one of RULES"""
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
         self._own = None if own is None else Path(own, *self._rules.below)
-        invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
-        try:
-            self._invariant = bool(int(invariant))
-        except ValueError:
-            raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
+        self._invariant = engine == "vllm" and environment.get("VLLM_BATCH_INVARIANT", "0") != "0"
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
@@ -141,8 +133,8 @@ class EngineTables:
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
-        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
-            return Found(file, None, stop, table.odd)
+        if stop := self._stop(table, m):
+            return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
         key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
@@ -175,9 +167,9 @@ class EngineTables:
             )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
-            if table and (stop := self._stop(table, tokens, of_all)):
-                return Found(table.file, None, stop, table.odd)
+        for table in (up, down):
+            if table and (stop := self._stop(table, tokens)):
+                return Found(table.file, None, stop)
         entry, notes = None, tuple[str, ...]()
         config = self._rules.moe_default(tokens, target.kind == "rocm")
         if up and up.by_m:
@@ -281,10 +273,7 @@ class EngineTables:
             elif said and said["device"] == "":
                 unasked["without the device's name"] += 1
             elif said and _model(said["device"]) == _model(device) != "":
-                other = f"for the device {said['device']}; this one is {device}"
-                if re.fullmatch(self._rules.impossible, said["device"]):
-                    other += ", and no driver reports that name"
-                unasked[other] += 1
+                unasked[f"for the device {said['device']}; this one is {device}"] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
@@ -301,9 +290,8 @@ class EngineTables:
             yield Problem(
                 table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
             )
-        for text in (*table.odd, table.thin):
-            if text:
-                yield Problem(table.file, 0, text)
+        if table.thin:
+            yield Problem(table.file, 0, table.thin)
 
     def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
@@ -337,7 +325,7 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
-        key, notes = nearest_of(table.by_m, m), [*table.odd, table.thin]
+        key, notes = nearest_of(table.by_m, m), [table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -352,17 +340,10 @@ class EngineTables:
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
-    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens instead of a launch; empty where nothing fails.
-
-        of_all: the size that SGLang reads from every entry, whichever it uses; empty for none
-        """
+    def _stop(self, table: Configurations, m: int) -> str:
+        """What happens instead of a launch; empty where nothing fails."""
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        for at in table.bad if self.engine == "sglang" and of_all else ():
-            config = table.by_m[at]
-            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
-                return f"none, sglang stops at M {at}: {table.bad[at]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails at M {key}: {wrong}"
         return ""
@@ -477,12 +458,6 @@ def _grouped(problems: list[Problem]) -> list[Problem]:
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """The sizes without which a launch fails."""
 
-OPTIONS = (
-    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
-    "num_warps", "waves_per_eu",
-)  # fmt: skip
-"""Options for which the kernels have defaults."""
-
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
 
 
@@ -500,8 +475,6 @@ class Configurations:
     """Why a launch fails, by M, for the configurations with which it does."""
     triton: str = ""
     """The version of Triton that the file names."""
-    odd: tuple[str, ...] = ()
-    """Faults that do not keep the engine from loading the file."""
     broken: str = ""
     """Why the engine stops when it loads the file; empty where it loads."""
     line: int = 0
@@ -521,19 +494,11 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     """Reads a file's text. says_triton: whether the engine accepts the key `triton_version` beside the M."""
     if "\ufffd" in text:
         return Configurations(file, broken="not UTF-8")
-    doubled: list[str] = []
-
-    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
-        doubled.extend(key for key, count in Counter(key for key, _ in given).items() if count > 1)
-        return dict(given)
-
     try:
-        whole = json.loads(text, object_pairs_hook=pairs)
+        whole = json.loads(text)
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
         return Configurations(file, broken=reason, line=error.lineno)
-    except (ValueError, RecursionError) as error:
-        return Configurations(file, broken=f"not JSON: {error}")
     if not isinstance(whole, dict):
         return Configurations(file, broken="not a JSON object")
     triton = str(whole.pop("triton_version", "")) if says_triton else ""
@@ -545,10 +510,7 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
         except ValueError:
             return Configurations(file, broken=f"the key {key!r} is not a number of rows")
     bad = {m: reason for m, config in by_m.items() if (reason := _refused(config))}
-    odd = [f"the key {key} occurs twice, and the last one counts" for key in doubled]
-    if unknown := {name for m in by_m.keys() - bad.keys() for name in by_m[m]} - {*TILE, *OPTIONS}:
-        odd.append(f"no kernel is known to take {', '.join(sorted(unknown))}")
-    return Configurations(file, by_m, lines, bad, triton, tuple(odd))
+    return Configurations(file, by_m, lines, bad, triton)
 
 
 def _refused(config: object) -> str:
@@ -557,8 +519,7 @@ def _refused(config: object) -> str:
         return "not a configuration"
     if missing := [name for name in TILE if name not in config]:
         return f"no {', '.join(missing)}"
-    wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]
-    wrong += [name for name in TILE if name not in wrong and config[name] < 1]
+    wrong = [name for name in TILE if not isinstance(config[name], int) or config[name] < 1]
     return ", ".join(f"{name} is {config[name]!r}" for name in wrong)
 
 

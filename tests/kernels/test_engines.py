@@ -8,6 +8,7 @@ import pytest
 
 import kernels
 from kernels import engines
+from kernels.conditions import RELATIONS
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import settings
 from kernels.platform import named
@@ -116,7 +117,7 @@ def test_an_entry_says_where_its_engine_decides_by_sizes_of_the_op():
         sizes = {field.name for field in fields(kernels.OPS[entry.op].Sizes)}
         parts = [part.split() for one in entry.when for part in one.split(" and ")]
         assert {size for size, _, _ in parts} <= sizes | {"heads/tp"}, entry
-        assert {relation for _, relation, _ in parts} <= engines.RELATIONS.keys(), entry
+        assert {relation for _, relation, _ in parts} <= RELATIONS.keys(), entry
         assert re.fullmatch(rf"{entry.engine}(/\w+)+\.py", entry.file) and entry.line > 0, entry
         assert re.fullmatch(r"\w+(\.\w+)?", entry.function), entry
         assert entry.why and not entry.why.endswith(".") and entry.archs, entry

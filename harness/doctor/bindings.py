@@ -23,7 +23,7 @@ from harness.errors import UsageError, one_line
 from kernels.binding import Function, Operator, Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
-from kernels.platform import DISTRIBUTIONS, version
+from kernels.platform import distributions, version
 from kernels.vendor import Vendor, is_older, last_read
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
@@ -234,7 +234,7 @@ def _distributions(
     library: str, path: Sequence[str] | None = None
 ) -> Iterator[importlib.metadata.Distribution]:
     """The distributions that contain a library, on `path` or else on Python's own."""
-    names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
+    names = {canonicalize_name(name) for name in distributions(library)}
     if path is None:
         found = importlib.metadata.distributions()
     else:
@@ -252,9 +252,7 @@ def _kinds(distribution: importlib.metadata.Distribution) -> tuple[str, ...]:
 def _pins(distribution: importlib.metadata.Distribution) -> dict[str, str]:
     """Library of a row -> the exact version that the distribution requires here, without extras."""
     library_of = {
-        canonicalize_name(name): library
-        for library in wanted_libraries()
-        for name in DISTRIBUTIONS.get(library, (library,))
+        canonicalize_name(name): library for library in wanted_libraries() for name in distributions(library)
     }
     pins = {}
     for requirement in map(Requirement, distribution.requires or ()):

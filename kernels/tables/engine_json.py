@@ -270,8 +270,6 @@ class EngineTables:
                     yield from self._of_table(self._load(beside(folder, name)))
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
-            elif said and said["device"] == "":
-                unasked["without the device's name"] += 1
             elif said and _model(said["device"]) == _model(device) != "":
                 unasked[f"for the device {said['device']}; this one is {device}"] += 1
         for text, count in unasked.items():

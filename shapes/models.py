@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
@@ -13,72 +14,25 @@ from typing import Any
 
 from shapes.names import unknown
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 _DATA = Path(__file__).parent / "data"
 
 FP8, BF16 = "fp8 block-scale", "bf16"
 """Formats of weights. Others keep the name that the checkpoint gives them."""
 
-ALSO = {
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "expert_hidden_dim": "moe_intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "num_experts": "n_routed_experts",
-    "num_shared_experts": "n_shared_experts",
-    "num_expert_groups": "n_group",
-    "num_expert_groups_per_tok": "topk_group",
-    "routed_scale": "routed_scaling_factor",
-    "num_dense_layers": "first_k_dense_replace",
-    "attention_q_lora_dim": "q_lora_rank",
-    "attention_kv_lora_dim": "kv_lora_rank",
-    "attention_qk_dim": "qk_nope_head_dim",
-    "attention_qk_rope_dim": "qk_rope_head_dim",
-    "attention_v_dim": "v_head_dim",
-    "num_routed_experts": "n_routed_experts",
-    "num_mtp_layers": "num_nextn_predict_layers",
-}
-"""A key of Mistral's params.json or openPangu's config.json -> DeepSeek's key for it."""
-
-REFUSED = {
-    "compress_ratios": "compresses the cache of keys and values",
-    "linear_attn_config": "has layers with linear attention",
-    "zero_expert_num": "has experts that compute nothing",
-    "routed_expert_hidden_size": "has experts narrower than the model",
-}
-"""A key of config.json -> what a model that has it does, which its shapes here would be wrong for."""
-
-NAMED = {
-    "mla_use_output_gate": "a gate on the output of attention",
-    "mla_use_nope": "attention without rotary embedding",
-    "llama_4_scaling": "queries that are scaled by their position",
-    "num_hash_layers": "layers whose tokens choose experts by a hash",
-    "swiglu_limit": "a limit on what enters SwiGLU",
-}
-"""A key of config.json -> what the ops leave out, which changes no shape."""
+KEYS = tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
+MODULES: Mapping[str, Sequence[str]] = KEYS["modules"]
+"""A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
 MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
 """Keys without a default that may be 0."""
 
 NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 """Fields of ModelConfig that are no keys of config.json."""
-
-_PROJECTED = ("gate_proj", "up_proj")
-MODULES: Mapping[str, Sequence[str]] = {
-    "qkv_a": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
-    "q": ("self_attn.q_proj",),
-    "kv_a": ("self_attn.kv_a_proj_with_mqa",),
-    "q_b": ("self_attn.q_b_proj",),
-    "kv_b": ("self_attn.kv_b_proj",),
-    "o_proj": ("self_attn.o_proj",),
-    "indexer wq_b": ("self_attn.indexer.wq_b",),
-    "dense gate_up": [f"mlp.{name}" for name in _PROJECTED],
-    "dense down": ("mlp.down_proj",),
-    "shared gate_up": [f"mlp.shared_experts.{name}" for name in _PROJECTED],
-    "shared down": ("mlp.shared_experts.down_proj",),
-    "experts": ("mlp.experts.0.down_proj",),
-}
-"""A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +79,7 @@ class ModelConfig:
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()
-    """What the ops leave out (see NAMED)."""
+    """What the ops leave out, which changes no shape."""
 
     @staticmethod
     def read(
@@ -135,8 +89,9 @@ class ModelConfig:
         config.json lacks, and ValueError for an architecture whose shapes would be wrong."""
         for part in ("text_config", "moe"):  # of multimodal models, and of Mistral's params.json
             config = {**config, **config[part]} if isinstance(config.get(part), Mapping) else config
-        config = {**{ALSO[key]: value for key, value in config.items() if key in ALSO}, **config}
-        for key, does in REFUSED.items():
+        also = KEYS["also"]
+        config = {**{also[key]: value for key, value in config.items() if key in also}, **config}
+        for key, does in KEYS["refused"].items():
             if config.get(key):
                 raise ValueError(f"its model {does} ({key}), which is not modelled")
         if config.get("moe_layer_freq", 1) != 1:
@@ -168,7 +123,7 @@ class ModelConfig:
             indexers=indexers if found["index_topk"] else 0,
             weights=weights,
             unquantised=frozenset(_matched(kept, layers - 1)),
-            left_out=tuple(text for key, text in NAMED.items() if config.get(key)),
+            left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
         )
 
     def kind(self, name: str) -> str:
@@ -268,9 +223,11 @@ def models() -> list[str]:
 
 @functools.cache
 def model(name: str) -> ModelConfig:
-    """Raises ValueError, which lists the models, for an unknown name."""
+    """A model whose data is here. Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(unknown("model", name, models(), "list models"))
+        raise ValueError(
+            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
+        )
     own = _data(name)
     config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
     return ModelConfig.read(name, own["source"], config, own.get("hf_quant_config"))
@@ -283,24 +240,16 @@ def _data(name: str) -> dict[str, Any]:
 
 def named_model(name: str) -> ModelConfig:
     """A model by its name, or by a path as `read_model` takes it. Raises ValueError."""
-    if Path(name).exists():
-        return read_model(Path(name))
-    if name not in models():
-        raise ValueError(
-            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
-        )
-    return model(name)
+    return read_model(Path(name)) if Path(name).exists() else model(name)
 
 
 def read_model(path: Path) -> ModelConfig:
     """Reads a config.json, or the one in a folder (else its params.json), and the hf_quant_config.json beside
     it; the name of the folder names the model. Raises ValueError with one line if it cannot be read, or if
     shapes of that architecture are not modelled."""
-    file = path
-    if path.is_dir():
-        file = next(
-            (f for f in (path / "config.json", path / "params.json") if f.exists()), path / "config.json"
-        )
+    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / "params.json").exists():
+        file = path / "params.json"
     try:
         config, beside = _object(file), file.with_name("hf_quant_config.json")
         return ModelConfig.read(

@@ -7,7 +7,6 @@ names no version in which the defect is fixed, all later versions count as affec
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,18 +16,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from kernels.conditions import holds
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from kernels.op import Implementation
-
-FILE = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class Defect:
         return f"known: {self.issue}, {self.symptom}"
 
 
-DEFECTS = [Defect(**entry) for entry in tomllib.loads(FILE.read_text("utf-8"))["defect"]]
+DEFECTS = [Defect(**entry) for entry in read_toml(Path(__file__).with_suffix(".toml"))["defect"]]
 
 
 def known_defects(

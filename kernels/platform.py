@@ -21,11 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import gpus
 from kernels.gpus import answer, visible
 from kernels.support import Support, need
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +91,7 @@ class Platform:
         return self.library("triton")
 
 
-LIBRARIES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("libraries.toml").read_text("utf-8")
-)
+LIBRARIES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_name("libraries.toml"))
 """What is known of libraries, by module: libraries.toml says of its entries what they mean."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from fnmatch import fnmatchcase
@@ -13,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from shapes.names import unknown
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 _DATA = Path(__file__).parent / "data"
 
 FP8, BF16 = "fp8 block-scale", "bf16"
 """Formats of weights. Others keep the name that the checkpoint gives them."""
 
-KEYS = tomllib.loads(Path(__file__).with_name("keys.toml").read_text("utf-8"))
+KEYS = read_toml(Path(__file__).with_name("keys.toml"))
 MODULES: Mapping[str, Sequence[str]] = KEYS["modules"]
 """A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 

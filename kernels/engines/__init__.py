@@ -8,7 +8,6 @@ first one that applies is used.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +16,7 @@ from typing import Any
 from kernels.conditions import holds
 from kernels.op import OPS
 from shapes.case import Size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 DATA = Path(__file__).parent
 
@@ -91,7 +86,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def _read(engine: str) -> dict[str, Any]:
-    return tomllib.loads((DATA / f"{engine}.toml").read_text("utf-8"))
+    return read_toml(DATA / f"{engine}.toml")
 
 
 @functools.cache

@@ -270,28 +270,7 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 """
 
 
-INSTINCT = {
-    0x74A0: "MI300A",
-    0x74A1: "MI300X",
-    0x74A2: "MI308X",
-    0x74A5: "MI325X",
-    0x74A8: "MI308X HF",
-    0x74A9: "MI300X HF",
-    0x74B5: "MI300X VF",
-    0x74B6: "MI308X VF",
-    0x74B9: "MI325X VF",
-    0x74BC: "MI308X HF VF",
-    0x74BD: "MI300X HF VF",
-    0x75A0: "MI350X",
-    0x75A3: "MI355X",
-    0x75B0: "MI350X VF",
-    0x75B3: "MI355X VF",
-}
-"""Products by PCI device id, from libdrm (data/amdgpu.ids) and AMD's Kubernetes plug-in (74b9, 74bc). The
-kernel driver does not name products. VF is a virtual function, as clouds have them."""
-
-DIES = {"MI300A": 6, "MI308X": 4, "MI3": 8}
-"""How many accelerator dies (XCC) a whole GPU has, by the beginning of its product's name."""
+INSTINCT = read_toml(Path(__file__).with_name("instinct.toml"))
 PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
 """The compute partition by the number of parts."""
 
@@ -337,7 +316,7 @@ def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> 
         if re.search(r"level 3\b", text := cache.read_text("utf-8"))
         for size in re.findall(r"size (\d+)", text)
     ]
-    product = INSTINCT.get(int(facts.get("device_id", 0)), "")
+    product = INSTINCT["products"].get(f"{int(facts.get('device_id', 0)):x}", "")
     place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
     part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
     name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
@@ -371,7 +350,7 @@ def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
     for kind in told:
         with contextlib.suppress(OSError):
             told[kind] = (pci / bus / f"current_{kind}_partition").read_text("utf-8").strip()
-    whole = next((count for name, count in DIES.items() if product.startswith(name)), 0)
+    whole = next((count for name, count in INSTINCT["dies"].items() if product.startswith(name)), 0)
     if not told["compute"] and 0 < dies < whole:
         told["compute"] = "CPX" if dies == 1 else PARTS.get(whole // dies, f"{dies} of {whole} XCC")
     if told["compute"] in ("", "SPX", "UNKNOWN"):

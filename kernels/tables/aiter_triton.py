@@ -7,7 +7,6 @@ Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
     from kernels.tuning import Target
 
-SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
 BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
+"""The M of the buckets M_LEQ_ and M_GEQ_ (`STANDARD_M_BOUNDS`)."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
@@ -34,20 +32,11 @@ def places(arch: str, name: str) -> list[tuple[str, str]]:
     return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
 
 
-def bounds_of(files: Files) -> tuple[int, ...]:
-    """The M of the buckets, as this copy's source has them."""
-    try:
-        said = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", files.text(SOURCE))
-    except TableError:
-        return BOUNDS
-    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
-
-
 class TritonTables:
     """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
     def __init__(self, files: Files) -> None:
-        self._files, self._bounds = files, bounds_of(files)
+        self._files = files
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = defaultdict(set)
@@ -78,10 +67,10 @@ class TritonTables:
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
-        for bound in self._bounds:
+        for bound in BOUNDS:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
-        for bound in reversed(self._bounds):
+        for bound in reversed(BOUNDS):
             if m >= bound and f"M_GEQ_{bound}" in buckets:
                 return f"M_GEQ_{bound}"
         return "any"

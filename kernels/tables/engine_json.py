@@ -95,11 +95,6 @@ RULES: Mapping[str, Rules] = {
     ),
 }
 
-INVARIANT: Config = {
-    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
-}  # fmt: skip
-"""What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
-
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
@@ -107,9 +102,9 @@ NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*
 class EngineTables:
     """The tables of one engine.
 
-    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
-    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
-    here.
+    The variables VLLM_TUNED_CONFIG_FOLDER and SGLANG_MOE_CONFIG_DIR have their effect. With
+    VLLM_BATCH_INVARIANT=1 vLLM uses no table, and SGLang none with --enable-deterministic-inference or
+    torch.compile; these are not known here.
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
@@ -118,7 +113,6 @@ class EngineTables:
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
         self._own = None if own is None else Path(own, *self._rules.below)
-        self._invariant = engine == "vllm" and environment.get("VLLM_BATCH_INVARIANT", "0") != "0"
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
@@ -128,8 +122,6 @@ class EngineTables:
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
-        if self._invariant:
-            return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
@@ -158,8 +150,6 @@ class EngineTables:
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
-        if self._invariant:
-            return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         try:
             up, down = (
                 self._load(place) if each and (place := next(self._places(target, each), None)) else None
@@ -211,24 +201,21 @@ class EngineTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
+        kinds = {name[0] for name in self._asked}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
         if "E" in kinds:
             found += self._of_moe(self._device(target, is_moe=True))
-        if self._own is not None:
-            texts = ["no kernel of this deployment looks into it"]
-            if "E" in kinds:
-                texts = [*self._of_variable(self._device(target, is_moe=True))]
+        if self._own is not None and "E" in kinds:
+            texts = self._of_variable(self._device(target, is_moe=True))
             found += [Problem(self._setting, 0, text) for text in texts]
+        elif self._own is not None:
+            found.append(Problem(self._setting, 0, "no kernel of this deployment looks into it"))
         return [*_grouped(found), *self._elsewhere(target, kinds), *self._shadowed(target, kinds)]
 
     def _of_moe(self, device: str) -> Iterator[Problem]:
-        """What is wrong with the folders of MoE."""
         try:
             for folder in self._folders:
                 yield from self._of_folder(folder, device)
-            if not self._folders:
-                yield Problem(str(self._moe_root), 0, "no folder triton_... in it")
         except TableError as error:
             stop = f"{error.reason}; sglang stops where it looks for a version"
             yield Problem(str(self._moe_root), 0, stop)

@@ -37,7 +37,6 @@ _PADDED_M_TIERS = [32768, 131072]
         activation,
     )
 """
-TRITON = "STANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64)\n"
 
 
 def gemm_row(m, us, *, gfx="gfx942", units=304, nk="2112,7168", rest="ck,7,2", name="kernel"):
@@ -62,7 +61,6 @@ def checkout(folder: Path, files: dict[str, str]) -> AiterTables:
         "aiter/__init__.py": "",
         "aiter/jit/core.py": CORE,
         "aiter/fused_moe.py": FUSED,
-        "aiter/ops/triton/utils/gemm_config_utils.py": TRITON,
         "aiter/configs/a8w8_blockscale_untuned_gemm.csv": "M,N,K\n",
         "aiter/configs/untuned_fmoe.csv": f"{MOE_KEY}\n",
         "aiter/configs/a8w8_blockscale_bpreshuffle_tuned_gemm.csv": csv(gemm_row(16, 5)),
@@ -572,17 +570,6 @@ def test_a_release_with_other_rules_is_told(tmp_path, core, fused, said):
 
 def test_the_recorded_extract_is_of_known_rules(recorded):
     assert not any("may differ" in each.text for each in recorded.problems(MI300X))
-
-
-def test_the_bounds_of_buckets_are_read_in_the_source(tmp_path):
-    source = {"aiter/ops/triton/utils/gemm_config_utils.py": "STANDARD_M_BOUNDS = (4, 8)"}
-    shaped = {"M_LEQ_1": bucket(1), "M_LEQ_4": bucket(4), "any": bucket(9)}
-    files = {f"{FLAT}.json": "{}", f"{FLAT}-N=512-K=512.json": json.dumps(shaped)}
-    found = {
-        m: checkout(tmp_path / str(len(more)), files | more).triton.gemm(MI300X, 1, 512, 512).entry.m
-        for m, more in ((4, source), (1, {}))
-    }
-    assert found == {4: 4, 1: 1}
 
 
 def bucket(m):

@@ -360,22 +360,6 @@ def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):
     ]
 
 
-def test_batch_invariance_takes_no_table(tables, tmp_path):
-    files = {
-        f"{RULES['vllm'].moe}/{moe_name('vllm', 'AMD_Instinct_MI300X')}": table(),
-        f"{RULES['vllm'].gemm}/{gemm_name('vllm', 'AMD_Instinct_MI300X')}": table(),
-    }
-    tables("vllm", files)
-    package = Files("vllm", tmp_path)
-    invariant = EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "1"})
-    assert invariant.gemm(MI300X, 1, 512, 7168).fallback == "64x128x128 group 32, 4 warps, 2 stages"
-    assert invariant.moe(MI300X, 1, 256, 256).fallback == "64x64x32 group 8, SPLIT_K 1"
-    other = f"{RULES['vllm'].gemm}/{gemm_name('vllm', 'AMD_Instinct_MI325X')}"
-    (tmp_path / other).write_text(table())
-    assert not [line for line in said(invariant) if "without a file" in line]  # the shape has its file
-    assert EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "0"}).moe(MI300X, 1, 256, 256).entry
-
-
 @pytest.mark.parametrize("engine", RULES)
 def test_a_wheel_answers_as_its_files_do(tables, tmp_path, engine):
     """Also one that lists its folders, as this does."""

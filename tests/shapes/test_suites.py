@@ -17,8 +17,8 @@ from shapes.bins import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.lengths import parse_span, span_text
 from shapes.models import model
-from shapes.suites import OPS, ragged, suite, suites
 from shapes.suites import OPS as CASES
+from shapes.suites import ragged, suite, suites
 from shapes.workloads import documented
 
 SIZES = {
@@ -159,7 +159,7 @@ def test_a_step_that_verifies_drafts_has_their_tokens_too(name):
     """The same batches of requests, with 1 + drafts tokens of each."""
     for drafts in (1, 3):
         plain, verifying = suite(name), suite(f"{name}-mtp{drafts}")
-        for op in OPS:
+        for op in CASES:
             for case, more in zip(plain.cases(op), verifying.cases(op), strict=True):
                 wanted = dict(case.sizes)
                 if "decode" in case.place:

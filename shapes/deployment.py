@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
+from shapes.bins import DecodeBin, PrefillBin, TokenBin, decode_bins, prefill_bins, token_bins
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import seen
@@ -14,9 +14,6 @@ from shapes.experts import fused_moe_sizes, place_of_experts, rows
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
 from shapes.scheduler import Workload, simulate
-
-if TYPE_CHECKING:
-    from shapes.bins import DecodeBin, PrefillBin, TokenBin
 
 PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
@@ -110,8 +107,6 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
     do not hold for the model have none. Raises ValueError with drafts: how many steps decode then depends on
     how many drafts are accepted."""
-    from shapes.bins import decode_bins, prefill_bins, token_bins
-
     if deployment.drafts:
         raise ValueError(
             "a workload with drafts has steps that depend on how many are accepted: give one of both"

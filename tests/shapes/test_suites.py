@@ -144,14 +144,14 @@ def test_sparse_attention_leaves_the_prompts_that_are_dense():
 
 def test_listing_suites_imports_no_library_and_simulates_nothing():
     code = (
-        "import sys; from shapes.suites import suites;"
+        "import sys; from shapes import bins; from shapes.suites import suites;"
         "[(s.name, s.description) for s in suites().values()];"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & "
         "{'torch', 'pandas', 'numpy', 'scipy', 'triton', 'pydantic', 'kernels', 'harness'}),"
-        "'shapes.bins' in sys.modules)"
+        "bins.token_bins.cache_info().misses)"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[] False"
+    assert found.stdout.strip() == "[] 0"
 
 
 @pytest.mark.parametrize("name", ["r1-tp8", "r1-tp4", "r1-dp-ep8"])

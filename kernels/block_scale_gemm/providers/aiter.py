@@ -209,7 +209,7 @@ class AiterTritonGemm(AiterGemm):
         "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",  # to 0.1.9
         needs="x w x_scale w_scale y",
     )
-    also = vendor.TRITON
+    also = ("triton",)
     splits = MOST_SPLITS
 
 
@@ -225,7 +225,7 @@ class AiterTritonPreshuffled(AiterGemm):
         wishes="is_x_scale_tranposed",
     )
     flags: ClassVar = {"is_x_scale_tranposed": True}  # AITER spells it so
-    also = vendor.TRITON
+    also = ("triton",)
     splits = MOST_SPLITS
     preshuffled = True
     rows_of_b = TILE_N

@@ -43,7 +43,7 @@ from kernels.op import OPS, Call, implementation, sequence
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
-from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
+from kernels.vendor import BLACKWELL, Vllm
 from shapes.case import Case
 
 ALIGNMENTS = range(32, 225, 32)
@@ -249,7 +249,7 @@ class DeepGemmMoe(vendor.DeepGemm):
         "sm_90, sm_100 or sm_103"
     )
     activations = "fp8"
-    also = TRITON
+    also = ("triton",)
 
     def layout(self, sizes: FusedMoeSizes) -> int:
         return packed_scale_bytes(sizes)
@@ -292,7 +292,7 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     since="0.31",
     kinds=("cuda",),
     archs=("sm_90", *BLACKWELL, "sm_120"),
-    also=TRITON,
+    also=("triton",),
     boundaries=("with_quant",),
     activations="fp8",
     symbols=(
@@ -395,7 +395,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     requires=(
         "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
     ),
-    also={"sglang": Sglang.install, **TRITON},
+    also=("sglang", "triton"),
     others_since={"sglang": "0.5.19"},
     boundaries=("with_quant",),
     activations="fp8",

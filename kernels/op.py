@@ -148,7 +148,6 @@ class RowGroups:
     """What the rows of an output belong to, for messages: a token to its sequence, or to its experts."""
 
     name: str
-    """The name of one group, such as `sequence`."""
 
     of: torch.Tensor
     """int64 [rows, groups of a row], -1 where a row has fewer."""
@@ -586,7 +585,6 @@ class Op(ABC):
         return self.Sizes(**values)
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        """The case of these sizes in canonical form, defaults filled in."""
         return Case(self.name, self.said(self.sizes(given)), **place)
 
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:

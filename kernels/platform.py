@@ -35,13 +35,11 @@ class Platform:
     """A device of this machine, or a kind of device that is only asked about."""
 
     kind: str
-    """cuda, rocm or cpu."""
     arch: str
     """sm_90, gfx942, x86-amx ..."""
     device: str = "cpu"
     """torch's name of it, which is `cuda:0` on ROCm, too."""
     name: str = ""
-    """The vendor's name of it."""
     features: frozenset[str] = frozenset()
     """Instruction sets of a CPU, as /proc/cpuinfo names them."""
     memory: int = 0
@@ -273,7 +271,6 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 
 INSTINCT = read_toml(Path(__file__).with_name("instinct.toml"))
 PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
-"""The compute partition by the number of parts."""
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI = Path("/sys/bus/pci/devices")

@@ -29,24 +29,18 @@ class Deployment:
 
     model: ModelConfig
     tp: int
-    """The number of ranks that share the heads of an attention: a group."""
     dp: int = 1
-    """The number of groups; each has requests of its own (DP attention)."""
     ep: int = 1
     """The number of ranks that share the experts; 1 means that the columns of each expert are split over all
     ranks."""
     dense_tp: int = 1
-    """The number of ranks that share the MLP of a dense layer."""
     shared_tp: int = 1
-    """The number of ranks that share the shared expert."""
     shared: int = 0
     """1 if the shared expert is computed as one more of the routed experts, else 0."""
     dispatched: bool = False
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
     kv: str = "bf16"
-    """The format of the KV cache."""
     drafts: int = 0
-    """The draft tokens of each request that a decode step verifies."""
 
     @property
     def attention(self) -> Parallel:
@@ -73,13 +67,11 @@ class Call:
     step: str
     """The step that makes them; empty for the mean step of a workload."""
     times: float
-    """The number of calls in the step."""
     place: str
     """The part of the model that makes them: `o_proj`."""
     rows: int = 0
     """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
     prefill: bool = False
-    """Whether the step has prompt tokens."""
 
 
 def sweep(deployment: Deployment) -> list[Call]:

@@ -37,7 +37,6 @@ class ModelConfig:
 
     name: str
     source: str
-    """Where the config.json was read."""
     hidden_size: int
     intermediate_size: int
     moe_intermediate_size: int
@@ -70,11 +69,9 @@ class ModelConfig:
     indexers: int = 0
     """The number of layers with an indexer of their own."""
     weights: str = BF16
-    """The format of the weights of linears and experts."""
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()
-    """What the ops leave out, which changes no shape."""
 
     @staticmethod
     def read(
@@ -210,7 +207,6 @@ def _names(pattern: str, module: str) -> bool:
 
 
 def models() -> list[str]:
-    """The names of the models whose data is here."""
     return sorted(file.stem for file in _DATA.glob("*.json"))
 
 

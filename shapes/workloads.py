@@ -14,12 +14,10 @@ from shapes.toml import read_toml
 @dataclass(frozen=True)
 class Documented:
     workload: Workload
-    """The workload of the whole system."""
     parallel: Parallel
     source: str
     """What ran, and which document says so."""
     kv: str = "bf16"
-    """The format of the KV cache."""
 
     @property
     def on_rank(self) -> Workload:

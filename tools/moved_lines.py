@@ -36,7 +36,6 @@ class Recorded:
     """A line of an engine's source that is recorded here."""
 
     where: str
-    """The file and line that record it."""
     file: str
     line: int
     function: str = ""
@@ -44,7 +43,6 @@ class Recorded:
 
 
 def entries(text: str, where: str) -> Iterator[Recorded]:
-    """The lines that an engine's toml records."""
     for entry in ENTRY.finditer(text):
         number = text.count("\n", 0, entry.start(2)) + 1
         yield Recorded(f"{where}:{number}", entry[1], int(entry[2]), entry[3])
@@ -81,7 +79,6 @@ def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _names(node: ast.AST) -> list[str]:
-    """The names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     targets = getattr(node, "targets", [getattr(node, "target", None)])

@@ -51,13 +51,11 @@ class Environment:
     system: str = "Linux"
     machine: str = "x86_64"
     gpu: str = ""
-    """nvidia, amd or empty."""
     modules: dict[str, str] = field(default_factory=dict)
     """Where the interpreter finds torch and triton. If it finds one of them, it belongs to an image."""
     packages: dict[str, str] = field(default_factory=dict)
     """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
-    """Its site directories."""
     rocm_smi: str = ""
     """The folder of ROCm's own copy of amdsmi; empty if there is none."""
 
@@ -80,7 +78,6 @@ class Step:
 @dataclass(frozen=True)
 class Plan:
     links: tuple[str, ...]
-    """The site directories of the image."""
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]

@@ -109,7 +109,6 @@ def triton(engine: str) -> str:
 
 
 def archs(engine: str) -> list[str]:
-    """The architectures that an engine's entries name."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))
 
 

@@ -17,11 +17,8 @@ class Entry:
     line: int
     """The entry's line in the file, from 1; 0 if unknown."""
     key: str
-    """The key with which the library found this entry."""
     m: int
-    """The number of rows (tokens) for which the entry was tuned."""
     kernel: str
-    """The kernel's name, or its configuration."""
     us: float | None = None
     """The microseconds that the tuner recorded; None where the table has no times."""
 

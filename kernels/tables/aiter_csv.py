@@ -85,7 +85,6 @@ class Row:
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """The cells of the columns `Family.texts`."""
         return tuple(map(self.cell, self.family.texts))
 
     @property

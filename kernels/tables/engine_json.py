@@ -55,7 +55,6 @@ class Rules:
     """What differs between the engines."""
 
     gemm: str
-    """The folder of the package for GEMM."""
     moe: str
     """The folder of the package for MoE. SGLang's has a folder for each version of Triton."""
     block: str
@@ -67,7 +66,6 @@ class Rules:
     below: tuple[str, ...]
     """The folder below that one in which the tables are."""
     gemm_default: Config
-    """What a GEMM without a table runs."""
     moe_default: Callable[[int, bool], Config]
     """(tokens, whether this is ROCm) -> what a MoE without a table runs."""
 
@@ -263,7 +261,6 @@ class EngineTables:
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
     def _of_table(self, table: Configurations) -> Iterator[Problem]:
-        """What is wrong inside a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
             return
@@ -455,7 +452,6 @@ class Configurations:
     by_m: Mapping[int, Config] = field(default_factory=dict)
     """Configurations by M, in the file's order."""
     lines: Mapping[int, int] = field(default_factory=dict)
-    """The line of each configuration, by M."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Why a launch fails, by M, for the configurations with which it does."""
     triton: str = ""

@@ -10,8 +10,8 @@ from kernels.mistakes import Mistake
 from kernels.mla_decode.mistakes import QUERY_MISTAKES
 
 Fits = str | Callable[[Any], bool]
-"""At which sizes of a case a mistake is to be refused: a condition (see kernels.conditions), "" for all sizes,
-or a function of them."""
+"""At which sizes a mistake is to be refused: a condition (see kernels.conditions), "" for all sizes, or a
+function of them."""
 
 
 def several_pages(sizes: Any) -> bool:

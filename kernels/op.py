@@ -110,13 +110,11 @@ class Reference:
     None: all are."""
 
 
-GOLDEN = 0.5 * (5**0.5 - 1)
-
-
 def spread(count: int, offset: float = 0.0) -> list[int]:
     """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
     evenly for any n. offset: where the list begins, as a share of the count."""
-    steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
+    golden = 0.5 * (5**0.5 - 1)
+    steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 

@@ -196,7 +196,9 @@ class Table:
             text = self._files.text(Path(name) if self._given else name)
             if "\ufffd" in text:
                 raise TableError("not UTF-8")
-            typed, texts = (pandas.read_csv(io.StringIO(text), dtype=dtype) for dtype in (None, "str"))
+            typed, texts = (
+                pandas.read_csv(io.StringIO(text), dtype=dtype, low_memory=False) for dtype in (None, "str")
+            )
         except ValueError as error:  # of pandas, or a TableError
             reason = error.reason if isinstance(error, TableError) else " ".join(str(error).split())
             self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
@@ -245,12 +247,9 @@ class Table:
             if odd.any():
                 line, cell = (file.texts[odd][name].iloc[0] for name in (LINE, column))
                 self.dead = f"{file.name}:{line}: {column} is {cell!r}, so no row is found"
+                told = f"{column} is {cell!r}: pandas reads the whole column as text"
                 found = f"none of the {count} rows of {self.family.name} is found"
-                self._say(
-                    file.name,
-                    line,
-                    f"{column} is {cell!r}: pandas reads the whole column as text, and {found}",
-                )
+                self._say(file.name, line, f"{told}, and {found}")
                 return
 
     def _duplicates(self, rows: Sequence[Row]) -> set[Row]:

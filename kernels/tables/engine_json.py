@@ -93,6 +93,8 @@ RULES: Mapping[str, Rules] = {
     ),
 }
 
+IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
+"""Device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
@@ -256,7 +258,10 @@ class EngineTables:
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
             elif said and _model(said["device"]) == _model(device) != "":
-                unasked[f"for the device {said['device']}; this one is {device}"] += 1
+                other = f"for the device {said['device']}; this one is {device}"
+                if re.fullmatch(IMPOSSIBLE, said["device"]):
+                    other += ", and no driver reports that name"
+                unasked[other] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 

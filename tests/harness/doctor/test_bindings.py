@@ -9,6 +9,7 @@ from packaging.version import Version
 from harness.doctor.bindings import BINDS, OLDER, UNKNOWN, bindings, recorded, rows
 from kernels.platform import LIBRARIES, version
 from kernels.vendor import VllmCpu, read_to
+from shapes.toml import read_toml
 from tests.support.paths import ROOT
 from tools import record_signatures
 
@@ -83,7 +84,7 @@ def test_rows_that_bind_and_break_are_as_committed(here, tmp_path, snapshot):
 
 
 def test_recorded_places_are_those_that_rows_use_and_releases_are_listed():
-    listed = record_signatures.tomllib.loads(record_signatures.RELEASES.read_text())
+    listed = read_toml(record_signatures.RELEASES)
     stems = {file.stem for file in SIGNATURES}
     assert stems == {name for name in LIBRARIES if read_to(name)} == set(listed), "releases.toml lists them"
     assert {row.library or row.provider for row in rows()} - {"torch"} <= stems

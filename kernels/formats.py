@@ -14,9 +14,10 @@ least 1e-4, vLLM one of at least 1e-10; here the scale itself is at least 2^-126
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kernels.lazy import torch
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 128
 
@@ -32,29 +33,27 @@ class Fp8Format:
     """An FP8 format with 4 exponent bits, 3 mantissa bits and no infinities."""
 
     name: str
+    max: float
+    smallest_normal: float
+    """The smallest positive value with all mantissa bits."""
+    smallest_subnormal: float
+    """The step between values below the smallest normal value."""
 
     @property
     def dtype(self) -> torch.dtype:
+        import torch
+
         return getattr(torch, f"float8_{self.name}")
 
-    @property
-    def max(self) -> float:
-        """The largest finite value: 448 of e4m3fn, 240 of e4m3fnuz."""
-        return torch.finfo(self.dtype).max
 
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest positive value with all mantissa bits."""
-        return torch.finfo(self.dtype).smallest_normal
-
-    @property
-    def smallest_subnormal(self) -> float:
-        """The step between values below the smallest normal value."""
-        return self.smallest_normal / 8
-
-
-# The exponents of e4m3fnuz are lower by one, and its only NaN is where -0 would be.
-FORMATS = {name: Fp8Format(name) for name in ("e4m3fn", "e4m3fnuz")}
+FORMATS = {
+    f.name: f
+    for f in (
+        Fp8Format("e4m3fn", 448.0, 2.0**-6, 2.0**-9),
+        # Its exponents are lower by one, and its only NaN is where -0 would be.
+        Fp8Format("e4m3fnuz", 240.0, 2.0**-7, 2.0**-10),
+    )
+}
 
 
 def fp8_format(name: str) -> Fp8Format:
@@ -86,6 +85,8 @@ def quantise_activations(
     Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
     scales [..., ceil(K/128)] in fp32, at least 2^-126. Raises ValueError for unknown scales.
     """
+    import torch
+
     scale = block_scale(_amax(x), fmt, scales)
     copy = x.to(torch.float32, copy=True)
     # No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
@@ -101,6 +102,8 @@ def dequantise_activations(
 
     q: [..., K] FP8; scale: [..., ceil(K/128)] fp32
     """
+    import torch
+
     dtype = dtype or torch.float32
     wide = torch.promote_types(dtype, torch.float32)
     return _joined(_blocks(q.to(wide)).mul_(scale.to(wide).unsqueeze(-1)), q.shape[-1]).to(dtype)
@@ -123,6 +126,8 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
     smallest subnormal value times the block's scale. That scale is assumed to be amax / max for "fp32", and
     twice that for "ue8m0", which is a bound for all schemes in use.
     """
+    import torch
+
     largest_scale = block_scale(_amax(x), fmt, "fp32") * {"fp32": 1, "ue8m0": 2}[known_scales(scales)]
     floor = largest_scale * (fmt.smallest_subnormal / 12**0.5)
     relative = _blocks(x.float().abs().mul_(2**-4 / 3**0.5))
@@ -131,6 +136,8 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
 
 def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Tensor:
     """The fp32 scales of blocks with these largest magnitudes, in the shape of amax."""
+    import torch
+
     # It must be a tensor on amax's device: to divide by a number, CUDA multiplies with its inverse.
     largest = torch.full((), fmt.max, dtype=torch.float32, device=amax.device)
     scale = (amax.float() / largest).clamp_(min=SMALLEST_SCALE)
@@ -149,6 +156,8 @@ def known_scales(scales: str) -> Scales:
 
 def _amax(x: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of each 128 of the last dimension, [..., ceil(K/128)]."""
+    import torch
+
     # Two passes over x, but no copy of it, which abs() would make.
     blocks = _blocks(x)
     return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
@@ -157,6 +166,8 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 def _blocks(x: torch.Tensor) -> torch.Tensor:
     """Splits the last dimension into blocks, padded with zeros: [..., ceil(K/128), 128]. It is a view of x
     where K is a multiple of 128."""
+    import torch
+
     missing = -x.shape[-1] % BLOCK
     if missing:
         x = torch.nn.functional.pad(x, (0, missing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from shapes.case import Size
 
@@ -19,14 +19,15 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 }
 
 
-def holds(conditions: Iterable[str], sizes: Mapping[str, Size]) -> bool:
+def holds(conditions: Sequence[str], sizes: Mapping[str, Size]) -> bool:
     """Whether one of the conditions holds, or there is none. Raises ValueError for a condition that is not
     valid, and where a word is to be ordered against a number.
 
     sizes: all sizes of the op, including defaults
     """
-    either = [all(_holds(part, sizes) for part in condition.split(" and ")) for condition in conditions]
-    return any(either) or not either
+    return not conditions or any(
+        all(_holds(part, sizes) for part in condition.split(" and ")) for condition in conditions
+    )
 
 
 def _holds(part: str, sizes: Mapping[str, Size]) -> bool:

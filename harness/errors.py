@@ -25,7 +25,8 @@ class NothingRan(HarnessError):
 
 
 def text_of(error: BaseException) -> str:
-    """As in shapes.names, which the shapes of an older commit lack."""
+    """An exception's text in one line; empty where its own code cannot give it. kernels.plugin_process has
+    the same for itself: workers use this one beside kernels of older commits."""
     try:
         return " ".join(str(error).split())
     except Exception:

@@ -20,7 +20,6 @@ from kernels.op import Unsupported
 from kernels.platform import version
 
 VendorFunction = Callable[..., Any]
-"""A function of a library. Its types are not known here."""
 
 
 class BindingError(Exception):
@@ -38,7 +37,6 @@ class Symbol:
 
     @property
     def release(self) -> str:
-        """The library and its installed version, for messages."""
         return _named(self.places[0])
 
     def find(self) -> Any:
@@ -46,7 +44,6 @@ class Symbol:
         return self.at()[1]
 
     def exists(self) -> bool:
-        """Whether the installed version has it."""
         try:
             self.at()
         except (BindingError, Unsupported):
@@ -205,7 +202,6 @@ def _innermost(names: list[str]) -> tuple[ModuleType, int]:
 
 
 def _takes(signature: inspect.Signature, name: str) -> bool:
-    """Whether a function takes an argument by this name."""
     kinds = {p.name: p.kind for p in signature.parameters.values()}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return kinds.get(name) in by_name or inspect.Parameter.VAR_KEYWORD in kinds.values()

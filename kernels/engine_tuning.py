@@ -29,7 +29,6 @@ EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
 
 TakeEntry = Callable[[int], EngineEntry]
-"""Returns the configuration that an engine takes at an M."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The M for which the engines' tables have entries."""
@@ -67,7 +66,6 @@ class EngineTable:
     now: EngineEntry
     """The configuration at the M of the case."""
     origin: str
-    """Where that configuration comes from."""
     files: Mapping[str, Mapping[int, EngineEntry]]
     """The files that the engine looks for, by the names below its folder, the main one first, with what the
     engine uses now, of its table or by default, at the M of LADDER and of the table."""
@@ -143,12 +141,10 @@ class EngineTuned(Tunable):
     forced: EngineConfig | None = None
     tables: EngineLookUp
     depths: tuple[int, ...] = (128,)
-    """The values of BLOCK_SIZE_K that are tried."""
     reads: str
     """Tells the user how to make the engine read a file that was written."""
 
     def prepared(self, operands: Operands, call: Call) -> Prepared:
-        """A call of the engine's kernel, which allocates its output."""
         overridden = self.tables.overridden(self.forced)
 
         def configured() -> object:

@@ -34,7 +34,6 @@ class Fp8Format:
 
     name: str
     max: float
-    """The largest finite value."""
     smallest_normal: float
     """The smallest positive value with all mantissa bits."""
     smallest_subnormal: float

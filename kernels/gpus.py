@@ -34,18 +34,15 @@ class Gpu:
     """A GPU, or a MIG slice of one."""
 
     arch: str
-    """Such as sm_90."""
     name: str
     """The vendor's name. That of a slice ends in `MIG 1g.10gb`."""
     memory: int
     """Bytes; 0 if unknown, as of a GPU that shares the CPU's memory. Those of a slice are the decimal GB of
     its profile, a few percent less than the slice has."""
     uuid: str
-    """GPU-..., or MIG-... for a slice."""
     divided: bool | None = None
     """Whether the GPU is in MIG mode; None if unknown."""
     slices: tuple[Gpu, ...] = ()
-    """The slices of a GPU in MIG mode that this process may use."""
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:

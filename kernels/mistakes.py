@@ -55,7 +55,6 @@ class Mistake:
     """Says what is wrong; unique within the op."""
     compute: Compute
     boundary: str = "core"
-    """The boundary of the operands that it takes."""
     activations: str = "bf16"
     """The format that it rounds activations to, bf16 or fp8. The tolerance depends on it."""
     truncates: bool = False

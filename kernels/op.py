@@ -110,13 +110,11 @@ class Reference:
     None: all are."""
 
 
-GOLDEN = 0.5 * (5**0.5 - 1)
-
-
 def spread(count: int, offset: float = 0.0) -> list[int]:
     """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
     evenly for any n. offset: where the list begins, as a share of the count."""
-    steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
+    golden = 0.5 * (5**0.5 - 1)
+    steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
@@ -148,7 +146,6 @@ class RowGroups:
     """What the rows of an output belong to, for messages: a token to its sequence, or to its experts."""
 
     name: str
-    """The name of one group, such as `sequence`."""
 
     of: torch.Tensor
     """int64 [rows, groups of a row], -1 where a row has fewer."""
@@ -586,7 +583,6 @@ class Op(ABC):
         return self.Sizes(**values)
 
     def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        """The case of these sizes in canonical form, defaults filled in."""
         return Case(self.name, self.said(self.sizes(given)), **place)
 
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:

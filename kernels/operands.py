@@ -18,9 +18,7 @@ class Seeds:
     """Seeds of operands. Every process makes the same operands of the same case, seeds and device."""
 
     stationary: int = 0
-    """Seed of the weights and other operands that are prepared once."""
     live: int = 0
-    """Seed of the activations and other operands that are new at every step."""
     turn: int = 0
     """Which of the sets that calls rotate over (see `Operands.turned`)."""
     lengths: int | None = None

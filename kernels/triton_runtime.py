@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as platforms
 from kernels.formats import native
+from kernels.lazy import torch
 from kernels.op import Call, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform, version
@@ -17,7 +18,6 @@ from kernels.tuning import Choice, Target, Tunable, words
 from kernels.vendor import is_older
 
 if TYPE_CHECKING:
-    import torch
     from _typeshed import DataclassInstance
 
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -42,8 +42,6 @@ def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
 def target_of(device: torch.device) -> Target:
     if device.type == "cpu":
         return CPU
-    import torch
-
     gpu, units = platforms.of(device), torch.cuda.get_device_properties(device).multi_processor_count
     return Target(gpu.kind, gpu.arch, units, gpu.name)
 
@@ -110,14 +108,10 @@ class ConfiguredPrepared(Prepared):
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
         """The tensor itself. In the interpreter, which truncates to a narrow dtype where it should round, an
         fp32 tensor like it."""
-        import torch
-
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
 
     def bits(self, codes: torch.Tensor) -> torch.Tensor:
         """The tensor itself. In the interpreter, which has no e4m3fnuz, such codes are seen as uint8."""
-        import torch
-
         fnuz = codes.dtype == torch.float8_e4m3fnuz
         return codes.view(torch.uint8) if self.interpreted and fnuz else codes
 

@@ -40,9 +40,7 @@ class Target:
     """A device for which a configuration is chosen or looked up. This machine need not have it."""
 
     kind: str
-    """cpu, cuda or rocm."""
     arch: str
-    """sm_90, gfx942 ..."""
     units: int
     """Compute units (CUs, SMs)."""
     device: str = ""
@@ -64,7 +62,6 @@ class Choice:
 
     config: DataclassInstance
     origin: str
-    """A phrase for the record."""
 
 
 class Tunable(Implementation):
@@ -147,7 +144,6 @@ class StoredChoice:
     measured: bool
     case: str
     features: Mapping[str, float | str]
-    """Properties of the case (see Tunable.features)."""
     config: str
     """The configuration as `words` writes it."""
 

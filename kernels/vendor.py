@@ -16,7 +16,7 @@ from kernels.binding import Function, Operator, Symbol, Taken, VendorFunction, l
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
-from kernels.platform import Platform, version
+from kernels.platform import LIBRARIES, Platform, version
 from kernels.support import Support, need
 from shapes.case import Case
 
@@ -24,26 +24,6 @@ BLACKWELL = ("sm_100", "sm_103")
 """The data centre's Blackwell: B200 and B300."""
 
 SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
-
-TRITON: Mapping[str, str] = {"triton": ""}
-"""A value for `also`. torch brings Triton."""
-
-READ_TO: Mapping[str, tuple[str, ...]] = {
-    "aiter": ("0.1.20.post1",),
-    "cudnn": ("1.32.0",),
-    "deep_gemm": ("0.2.5", "2.6.1"),  # SGLang's package, and DeepSeek's
-    "flash_attn": ("2.8.3.post1",),
-    "flash_attn.cute": ("4.0.0b36",),
-    "flash_attn_interface": ("3.0.0",),
-    "flash_mla": ("1.0.0",),
-    "flashinfer": ("0.7.2.post1",),
-    "sgl_kernel": ("0.4.10",),
-    "sglang": ("0.5.23",),
-    "tilelang": ("0.1.15",),
-    "tokenspeed_mla": ("2.0.4",),
-    "vllm": ("0.33.0",),
-}
-"""The newest release of each line of a library's versions that the rows were written against."""
 
 
 class Vendor(Implementation):
@@ -55,10 +35,8 @@ class Vendor(Implementation):
     archs: ClassVar[tuple[str, ...]] = ()
     # Sets of instructions that a CPU must have.
     instructions: ClassVar[tuple[str, ...]] = ()
-    # How to get the library.
-    install: ClassVar[str] = ""
-    # Modules that it needs beside torch and the library, each with how to get it.
-    also: ClassVar[Mapping[str, str]] = {}
+    # Modules that it needs beside torch and the library.
+    also: ClassVar[Sequence[str]] = ()
     # It takes FP8 in either format; others take that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
     # What it takes of its library, in tuples of alternatives: `doctor --bind` checks these.
@@ -75,13 +53,13 @@ class Vendor(Implementation):
             need(platform.arch in archs, f"needs {either(archs)}; this is {platform.arch}"),
             platform.has(*self.instructions),
             platform.library("torch"),
-            *(platform.library(module, install=install) for module, install in self.also.items()),
+            *map(platform.library, self.also),
             self.installed(platform),
             self.recent(platform),
         )
 
     def installed(self, platform: Platform) -> Support:
-        return platform.library(self.library or self.provider, install=self.install)
+        return platform.library(self.library or self.provider)
 
     @property
     def first_versions(self) -> dict[str, str]:
@@ -120,13 +98,18 @@ def is_older(version: str, first: str) -> bool:
         return False
 
 
+def read_to(library: str) -> list[str]:
+    """The newest release of each line of a library's versions that the rows were written against."""
+    return LIBRARIES.get(library, {}).get("read", [])
+
+
 def last_read(library: str, version: str) -> str:
     """The newest release that the rows were written against, where this version is newer; else `""`."""
     try:
         given = Version(version)
     except InvalidVersion:
         return ""
-    line = [read for read in map(Version, READ_TO.get(library, ())) if read.major <= given.major]
+    line = [read for read in map(Version, read_to(library)) if read.major <= given.major]
     return str(max(line)) if line and Version(given.public) > max(line) else ""
 
 
@@ -138,10 +121,6 @@ def either(names: Sequence[str]) -> str:
 class Aiter(Vendor):
     runtime = "aiter"
     library = "aiter"
-    install = (
-        "it comes with ROCm's images of vLLM and SGLang, or build github.com/ROCm/aiter; PyPI's amd-aiter "
-        "(November 2025) is too old for half of the rows"
-    )
     kinds: ClassVar[tuple[str, ...]] = ("rocm",)
     archs: ClassVar[tuple[str, ...]] = ("gfx942", "gfx950")
 
@@ -151,7 +130,6 @@ class Cudnn(Vendor):
 
     runtime = "cudnn"
     library = "cudnn"
-    install = "pip install nvidia-cudnn-frontend"
 
 
 class DeepGemm(Vendor):
@@ -163,10 +141,6 @@ class DeepGemm(Vendor):
 
     runtime = "deep_gemm"
     library = "deep_gemm"
-    install = (
-        "pip install sgl-deep-gemm==0.2.3.post2 (for torch 2.14) or sgl-deep-gemm==0.1.4.post1 (for torch "
-        "2.11), or build github.com/deepseek-ai/DeepGEMM"
-    )
     archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -191,19 +165,16 @@ class FlashAttention(Vendor):
 
 class FlashAttention3(FlashAttention):
     library = "flash_attn_interface"
-    install = "build hopper/ of github.com/Dao-AILab/flash-attention"
     archs: ClassVar[tuple[str, ...]] = ("sm_90",)
 
 
 class FlashAttention4(FlashAttention):
     library = "flash_attn.cute"
-    install = "pip install --pre flash-attn-4"
 
 
 class FlashInfer(Vendor):
     runtime = "flashinfer"
     library = "flashinfer"
-    install = "pip install flashinfer-python"
 
 
 class Sglang(Vendor):
@@ -211,9 +182,8 @@ class Sglang(Vendor):
 
     runtime = "sglang"
     library = "sglang"
-    install = "pip install sglang, or take an image that has it"
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
-    also = TRITON
+    also: ClassVar[Sequence[str]] = ("triton",)
 
     # Where its attention kernels are now, and where they were before.
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
@@ -248,7 +218,6 @@ class TileLang(Vendor):
     requires = (
         "TileLang 0.1.12 or later (read at 0.1.15), with nvcc or hipcc; sm_90, sm_100, gfx942 or gfx950"
     )
-    install = "pip install tilelang"
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100", "gfx942", "gfx950")
     since = "0.1.12"
@@ -288,9 +257,8 @@ class Vllm(Vendor):
 
     runtime = "vllm"
     library = "vllm"
-    install = "pip install vllm, or its CPU build: pip install '.[cpu]' (x86-64 Linux, Python 3.11 or later)"
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
-    also = TRITON
+    also: ClassVar[Sequence[str]] = ("triton",)
 
 
 class FlashAttentionOfVllm(Vendor):
@@ -298,7 +266,6 @@ class FlashAttentionOfVllm(Vendor):
 
     runtime = "vllm"
     library = "vllm"
-    install = Vllm.install
     allocates = True
 
 
@@ -307,19 +274,12 @@ class FlashAttentionOfSglang(Vendor):
 
     runtime = "sgl_kernel"
     library = "sgl_kernel"
-    install = "pip install sglang-kernel (0.4.10 brings torch 2.14.1), or take an image of SGLang"
     allocates = True
 
 
 ONEDNN_ISAS = (
-    "SSE41",
-    "AVX",
-    "AVX2",
-    "AVX2_VNNI",
-    "AVX2_VNNI_2",
-    "AVX512_CORE",
-    "AVX512_CORE_VNNI",
-    "AVX512_CORE_BF16",
+    *("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"),
+    *("AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16"),
 )
 """Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
 dispatcher control)."""
@@ -348,7 +308,7 @@ class VllmCpu(Vllm):
     # vLLM loads another build where AVX-512 has no bf16: it lacks most of these kernels, truncates to bf16 in
     # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
     instructions = ("avx512_bf16",)
-    also: ClassVar = {}
+    also = ()
     # What oneDNN must be allowed to use: else it throws in this kernel's threads, which ends the process.
     # Empty: the kernel does not call it.
     onednn_isa: ClassVar[str] = ""

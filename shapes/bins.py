@@ -17,7 +17,6 @@ from shapes.lengths import span_text
 from shapes.scheduler import Phase, Workload, simulate
 
 MOST_DECODE = 8
-"""The most bins of decode steps."""
 MOST = 4
 """The most bins of steps that prefill; and the most of each kind of step in `token_bins`."""
 CLOSE = 0.04
@@ -35,16 +34,13 @@ NEGLIGIBLE = 0.01
 
 class DecodeBin(NamedTuple):
     weight: float
-    """The share of the decode steps."""
     batch: int
-    """Requests."""
     ctx: str
     """Cached tokens of each request, a span (see shapes.lengths)."""
 
 
 class PrefillBin(NamedTuple):
     weight: float
-    """The share of the steps that prefill."""
     batch: int
     """Prompt chunks in a step."""
     new: str
@@ -55,7 +51,6 @@ class PrefillBin(NamedTuple):
 
 class TokenBin(NamedTuple):
     weight: float
-    """The share of all steps."""
     tokens: int
     """Tokens of a step: new prompt tokens, and one for each decoding request."""
     prompt: int
@@ -196,7 +191,6 @@ def reduce_tokens(phases: Iterable[Phase]) -> list[TokenBin]:
 
 
 P = TypeVar("P", bound=tuple[object, ...])
-"""Facts that steps which are alike share. Pieces are counted by their steps."""
 
 
 def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:

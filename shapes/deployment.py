@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes, mla_decode_sizes
+from shapes.bins import DecodeBin, PrefillBin, TokenBin, decode_bins, prefill_bins, token_bins
 from shapes.case import Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import seen
@@ -14,9 +14,6 @@ from shapes.experts import fused_moe_sizes, place_of_experts, rows
 from shapes.linears import block_scale_gemm_sizes, linears
 from shapes.models import FP8, ModelConfig
 from shapes.scheduler import Workload, simulate
-
-if TYPE_CHECKING:
-    from shapes.bins import DecodeBin, PrefillBin, TokenBin
 
 PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
@@ -31,40 +28,28 @@ class Deployment:
     """How a model is split over the ranks of a server."""
 
     model: ModelConfig
-    tp: int
-    """The number of ranks that share the heads of an attention: a group."""
-    dp: int = 1
-    """The number of groups; each has requests of its own (DP attention)."""
-    ep: int = 1
-    """The number of ranks that share the experts; 1 means that the columns of each expert are split over all
+    parallel: Parallel
+    """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
     ranks."""
     dense_tp: int = 1
-    """The number of ranks that share the MLP of a dense layer."""
     shared_tp: int = 1
-    """The number of ranks that share the shared expert."""
     shared: int = 0
     """1 if the shared expert is computed as one more of the routed experts, else 0."""
     dispatched: bool = False
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
     kv: str = "bf16"
-    """The format of the KV cache."""
     drafts: int = 0
-    """The draft tokens of each request that a decode step verifies."""
-
-    @property
-    def attention(self) -> Parallel:
-        return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
 
     @property
     def text(self) -> str:
         """The model, the degrees above 1, and an FP8 cache: `deepseek-r1 dp8 ep8 kv=fp8`."""
         cache = "" if self.kv == "bf16" else f" kv={self.kv}"
-        return f"{self.model.name} {self.attention.text}{cache}"
+        return f"{self.model.name} {self.parallel.text}{cache}"
 
     def together(self, tokens: int, ranks: int) -> int:
         """The tokens of a call that `ranks` share, if each DP group has `tokens`. If fewer ranks than a group
         share it, the rest of the group computes other tokens."""
-        return -(-tokens * ranks // self.tp)
+        return -(-tokens * ranks // self.parallel.tp)
 
 
 @dataclass(frozen=True)
@@ -76,21 +61,19 @@ class Call:
     step: str
     """The step that makes them; empty for the mean step of a workload."""
     times: float
-    """The number of calls in the step."""
     place: str
     """The part of the model that makes them: `o_proj`."""
     rows: int = 0
     """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
     prefill: bool = False
-    """Whether the step has prompt tokens."""
 
 
 def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
     attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases). Ops that do not
     hold for the model (ModelConfig.unheld) have none."""
-    spread = deployment.dp > 1
-    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
+    spread = deployment.parallel.dp > 1
+    model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls: list[Call] = []
     for batch in DP_BATCHES if spread else BATCHES:
         step, queries = f"decode, {batch} requests", 1 + deployment.drafts
@@ -110,13 +93,11 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
     do not hold for the model have none. Raises ValueError with drafts: how many steps decode then depends on
     how many drafts are accepted."""
-    from shapes.bins import decode_bins, prefill_bins, token_bins
-
     if deployment.drafts:
         raise ValueError(
             "a workload with drafts has steps that depend on how many are accepted: give one of both"
         )
-    on_rank = workload.on_rank(deployment.dp)
+    on_rank = workload.on_rank(deployment.parallel.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
     decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
@@ -137,7 +118,7 @@ def mean_step(
 ) -> list[Call]:
     """The calls of the mean of many steps, of which each bin's weight is the share. decodes: with the query
     tokens of each request"""
-    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
+    model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)
         for bin_ in tokens
@@ -157,7 +138,7 @@ def mean_step(
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
     """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
     `prompt` of which are prompt tokens."""
-    ranks = {"attention": deployment.tp, "dense": deployment.dense_tp}
+    ranks = {"attention": deployment.parallel.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
         ranks["shared"] = deployment.shared_tp
     for part, tp in ranks.items():
@@ -168,9 +149,9 @@ def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) 
             seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
             sizes = block_scale_gemm_sizes(linear, seen)
             yield Call("block_scale_gemm", sizes, step, calls, linear.name, prefill=prompt > 0)
-    model, parallel = deployment.model, deployment.attention
+    model, parallel = deployment.model, deployment.parallel
     reached = rows(model, parallel, tokens)
-    here = reached if deployment.dispatched else tokens * deployment.dp
+    here = reached if deployment.dispatched else tokens * deployment.parallel.dp
     sizes = fused_moe_sizes(model, parallel, here, deployment.shared)
     moe_layers = model.num_hidden_layers - model.first_k_dense_replace
     place = place_of_experts(model, parallel)

@@ -11,7 +11,6 @@ PADDED = 128
 
 
 def expert_columns(model: ModelConfig, parallel: Parallel) -> int:
-    """The columns of an expert on one rank."""
     if parallel.ep > 1:
         return model.moe_intermediate_size
     everyone = Parallel(tp=parallel.tp * parallel.dp)

@@ -12,73 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from shapes.names import unknown
+from shapes.toml import read_toml
 
 _DATA = Path(__file__).parent / "data"
 
 FP8, BF16 = "fp8 block-scale", "bf16"
 """Formats of weights. Others keep the name that the checkpoint gives them."""
 
-ALSO = {
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "expert_hidden_dim": "moe_intermediate_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "num_experts": "n_routed_experts",
-    "num_shared_experts": "n_shared_experts",
-    "num_expert_groups": "n_group",
-    "num_expert_groups_per_tok": "topk_group",
-    "routed_scale": "routed_scaling_factor",
-    "num_dense_layers": "first_k_dense_replace",
-    "attention_q_lora_dim": "q_lora_rank",
-    "attention_kv_lora_dim": "kv_lora_rank",
-    "attention_qk_dim": "qk_nope_head_dim",
-    "attention_qk_rope_dim": "qk_rope_head_dim",
-    "attention_v_dim": "v_head_dim",
-    "num_routed_experts": "n_routed_experts",
-    "num_mtp_layers": "num_nextn_predict_layers",
-}
-"""A key of Mistral's params.json or openPangu's config.json -> DeepSeek's key for it."""
-
-REFUSED = {
-    "compress_ratios": "compresses the cache of keys and values",
-    "linear_attn_config": "has layers with linear attention",
-    "zero_expert_num": "has experts that compute nothing",
-    "routed_expert_hidden_size": "has experts narrower than the model",
-}
-"""A key of config.json -> what a model that has it does, which its shapes here would be wrong for."""
-
-NAMED = {
-    "mla_use_output_gate": "a gate on the output of attention",
-    "mla_use_nope": "attention without rotary embedding",
-    "llama_4_scaling": "queries that are scaled by their position",
-    "num_hash_layers": "layers whose tokens choose experts by a hash",
-    "swiglu_limit": "a limit on what enters SwiGLU",
-}
-"""A key of config.json -> what the ops leave out, which changes no shape."""
+KEYS = read_toml(Path(__file__).with_name("keys.toml"))
+MODULES: Mapping[str, Sequence[str]] = KEYS["modules"]
+"""A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
 MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
 """Keys without a default that may be 0."""
 
 NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 """Fields of ModelConfig that are no keys of config.json."""
-
-_PROJECTED = ("gate_proj", "up_proj")
-MODULES: Mapping[str, Sequence[str]] = {
-    "qkv_a": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
-    "q": ("self_attn.q_proj",),
-    "kv_a": ("self_attn.kv_a_proj_with_mqa",),
-    "q_b": ("self_attn.q_b_proj",),
-    "kv_b": ("self_attn.kv_b_proj",),
-    "o_proj": ("self_attn.o_proj",),
-    "indexer wq_b": ("self_attn.indexer.wq_b",),
-    "dense gate_up": [f"mlp.{name}" for name in _PROJECTED],
-    "dense down": ("mlp.down_proj",),
-    "shared gate_up": [f"mlp.shared_experts.{name}" for name in _PROJECTED],
-    "shared down": ("mlp.shared_experts.down_proj",),
-    "experts": ("mlp.experts.0.down_proj",),
-}
-"""A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +37,6 @@ class ModelConfig:
 
     name: str
     source: str
-    """Where the config.json was read."""
     hidden_size: int
     intermediate_size: int
     moe_intermediate_size: int
@@ -121,11 +69,9 @@ class ModelConfig:
     indexers: int = 0
     """The number of layers with an indexer of their own."""
     weights: str = BF16
-    """The format of the weights of linears and experts."""
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()
-    """What the ops leave out (see NAMED)."""
 
     @staticmethod
     def read(
@@ -135,8 +81,9 @@ class ModelConfig:
         config.json lacks, and ValueError for an architecture whose shapes would be wrong."""
         for part in ("text_config", "moe"):  # of multimodal models, and of Mistral's params.json
             config = {**config, **config[part]} if isinstance(config.get(part), Mapping) else config
-        config = {**{ALSO[key]: value for key, value in config.items() if key in ALSO}, **config}
-        for key, does in REFUSED.items():
+        also = KEYS["also"]
+        config = {**{also[key]: value for key, value in config.items() if key in also}, **config}
+        for key, does in KEYS["refused"].items():
             if config.get(key):
                 raise ValueError(f"its model {does} ({key}), which is not modelled")
         if config.get("moe_layer_freq", 1) != 1:
@@ -152,8 +99,6 @@ class ModelConfig:
             least = 0 if field.default == 0 or field.name in MAY_BE_ZERO else 1
             if field.type == "int" and (type(value) is not int or value < least):
                 raise ValueError(f"its {field.name} is {value!r}, no whole number from {least} on")
-            if field.type == "float" and type(value) not in (int, float):
-                raise ValueError(f"its {field.name} is {value!r}, no number")
             found[field.name] = value
         layers, dense = found["num_hidden_layers"], found["first_k_dense_replace"]
         if layers <= dense:
@@ -168,7 +113,7 @@ class ModelConfig:
             indexers=indexers if found["index_topk"] else 0,
             weights=weights,
             unquantised=frozenset(_matched(kept, layers - 1)),
-            left_out=tuple(text for key, text in NAMED.items() if config.get(key)),
+            left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
         )
 
     def kind(self, name: str) -> str:
@@ -262,15 +207,16 @@ def _names(pattern: str, module: str) -> bool:
 
 
 def models() -> list[str]:
-    """The names of the models whose data is here."""
     return sorted(file.stem for file in _DATA.glob("*.json"))
 
 
 @functools.cache
 def model(name: str) -> ModelConfig:
-    """Raises ValueError, which lists the models, for an unknown name."""
+    """A model whose data is here. Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(unknown("model", name, models(), "list models"))
+        raise ValueError(
+            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
+        )
     own = _data(name)
     config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
     return ModelConfig.read(name, own["source"], config, own.get("hf_quant_config"))
@@ -283,24 +229,16 @@ def _data(name: str) -> dict[str, Any]:
 
 def named_model(name: str) -> ModelConfig:
     """A model by its name, or by a path as `read_model` takes it. Raises ValueError."""
-    if Path(name).exists():
-        return read_model(Path(name))
-    if name not in models():
-        raise ValueError(
-            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
-        )
-    return model(name)
+    return read_model(Path(name)) if Path(name).exists() else model(name)
 
 
 def read_model(path: Path) -> ModelConfig:
     """Reads a config.json, or the one in a folder (else its params.json), and the hf_quant_config.json beside
     it; the name of the folder names the model. Raises ValueError with one line if it cannot be read, or if
     shapes of that architecture are not modelled."""
-    file = path
-    if path.is_dir():
-        file = next(
-            (f for f in (path / "config.json", path / "params.json") if f.exists()), path / "config.json"
-        )
+    file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / "params.json").exists():
+        file = path / "params.json"
     try:
         config, beside = _object(file), file.with_name("hf_quant_config.json")
         return ModelConfig.read(
@@ -310,8 +248,6 @@ def read_model(path: Path) -> ModelConfig:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"cannot read {file}: {error}") from None
-    except (TypeError, AttributeError, re.error) as error:
-        raise ValueError(f"cannot read {file}: a value of another kind than expected: {error}") from None
     except KeyError as error:
         reason = f"it has no {error.args[0]!r}, so it is no MoE model of DeepSeek's architecture"
         raise ValueError(f"cannot read {file}: {reason}") from None

@@ -44,11 +44,3 @@ def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str =
     if len(there) > SHORT and (see or meant):
         there = f" `{see}` shows all" if see else ""
     return f"unknown {what} {name!r}{f' of {of}' if of else ''};{meant}{there}"
-
-
-def text_of(error: BaseException) -> str:
-    """An exception's text in one line; empty where its own code cannot give it."""
-    try:
-        return " ".join(str(error).split())
-    except Exception:
-        return ""

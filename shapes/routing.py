@@ -30,7 +30,6 @@ SAMPLE = 4096
 """The number of tokens that are drawn to estimate the share of the tokens that reach a rank."""
 
 Picks = tuple[tuple[int, ...], ...]
-"""The experts of each row."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,11 @@ class Routing:
     tokens: int
     """The rows of the rank's kernel; each has at least one pick on the rank."""
     experts: int
-    """The routed experts of the layer."""
     topk: int
-    """The routed experts that a token picks, all distinct."""
     ep: int = 1
-    """The ranks that share the routed experts."""
     shared: int = 0
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
-    """One of PATTERNS."""
     groups: int = 8
     """The number of groups of consecutive experts. If it does not divide the experts, routing is not
     limited."""
@@ -142,12 +137,10 @@ class Routing:
 
     @property
     def _group(self) -> int:
-        """The experts of a group."""
         return self.experts // self.groups if self.experts % self.groups == 0 else self.experts
 
     @property
     def _limit(self) -> int:
-        """The most groups that the picks of a token lie in."""
         return min(self.group_topk, self.experts // self._group)
 
     @property

@@ -29,7 +29,6 @@ class Workload:
     isl: int
     """The most tokens of a prompt (see range_ratio)."""
     osl: int
-    """The most tokens of an answer."""
     concurrency: int
     """Requests that are open at a time; num_prompts for an offline batch."""
     num_prompts: int
@@ -100,12 +99,10 @@ class Phase(NamedTuple):
     """Consecutive steps between which no request begins or ends."""
 
     steps: int
-    """The number of steps."""
     lengths: tuple[int, ...]
     """Cached tokens of each decoding request in the first step; each grows by one a step. It is empty if the
     steps only prefill."""
     prefill: int
-    """Prompt tokens in each step."""
     chunks: tuple[tuple[int, int], ...] = ()
     """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
     chunk, and its prefix grows by its new tokens each step."""
@@ -123,7 +120,6 @@ class _Answer(NamedTuple):
 
     offset: int
     end: int
-    """The count after which it ends."""
 
 
 def simulate(workload: Workload) -> Iterator[Phase]:

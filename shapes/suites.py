@@ -12,7 +12,6 @@ import json
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -58,37 +57,30 @@ def add(op: str, cases: ModuleType) -> None:
     suites.cache_clear()
 
 
-def _makers(name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]]:
-    """Op -> the function of that name which makes its cases, for the ops that have one."""
-    functions = {op: getattr(cases, name, None) for op, cases in OPS.items()}
-    return {op: functools.partial(function, *arguments) for op, function in functions.items() if function}
-
-
-def _of_model(model: str, name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]]:
-    """The same for a model by its name, whose data the functions read; none for ops that do not hold."""
-
-    def cases(op: str, make: Callable[..., list[Case]]) -> list[Case]:
-        config = named_model(model)
-        return [] if op in config.unheld else make(config, *arguments)
-
-    return {op: functools.partial(cases, op, make) for op, make in _makers(name).items()}
-
-
 @dataclass(frozen=True)
 class Suite:
     name: str
     description: str
     """One line: what it holds, and the source."""
-    by_op: Mapping[str, Callable[[], list[Case]]]
-    """Op -> the function that makes its cases."""
+    what: str = ""
+    """The function of the modules of shapes.cases that makes its cases."""
+    model: str = ""
+    """The name of the model that this function gets first; empty for none."""
+    arguments: tuple[object, ...] = ()
+    """What it gets after that."""
+    read: tuple[Case, ...] = ()
+    """The cases of a file."""
     per_case_s: float = CASE_S
     """The least seconds of measuring for each case."""
-    model: str = ""
-    """The model that it is of, if it is of one."""
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
-        cases = self.by_op.get(op, list)()
+        cases = [case for case in self.read if case.op == op]
+        make = getattr(OPS.get(op), self.what, None) if self.what else None
+        if make and not self.model:
+            cases = make()
+        elif make and op not in (model := named_model(self.model)).unheld:
+            cases = make(model, *self.arguments)
         total = sum(case.weight for case in cases)
         return [replace(case, weight=case.weight / total) for case in merge(cases)]
 
@@ -102,12 +94,12 @@ class Suite:
 def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
     text = "seconds on any machine: small and ragged, with every kind of remainder"
-    found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
+    found = [Suite("smoke", text, "smoke", per_case_s=3.0)]
     for name, model, parallel in SPREAD:
         found += [_spread(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
-        found.append(Suite(name, text, _of_model(R1, "served", run)))
+        found.append(Suite(name, text, "served", R1, (run,)))
     return {suite.name: suite for suite in found}
 
 
@@ -118,8 +110,7 @@ def _spread(name: str, model: str, parallel: Parallel, drafts: int) -> Suite:
     if drafts:
         name = f"{name}-mtp{drafts}"
         text += f"; each step verifies {drafts} draft{'s' if drafts > 1 else ''} a request"
-    by_op = _of_model(model, what, parallel, drafts)
-    return Suite(name, f"{model} {parallel.text}: {text}", by_op, model=model)
+    return Suite(name, f"{model} {parallel.text}: {text}", what, model, (parallel, drafts))
 
 
 def suite(name: str) -> Suite:
@@ -127,10 +118,7 @@ def suite(name: str) -> Suite:
     of another model, which shapes.models names or reads from a path: `kimi-k2-tp4-mtp2`, `kimi-k2-dp8-ep8`;
     at most 7 drafts. Raises ValueError, which lists the suites, for an unknown name."""
     if name.endswith(".json"):
-        by_op: dict[str, Callable[[], list[Case]]] = {
-            op: functools.partial(list, cases) for op, cases in by_ops(cases_file(name).cases).items()
-        }
-        return Suite(name, f"cases in {name}", by_op)
+        return Suite(name, f"cases in {name}", read=tuple(cases_file(name).cases))
     if name in suites():
         return suites()[name]
     match = re.fullmatch(r"(.+?)(?:-mtp(\w*))?", name)
@@ -151,14 +139,6 @@ def suite(name: str) -> Suite:
 
 
 LOAD = ("isl", "osl", "concurrency", "range_ratio")
-
-
-def by_ops(cases: Iterable[Case]) -> dict[str, list[Case]]:
-    """Op -> its cases."""
-    found: dict[str, list[Case]] = {}
-    for case in cases:
-        found.setdefault(case.op, []).append(case)
-    return found
 
 
 @dataclass(frozen=True)
@@ -221,6 +201,7 @@ def ragged(op: str, q: int = 1) -> list[Case]:
     """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
     none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes,
     and q, the query tokens of each sequence in MLA decode, though they have room for so many."""
-    arguments = (q,) if q > 1 else ()  # only mla_decode's takes it
-    made = _makers("ragged", *arguments).get(op)
-    return made() if made else suites()["smoke"].cases(op)
+    make = getattr(OPS.get(op), "ragged", None)
+    if make is None:
+        return suites()["smoke"].cases(op)
+    return make(q) if q > 1 else make()  # only mla_decode's takes it

@@ -1,11 +1,10 @@
-"""Says which recorded lines of an engine's source moved in another release.
+"""Says which lines of an engine's source that kernels/engines records moved in another release.
 
     python -m tools.moved_lines vllm NEW --from OLD [--write]
 
-NEW and OLD are a wheel, a checkout or a site-packages. OLD is the release in which the lines were read for
-kernels/engines/ENGINE.toml or harness/catalogue/flags.json. Without it the tool only says which lines of the
-toml lie outside their function. --write updates the entries of the toml whose function did not change; run
-tools.write_tables afterwards. The exit code is 1 if a line is not in its place.
+NEW and OLD are a wheel, a checkout or a site-packages. OLD is the release in which the lines were read.
+Without it the tool only says which lines lie outside their function. --write updates the entries whose
+function did not change; run tools.write_tables afterwards. The exit code is 1 if a line is not in its place.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ from harness.paths import ROOT
 from kernels.tables.files import Files, TableError
 
 ENTRY = re.compile(r'^file = "(.+)"\nline = (\d+)\nfunction = "(.+)"$', re.MULTILINE)
-SOURCE = re.compile(r"([\w/]+\.py)(?: \([^)]*\))?:(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)")
-FOLDERS = ("", "srt/", "model_executor/", "model_executor/layers/", "v1/attention/backends/")
-"""The folders of the package that hold the files which flags name."""
-
 MOVED = "moved to line "
 parsed = functools.cache(ast.parse)
 
@@ -36,42 +31,22 @@ class Recorded:
     """A line of an engine's source that is recorded here."""
 
     where: str
-    """The file and line that record it."""
     file: str
     line: int
-    function: str = ""
-    """The function or constant that contains the line; empty for the source of a flag."""
+    function: str
+    """The function or constant that contains the line."""
 
 
 def entries(text: str, where: str) -> Iterator[Recorded]:
-    """The lines that an engine's toml records."""
     for entry in ENTRY.finditer(text):
         number = text.count("\n", 0, entry.start(2)) + 1
         yield Recorded(f"{where}:{number}", entry[1], int(entry[2]), entry[3])
 
 
-def sources(text: str, where: str, release: Files) -> Iterator[Recorded]:
-    """The lines that flags record of this release: `vllm 0.33.0: envs.py:1269, layers/utils.py:229, 313`."""
-    named = re.compile(rf"(?i)\b{release.package} {re.escape(release.version)}:? ([^;\"]+)")
-    for number, line in enumerate(text.splitlines(), 1):
-        for source in (each for part in named.findall(line) for each in SOURCE.finditer(part)):
-            for first in re.findall(r"(?<![-\d])\d+", source[2]):
-                yield Recorded(f"{where}:{number}", source[1], int(first))
-
-
-def source_of(release: Files, file: str) -> str:
-    """The text of a file; empty if the release lacks it. Raises TableError."""
-    package = f"{release.package}/"
-    places = (f"{package}{folder}{file.removeprefix(package)}" for folder in FOLDERS)
-    return next((release.text(place) for place in places if release.has(place)), "")
-
-
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """The line at which a function begins, and its lines; without a name, of the whole file. A function that
-    is gone has no lines. Raises SyntaxError."""
+    """The line at which a function begins, and its lines. A function that is gone has no lines. Raises
+    SyntaxError."""
     lines = text.splitlines()
-    if not function:
-        return 1, tuple(lines)
     node: ast.AST | None = parsed(text)
     for name in function.split("."):
         node = next((each for each in ast.walk(node) if name in _names(each)), None) if node else None
@@ -81,7 +56,6 @@ def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _names(node: ast.AST) -> list[str]:
-    """The names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -93,10 +67,10 @@ def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
 
     old: the release in which it was read; None if it is not given
     """
-    text = source_of(new, recorded.file)
+    text = new.text(recorded.file) if new.has(recorded.file) else ""
     try:
         first, lines = part_of(text, recorded.function)
-        before, were = part_of(source_of(old, recorded.file), recorded.function) if old else (first, lines)
+        before, were = part_of(old.text(recorded.file), recorded.function) if old else (first, lines)
     except SyntaxError as error:
         return f"its file cannot be parsed by this Python, line {error.lineno}"
     if not lines:
@@ -105,10 +79,8 @@ def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
     if not 0 <= at < len(were):
         return "it is not there in the old release" if old else f"its function begins at line {first}"
     now = first + _kept(were, lines)[at] if at in _kept(were, lines) else 0
-    if recorded.function and were != lines:
+    if were != lines:
         return f"its function changed, and the line {f'is now {now}' if now else 'too'}"
-    if not now:
-        return "the line changed"
     return "" if now == recorded.line else f"{MOVED}{now}"
 
 
@@ -126,28 +98,25 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--from", dest="old", type=Path)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
-    toml, flags = f"kernels/engines/{given.engine}.toml", "harness/catalogue/flags.json"
+    toml = f"kernels/engines/{given.engine}.toml"
     text = (root / toml).read_text()
     try:
         new, old = Files(given.engine, given.new), Files(given.engine, given.old) if given.old else None
         is_read_in_old = old is not None and f'version = "{old.version}"' in text
-        if given.write and not is_read_in_old:
-            parser.error(f"--write needs --from with the release that {toml} names")
-        found = [(each, verdict(each, old if is_read_in_old else None, new)) for each in entries(text, toml)]
-        if old:
-            of_flags = sources((root / flags).read_text(), flags, old)
-            found += [(each, verdict(each, old, new)) for each in of_flags]
+        if (given.write or old) and not is_read_in_old:
+            parser.error(f"--from takes the release that {toml} names, and --write needs it")
+        found = [(each, verdict(each, old, new)) for each in entries(text, toml)]
     except TableError as error:
         parser.error(str(error))
     if given.write:
         lines = text.splitlines(keepends=True)
         for each, said in found:
-            if each.function and said.startswith(MOVED):
+            if said.startswith(MOVED):
                 lines[int(each.where.rpartition(":")[2]) - 1] = f"line = {said.removeprefix(MOVED)}\n"
         (root / toml).write_text("".join(lines))
     moved = [(each, said) for each, said in found if said]
     for each, said in moved:
-        print(f"{each.where}: {each.file}:{each.line}", f"{each.function}: {said}".removeprefix(": "))
+        print(f"{each.where}: {each.file}:{each.line} {each.function}: {said}")
     print(f"{given.engine} {new.version}: {len(found) - len(moved)} of {len(found)} lines in their place")
     return 1 if moved else 0
 

@@ -20,11 +20,7 @@ from packaging.version import Version
 
 from harness.doctor.bindings import places, rows
 from kernels.interfaces.library_source import LibrarySource, NotThere
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "kernels" / "signatures"
@@ -124,7 +120,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("libraries", nargs="*")
     given = parser.parse_args()
-    releases = tomllib.loads(RELEASES.read_text())
+    releases = read_toml(RELEASES)
     if unknown := set(given.libraries) - set(releases):
         parser.error(f"{RELEASES.relative_to(ROOT)} lists no {', '.join(sorted(unknown))}")
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Records the tuned tables of AITER, vLLM and SGLang for DeepSeek-R1 and V3: kernels/tables/recorded/*.zip.
 
-    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860"
+    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="e404860, 2026-08-22"
 
 Each extract has the paths of the package, so that the same reader reads both. It holds the entries for the
 linears of TP1 to TP16, and for fused MoE with the model's hidden size. The same input gives the same bytes.
@@ -13,9 +13,7 @@ import csv
 import io
 import itertools
 import re
-import subprocess
 import zipfile
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="append",
         default=[],
         metavar="LIBRARY=TEXT",
-        help="the version of a copy that does not contain it",
+        help="what is shown as its version, such as `0.33.0, 4ba787e, 2026-11-01`",
     )
     options = parser.parse_args(arguments)
     versions = dict(text.split("=", 1) for text in options.version)
@@ -70,24 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if path := getattr(options, library):
             files = Files(library, path)
             place = RECORDED / f"{library}.zip"
-            write(place, library, files, versions.get(library) or version(library, files, path))
+            write(place, library, files, versions.get(library, files.version))
             print(f"{place}: {place.stat().st_size // 1000} kB")
-
-
-def version(library: str, files: Files, path: Path) -> str:
-    """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git if it is a checkout."""
-    git = subprocess.run(
-        ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
-    )
-    told = [files.version]
-    if not git.returncode:
-        told = [git.stdout.strip()]
-    elif metadata := next(iter(path.glob("*.dist-info/METADATA")), None):
-        source = f"{library}/_version.py"
-        commit = re.search(r"^__commit_id__ = .*'g?([0-9a-f]{7})", files.text(source), re.MULTILINE)
-        told += [commit[1]] if commit else []
-        told.append(datetime.fromtimestamp(metadata.stat().st_mtime, timezone.utc).strftime("%Y-%m-%d"))
-    return ", ".join(told)
 
 
 def write(place: Path, library: str, files: Files, version: str) -> None:

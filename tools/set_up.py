@@ -51,13 +51,11 @@ class Environment:
     system: str = "Linux"
     machine: str = "x86_64"
     gpu: str = ""
-    """nvidia, amd or empty."""
     modules: dict[str, str] = field(default_factory=dict)
     """Where the interpreter finds torch and triton. If it finds one of them, it belongs to an image."""
     packages: dict[str, str] = field(default_factory=dict)
     """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
-    """Its site directories."""
     rocm_smi: str = ""
     """The folder of ROCm's own copy of amdsmi; empty if there is none."""
 
@@ -80,7 +78,6 @@ class Step:
 @dataclass(frozen=True)
 class Plan:
     links: tuple[str, ...]
-    """The site directories of the image."""
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
@@ -198,13 +195,6 @@ def readable(version: str) -> bool:
 def name_of(requirement: str) -> str:
     name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def todo(state: dict, base: str, inputs: str, extras: set[str]) -> str:
-    """Returns rebuild, update or nothing, by what the last set-up wrote into the environment."""
-    if state.get("base") != base or not state.get("complete"):
-        return "rebuild"
-    return "nothing" if state["inputs"] == inputs and extras <= set(state["extras"]) else "update"
 
 
 class SetUpError(Exception):
@@ -331,8 +321,8 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
 
     base = fingerprint(sys.prefix, sys.version, sorted(env.modules.items()), sorted(env.packages.items()))
     inputs = fingerprint(project, pins, env.gpu, Path(__file__).read_text())
-    what = todo(state, base, inputs, extras) if keeps(venv, env.modules) else "rebuild"
-    if what == "nothing":
+    is_whole = state.get("base") == base and state.get("complete") and keeps(venv, env.modules)
+    if is_whole and state["inputs"] == inputs and extras <= set(state["extras"]):
         return
 
     extras = extras | set(state.get("extras", ()))
@@ -345,7 +335,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
     planned = plan(env, project, pins, extras, carried, torch_index)
     if env.modules:
         say(f"keeping this Python's own {' and '.join(env.modules)} ({', '.join(env.modules.values())})")
-    if what == "rebuild":
+    if not is_whole:
         build(venv, planned.links, new)
     write_state(venv, new)  # without `complete`: if set-up is interrupted now, the next one builds anew
     (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
@@ -359,7 +349,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         if "torch" not in env.modules and not env.gpu:
             pip(venv / "bin" / "python", "uninstall", "-y", *BESIDE_VLLM)
     except SetUpError:
-        if what == "update":  # pip undoes what it cannot finish, so the environment is still complete
+        if is_whole:  # pip undoes what it cannot finish, so the environment is still complete
             write_state(venv, state)
         raise
     if not keeps(venv, env.modules):

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine import EngineRequest, EngineView, Shape, engine_view
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
-from harness.page.html import html
 from harness.paths import ROOT
 from kernels.tables.lookup import LIBRARIES
 from shapes.models import model
@@ -91,8 +89,7 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
         "may be the entry for the nearest number of tokens or, in SGLang, of a file for another Triton: "
         "`python -m harness engine` says which it is, and what runs after a miss. `-` means that no table "
         "decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run "
-        "time. [coverage.csv](coverage.csv) has the tables and shares, and [coverage.html](coverage.html) "
-        "is a map. `tools/table_coverage.py` writes all three."
+        "time. [coverage.csv](coverage.csv) has the tables and shares. `tools/table_coverage.py` writes both."
     )
     text = [
         "# Which shapes of DeepSeek-R1 are tuned",
@@ -110,40 +107,6 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
                 )
         text.append("")
     return "\n".join(text)
-
-
-def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
-    """A map for each op of devices and engines by deployments, coloured by the part of the time that is
-    tuned."""
-    import altair as alt
-
-    charts = []
-    for op, title in TITLES.items():
-        values = [
-            {**row, "where": f"{row['device']}, {row['engine']}", "of": f"{row['tuned']} of {row['shapes']}"}
-            for row in rows
-            if row["op"] == op
-        ]
-        base = alt.Chart({"values": values}).encode(
-            x=alt.X("deployment:N", sort=list(DEPLOYMENTS), title=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("where:N", sort=[value["where"] for value in values], title=None),
-            tooltip=[alt.Tooltip(f"{column}:N") for column in COLUMNS],
-        )
-        scale = alt.Scale(domain=[0, 1], range=["#E69F00", "#009E73"])
-        cells = base.mark_rect(stroke="#FFFFFF").encode(
-            color=alt.Color("time tuned:Q", scale=scale, title="time tuned", legend=alt.Legend(format=".0%"))
-        )
-        picture = (cells + base.mark_text(color="#000000").encode(text="of:N")).properties(
-            width=480, height=alt.Step(24)
-        )
-        table = Table(COLUMNS, [TableRow([str(value[column]) for column in COLUMNS]) for value in values])
-        reading = (
-            "Tuned of all shapes; the colour is the share of their time, at the limits of the device. "
-            "Blank: no table decides, as on B200. A miss is not yet a loss."
-        )
-        charts.append(Chart(anchor("coverage", op), title, reading, picture, table, len(values)))
-    section = PageSection("coverage", "Coverage", read, charts)
-    return Page("Which shapes of DeepSeek-R1 are tuned", "read from files, untested on hardware", [section])
 
 
 def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
@@ -168,7 +131,6 @@ def made(paths: Mapping[str, Path]) -> dict[str, str]:
     return {
         "coverage.csv": pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False),
         "README.md": document(rows, read),
-        "coverage.html": html(page(rows, read), "python -m tools.table_coverage"),
     }
 
 

@@ -24,7 +24,7 @@ from harness.run.folder import plan_run
 from harness.run.plan import Request
 from harness.tune.race import TuneRequest, implementations_here, plan_race
 from kernels.platform import Platform
-from shapes.suites import by_ops, cases_file
+from shapes.suites import cases_file
 
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
@@ -96,7 +96,7 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
     steps of each kind of platform, for that kind alone. Raises UsageError."""
     if file and file.endswith(".json"):
         try:
-            ops = list(by_ops(cases_file(file).cases))
+            ops = list(dict.fromkeys(case.op for case in cases_file(file).cases))
         except ValueError as error:
             raise UsageError(str(error)) from None
         step = {"command": "run", "name": "cases", "ops": ops, "options": {"cases": file}}

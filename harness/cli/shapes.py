@@ -41,15 +41,15 @@ def shapes(
     from harness.report.terminal import show
     from harness.traffic.read import read_files
     from harness.traffic.steps import Traffic, cases_of, lines, record
+    from shapes.attention import Parallel
     from shapes.deployment import Deployment
 
     if not out.endswith(".json"):
         raise UsageError(f"--out {out}: a file of cases is NAME.json")
     require_writable(out, None)
     group, groups = (1, tp) if dp_attention else (tp, 1)
-    served = Deployment(
-        model, group, groups, ep, dense_tp=group, shared_tp=group, dispatched=ep > 1 and groups > 1, kv=kv
-    )
+    parallel, dispatched = Parallel(group, groups, ep), ep > 1 and groups > 1
+    served = Deployment(model, parallel, dense_tp=group, shared_tp=group, dispatched=dispatched, kv=kv)
     traffic = Traffic(drafts=drafts, dp=groups)
     read_files(files, traffic)
     try:

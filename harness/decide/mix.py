@@ -180,7 +180,7 @@ def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Wo
     except ValueError as error:
         raise UsageError(str(error)) from None
     calls = [replace(call, times=call.times / len(loads)) for of_load in every for call in of_load]
-    steps = [_steps(load.on_rank(deployment.dp)) for load in loads]
+    steps = [_steps(load.on_rank(deployment.parallel.dp)) for load in loads]
     texts = [f"{load.isl} tokens in, {load.osl} out, {load.concurrency} in flight" for load in loads]
     mix = _weighed(measured, request, calls, f"{deployment.text}, {'; '.join(texts)}")
     decoding, prompts = (statistics.fmean(part) for part in zip(*steps, strict=True))
@@ -266,7 +266,7 @@ def _words(request: EngineRequest, measured: Measured) -> list[str]:
         return ["--cases", request.cases]
     if request.kv != "bf16":
         return []
-    parallel = request.deployed(measured.arch).attention
+    parallel = request.deployed(measured.arch).parallel
     known = {(model, split): name for name, model, split in SPREAD}
     other = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
     return ["--suite", known.get((request.model.name, parallel), other)]

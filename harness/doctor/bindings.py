@@ -23,7 +23,7 @@ from harness.errors import UsageError, one_line
 from kernels.binding import Function, Operator, Symbol, Taken
 from kernels.interfaces import signatures
 from kernels.interfaces.library_source import LibrarySource, NotThere, SignatureSource
-from kernels.platform import DISTRIBUTIONS, version
+from kernels.platform import distributions, version
 from kernels.vendor import Vendor, is_older, last_read
 
 BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
@@ -205,7 +205,7 @@ def _release(library: str, path: Path, source: LibrarySource) -> Release:
 
 def _distribution(library: str, path: Sequence[str] | None = None) -> importlib.metadata.Distribution | None:
     """A distribution that contains a library, on `path` or else on Python's own."""
-    names = {canonicalize_name(name) for name in DISTRIBUTIONS.get(library, (library,))}
+    names = {canonicalize_name(name) for name in distributions(library)}
     found = importlib.metadata.distributions(path=sys.path if path is None else [*path])
     return next((one for one in found if canonicalize_name(one.metadata["Name"] or "") in names), None)
 

@@ -117,7 +117,7 @@ def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tupl
 def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
     """The cases, whose weights are calls in the mean step; where only shapes are known, each has their count.
     Raises UsageError where there are none."""
-    place = f"{deployment.model.name} {deployment.attention.text} traffic"
+    place = f"{deployment.model.name} {deployment.parallel.text} traffic"
     own = {op for op, _ in traffic.calls}
     steps = traffic.count()
     cases = [

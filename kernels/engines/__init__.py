@@ -8,20 +8,15 @@ first one that applies is used.
 from __future__ import annotations
 
 import functools
-import operator
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.conditions import holds
 from kernels.op import OPS
 from shapes.case import Size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shapes.toml import read_toml
 
 DATA = Path(__file__).parent
 
@@ -30,17 +25,6 @@ KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu", "aarch64": "cpu"}
 
 SPELLED = {"sglang": "SGLang", "vllm": "vLLM"}
 """The names of engines as their makers write them."""
-
-RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "multiple-of": lambda given, of: int(given) % int(of) == 0,
-    "not-multiple-of": lambda given, of: int(given) % int(of) != 0,
-}
 
 
 @dataclass(frozen=True)
@@ -91,8 +75,7 @@ class EngineDefault:
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
-        holding = (all(_holds(part, sizes) for part in one.split(" and ")) for one in self.when)
-        return not self.when or any(holding)
+        return holds(self.when, sizes)
 
 
 @functools.cache
@@ -103,7 +86,7 @@ def engines() -> tuple[str, ...]:
 
 @functools.cache
 def _read(engine: str) -> dict[str, Any]:
-    return tomllib.loads((DATA / f"{engine}.toml").read_text("utf-8"))
+    return read_toml(DATA / f"{engine}.toml")
 
 
 @functools.cache
@@ -126,7 +109,6 @@ def triton(engine: str) -> str:
 
 
 def archs(engine: str) -> list[str]:
-    """The architectures that an engine's entries name."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))
 
 
@@ -170,21 +152,3 @@ def choices(
         return {}
     found = {engine: default(engine, op, arch, every, given) for engine in engines()}
     return {engine: choice for engine, choice in found.items() if choice}
-
-
-def _holds(condition: str, sizes: Mapping[str, Size]) -> bool:
-    """Whether a condition on one size holds: `m < 32`, `kv = fp8`, `page multiple-of 64`. Raises ValueError
-    for one that is not valid, and where a word is to be ordered against a number."""
-    words = condition.split()
-    if len(words) != 3 or words[1] not in RELATIONS:
-        raise ValueError(f"cannot read the condition {condition!r}; write for example 'm < 32' or 'kv = fp8'")
-    size, relation, value = words[0], words[1], _number(words[2])
-    given = _number(sizes.get(size, sizes[size.partition("/")[0]]))
-    if relation not in ("=", "!=") and isinstance(given, str) is not isinstance(value, str):
-        raise ValueError(f"size {size}={given} cannot be ordered against {value}")
-    return RELATIONS[relation](given, value)
-
-
-def _number(value: Size) -> Size:
-    """The value as an int where it is a whole number, else as a str."""
-    return int(value) if str(value).isdecimal() else str(value)

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from kernels.engines import default, entries
+from shapes.attention import Parallel
 from shapes.deployment import Deployment
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes
 
@@ -35,7 +36,7 @@ AITER_TABLES = (
 )  # fmt: skip
 
 TABLES = {
-    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
+    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", *AITER_TABLES),
     "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
 }
 """Settings that change whether and where an engine and its libraries look for tuned tables."""
@@ -83,9 +84,10 @@ def deployed(
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
     attention, groups = (1, tp) if dp_attention else (tp, 1)
-    split = Deployment(model, attention, dp=groups, ep=ep, dense_tp=tp, shared_tp=tp, kv=kv)
-    with_aiter = arch.startswith("gfx") and (engine == "sglang" or _serves_experts_by_aiter(given))
-    width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.attention)
+    split = Deployment(model, Parallel(attention, groups, ep), dense_tp=tp, shared_tp=tp, kv=kv)
+    by_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
+    with_aiter = arch.startswith("gfx") and (engine == "sglang" or by_aiter)
+    width = 0 if "fused_moe" in model.unheld else expert_columns(model, split.parallel)
     if width % PADDED and not with_aiter:
         does = (
             "refuses that" if engine == "sglang" else "makes its blocks of scales smaller, unlike any op here"
@@ -96,16 +98,11 @@ def deployed(
         return replace(split, shared=int(with_aiter and given.get(FUSED) == "1"))
     dispatched = given.get("moe-a2a-backend", "none") != "none"
     if dispatched:
-        split = replace(split, ep=tp, shared_tp=1, dispatched=True)
+        split = replace(split, parallel=replace(split.parallel, ep=tp), shared_tp=1, dispatched=True)
     if given.get("moe-dense-tp-size") == "1":
         split = replace(split, dense_tp=1)
     fused = not dispatched and "disable-shared-experts-fusion" not in given
     return replace(split, shared=int(fused and _fuses(arch, split, given)))
-
-
-def _serves_experts_by_aiter(given: Settings) -> bool:
-    """Whether vLLM has AITER on, and not off for experts."""
-    return given.get("VLLM_ROCM_USE_AITER") == "1" and given.get("VLLM_ROCM_USE_AITER_MOE") != "0"
 
 
 def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
@@ -113,7 +110,7 @@ def _fuses(arch: str, split: Deployment, given: Settings) -> bool:
     import kernels
 
     op = kernels.OPS["fused_moe"]
-    sizes = fused_moe_sizes(split.model, split.attention, 64, 1)
+    sizes = fused_moe_sizes(split.model, split.parallel, 64, 1)
     found = default("sglang", op.name, arch, asdict(op.sizes({**op.defaults(arch), **sizes})), given)
     return bool(found and found.row)
 
@@ -123,5 +120,5 @@ def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
     mask. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused expert of other
     ranks, SGLang (token_dispatcher/standard.py) does not."""
     picks = deployment.model.num_experts_per_tok + deployment.shared
-    masked = deployment.ep > 1
+    masked = deployment.parallel.ep > 1
     return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked

@@ -17,11 +17,8 @@ class Entry:
     line: int
     """The entry's line in the file, from 1; 0 if unknown."""
     key: str
-    """The key with which the library found this entry."""
     m: int
-    """The number of rows (tokens) for which the entry was tuned."""
     kernel: str
-    """The kernel's name, or its configuration."""
     us: float | None = None
     """The microseconds that the tuner recorded; None where the table has no times."""
 
@@ -50,11 +47,4 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return printable(f"{place}: {self.text}")
-
-
-def printable(text: str) -> str:
-    """The text of a file, safe to print on one line: `?` stands for each character that is not printable."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "?" for character in text)
+        return f"{place}: {self.text}"

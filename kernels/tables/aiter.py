@@ -16,8 +16,9 @@ from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from kernels.formats import native
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Table, rows_here
+from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, Family, Row, Table, rows_here
 from kernels.tables.aiter_triton import TritonTables
 from kernels.tables.files import RECORDED, TableError
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
-
-FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
-"""FP8 formats by architecture (`aiter/utility/dtypes.py`). All others have e4m3fn."""
 
 MOE_TIERS = (32768, 131072)
 """From the first of these on, tokens are rounded down to one of these in the key of MoE. Below, they are
@@ -47,9 +45,6 @@ DEFAULTS = {
     "_1x32x1x8_8_2x1_intrawave_v1",
 }
 """The CK kernel that AITER runs for a shape without a row: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
-
-LADDER = tuple(2**power for power in range(16))
-"""The M for which a shape should have rows: the powers of two up to 32768, the largest chunk of a prefill."""
 
 INSTANCES = {
     GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
@@ -139,7 +134,7 @@ class AiterTables:
             return Found(table.title, None, default, missed)
         if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
             self._missed[MOE].add((*shape, token))
-            note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
+            note = f"AITER_BYPASS_TUNE_CONFIG: {row.file}:{row.line} is not used"
             return Found(table.title, None, default, (note,))
         hit, fp8 = int(row.m), fp8_of(target.arch).removeprefix("torch.")
         key = ",".join(map(str, (target.arch, target.units, hit, *shape, fp8)))
@@ -187,7 +182,7 @@ class AiterTables:
         if hit < asked:
             notes = [*notes, f"tuned for {hit} rows, asked for {asked}"]
         notes = tuple(filter(None, (*notes, table.raises)))
-        return Found(table.title, Entry(row.source.file, row.line, key, hit, kernel, row.us), notes=notes)
+        return Found(table.title, Entry(row.file, row.line, key, hit, kernel, row.us), notes=notes)
 
     def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
         """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
@@ -195,7 +190,7 @@ class AiterTables:
         if row.truncated:
             yield "the row's line is cut short: AITER reads the missing cells as nan"
         us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
-        if "us" not in row.source.columns:
+        if "us" not in row.cells:
             return
         if not us or us <= 0:
             yield "the row has no time"
@@ -213,7 +208,26 @@ class AiterTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
         the shapes that were looked up counts."""
-        return _problems(self, target) + self.triton.problems(target)
+        found = []
+        if reason := older(self.files):
+            found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
+        found += _unread(self.files)
+        for family in (GEMM, PRESHUFFLED, MOE):
+            asked = self.asked[family]
+            if not asked:
+                if self.environment.get(family.variable):
+                    text = "no kernel of this deployment looks into its table"
+                    found.append(Problem(family.variable, 0, text))
+                continue
+            found += self.table(family).problems
+            by_file = defaultdict(list)
+            for row in self.table(family).rows(target.arch):
+                if row.shape in asked and row.m.is_integer():
+                    by_file[row.file].append(row)
+            for file, rows in by_file.items():
+                for text, bad in _dead(self, family, target, rows):
+                    found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
+        return found + self.triton.problems(target)
 
     def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
         if token > 32 and shape[1] % 128 == 0:
@@ -249,7 +263,8 @@ class AiterTables:
 
 
 def fp8_of(arch: str) -> str:
-    return FORMATS.get(arch, "torch.float8_e4m3fn")
+    """The FP8 format of an architecture, as `aiter/utility/dtypes.py` has it."""
+    return f"torch.float8_{native(arch)}"
 
 
 def padded(m: int, n: int) -> list[int]:
@@ -301,37 +316,6 @@ def _moe_kernel(row: Row) -> str:
 # What is wrong with the tables
 
 
-def _problems(tables: AiterTables, target: Target) -> list[Problem]:
-    """What is wrong with the tables that were asked: with their files, then with their rows for this GPU."""
-    found = []
-    if reason := older(tables.files):
-        found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
-    found += _unread(tables.files)
-    for family in (GEMM, PRESHUFFLED, MOE):
-        asked = tables.asked[family]
-        if not asked:
-            if tables.environment.get(family.variable):
-                found.append(Problem(family.variable, 0, "no kernel of this deployment looks into its table"))
-            continue
-        table = tables.table(family)
-        found += table.problems
-        for source in table.sources:
-            short = [row.line for row in source.rows if row.truncated]
-            if short and not source.error:  # with an error, pandas raises before
-                text = f"{rows_here(len(short))} cut short: AITER reads the missing cells as nan"
-                found.append(Problem(source.file, min(short), text))
-        by_file = defaultdict(list)
-        for row in table.rows(target.arch):
-            if row.shape in asked:
-                by_file[row.source.file].append(row)
-        for file, rows in by_file.items():
-            for text, bad in _dead(tables, family, target, rows):
-                found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
-        if not table.dead:
-            found += _gaps(tables, family, target)
-    return found
-
-
 def _dead(
     tables: AiterTables, family: Family, target: Target, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
@@ -340,45 +324,21 @@ def _dead(
     others = [
         row
         for row in rows
-        if row.units != target.units and row.units in UNITS.get(arch, {row.units})
-        if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
+        if row.units != target.units and row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
     ]
     if others:
         shapes = {row.shape for row in others}
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
         yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
     if family is MOE:
-        (other,) = set(FORMATS.values()) - {fp8_of(arch)}
+        (other,) = {fp8_of("gfx942"), fp8_of("gfx950")} - {fp8_of(arch)}
         if bad := [row for row in rows if other in row.texts[2:4]]:
             yield f"of {other}, which {arch} never looks up", bad
-        reachable = {*LADDER, *MOE_TIERS}
-        if bad := [row for row in rows if row.m not in reachable]:
+        if bad := [row for row in rows if padded_tokens(int(row.m)) != row.m]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
     if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
-        yield f"of libtype {bad[0].cell('libtype')[:20]}, which this GEMM refuses", bad
+        yield f"of libtype {bad[0].cell('libtype')}, which this GEMM refuses", bad
     yield from _unknown_names(tables.files, family, arch, rows)
-
-
-def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
-    """Shapes that have rows, but for some M none that a look-up finds."""
-    gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
-    for shape, by_m in tables.by_shape(family, target).items():
-        if shape not in tables.asked[family]:
-            continue
-        missed = []
-        for m in LADDER:
-            asked = [padded_tokens(m)] if family is MOE else padded(m, int(shape[0]))
-            if not any(tried in by_m for tried in asked):
-                missed.append(m)
-        if missed and len(by_m) > 1:
-            last = by_m[max(by_m)][0]
-            gaps[last.source.file].append((missed, last))
-    for file, shapes in gaps.items():
-        missed, row = max(shapes, key=lambda shape: len(shape[0]))
-        many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
-        name = "x".join(f"{part:g}" for part in row.shape)
-        ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
-        yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for M {ms}")
 
 
 def _unknown_names(
@@ -401,7 +361,7 @@ def _unknown_names(
             if name and known and name not in known and not row.truncated:
                 bad.append((row, name))
     if bad:
-        yield f"of kernel {bad[0][1][:200]}, which this AITER does not have", [row for row, _ in bad]
+        yield f"of kernel {bad[0][1]}, which this AITER does not have", [row for row, _ in bad]
 
 
 def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
@@ -427,7 +387,7 @@ def _built(files: Files, family: Family) -> set[str]:
             text = files.text(f"{root}/{file}") if files.has(f"{root}/{file}") else ""
             for call in INSTANCE.findall(text):
                 names.add(_instance(prefix, ast.literal_eval(f"({call})")))
-        except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
+        except (TableError, ValueError, SyntaxError, IndexError):
             return set()
     return names
 
@@ -443,14 +403,12 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no family reads, or that there are none."""
+    """Files of model_configs/ that no family reads."""
     try:
         core = files.text("aiter/jit/core.py")
     except TableError:
         return
     families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', core)
-    if "model_configs" in core and not files.names(f"{CONFIGS}/model_configs/*"):
-        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or no permission to read it")
     for file in files.names(f"{CONFIGS}/model_configs/*.csv"):
         name = file.rsplit("/", 1)[1]
         if families and "untuned" not in name and not any(family in name for family in families):

@@ -1,41 +1,33 @@
-"""AITER's tuned CSV files: how pandas reads a file, how AITER merges several, and what is wrong with them.
+"""AITER's tuned CSV files, read with pandas and merged as AITER does it, and what is wrong with them.
 
 Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import functools
 import io
 import math
 import os
-import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.tables import Problem, printable
+from kernels.tables import Problem
 from kernels.tables.files import Files, TableError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
 """A column of the recorded extracts: the line that a row has in AITER's own file."""
-
-UNITS = {
-    "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
-    "gfx950": {32, 64, 128, 256},
-}
-"""How many CUs GPUs have, whole or partitioned: MI300X, MI325X, MI300A, MI308X; MI350X, MI355X."""
+SHORT = "_short"
 
 GFX_OF_UNITS: Mapping[float, str] = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """The gfx that AITER gives a row without one (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
-
-ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
-
-MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
-BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 
 
 @dataclass(frozen=True)
@@ -77,85 +69,23 @@ def packaged(files: Files, family: Family) -> list[str]:
     return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
 
-def number(cell: str) -> float | None:
-    """A cell as pandas reads it in a column of numbers: NaN if it is empty, None if it is not a number."""
-    cell = cell.strip()
-    if cell in MISSING:
-        return math.nan
-    if cell in BOOLEANS:
-        return BOOLEANS[cell]
-    try:
-        return float(cell) if cell.isascii() and "_" not in cell else None
-    except ValueError:
-        return None
-
-
-@functools.cache
-def number_or_nan(cell: str) -> float:
-    value = number(cell)
-    return math.nan if value is None else value
-
-
-class Source:
-    """A CSV file as pandas reads it."""
-
-    def __init__(self, family: Family, file: str, text: str) -> None:
-        self.family, self.file = family, file
-        self.error = ""
-        """Why pandas refuses the file; empty where it reads it."""
-        self.columns: dict[str, int] = {}
-        """The index of each column, by name."""
-        self.rows: list[Row] = []
-        if "\ufffd" in text:
-            self.error = "is not UTF-8; pandas raises UnicodeDecodeError"
-            return
-        reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-        try:
-            header = next((row for row in reader if row), None)
-            if header is None:
-                self.error = "is empty; pandas raises EmptyDataError"
-                return
-            for index, name in enumerate(header):
-                self.columns.setdefault(name, index)
-            for cells in reader:
-                self._add(reader.line_num, cells, len(header))
-        except csv.Error as error:
-            self.error = f"line {reader.line_num} is not CSV: {error}"
-
-    def _add(self, line: int, cells: list[str], width: int) -> None:
-        if not "".join(cells).strip() and len(cells) < 2:
-            return  # pandas skips a line of spaces, too
-        if len(cells) > width:
-            self.error = (
-                f"line {line} has {len(cells)} cells under {width} columns; pandas raises ParserError"
-            )
-            return
-        if LINE in self.columns and len(cells) > self.columns[LINE]:
-            told = cells[self.columns[LINE]]
-            line = int(told[:9]) if told.isdecimal() else line
-        missing = width - len(cells)
-        self.rows.append(Row(self, line, cells + [""] * missing, missing > 0))
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     """A row of a table."""
 
-    source: Source
+    family: Family
+    file: str
     line: int
-    cells: list[str]
+    cells: Mapping[str, str]
+    """The texts of its file, by column; empty where pandas reads a cell as missing."""
     truncated: bool
     """Whether its line has too few cells."""
-
-    @functools.cached_property
-    def numbers(self) -> tuple[float, ...]:
-        """The cells of the columns `Family.numbers`."""
-        return tuple(number_or_nan(self.raw(column)) for column in self.source.family.numbers)
+    numbers: tuple[float, ...]
+    """The values of the columns `Family.numbers`; NaN where one is missing or is no number."""
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """The cells of the columns `Family.texts`."""
-        return tuple(self.raw(column) for column in self.source.family.texts)
+        return tuple(map(self.cell, self.family.texts))
 
     @property
     def units(self) -> float:
@@ -173,10 +103,10 @@ class Row:
     @property
     def gfx(self) -> str | None:
         """The gfx that AITER finds or fills in; None where it fills in that of the GPU on which it runs."""
-        gfx = self.raw("gfx", "")
-        if "gfx" in self.source.columns and self.source.family is not MOE:
-            return gfx
-        return GFX_OF_UNITS.get(number_or_nan(self.raw("cu_num"))) if gfx in {*MISSING, "0"} else gfx
+        if self.family is not MOE and "gfx" in self.cells:
+            return self.cells["gfx"]
+        gfx = self.cell("gfx")
+        return GFX_OF_UNITS.get(self.units) if gfx in ("", "0") else gfx
 
     def is_block_fp8(self, fp8: str) -> bool:
         """Whether the rest of the key, without act_type, is that of block FP8, as always for GEMM."""
@@ -185,24 +115,31 @@ class Row:
             and self.numbers[6:] == (1, 0)
         )
 
-    def raw(self, column: str, missing: str = "0") -> str:
-        """A cell. missing: what AITER fills a column with that the file does not have"""
-        index = self.source.columns.get(column)
-        return missing if index is None else self.cells[index]
-
     def cell(self, column: str) -> str:
-        """The text of a cell; empty where pandas reads it as missing or the file does not have the column."""
-        cell = printable(self.raw(column, "").strip())
-        return "" if cell in MISSING else cell
+        """The text of a cell; empty where it is missing, or the file does not have the column."""
+        return self.cells.get(column, "").strip()
 
     def number(self, column: str) -> float | None:
         """A cell that is a finite number, else None."""
-        value = number(self.cell(column))
-        return value if value is not None and math.isfinite(value) else None
+        try:
+            value = float(self.cell(column))
+        except ValueError:
+            return None
+        return value if math.isfinite(value) else None
 
     @property
     def us(self) -> float | None:
         return self.number("us")
+
+
+class _File(NamedTuple):
+    """A file of a family."""
+
+    name: str
+    typed: DataFrame
+    """The columns `Family.numbers`, as pandas reads them."""
+    texts: DataFrame
+    """All columns as texts, with LINE, and in SHORT whether the line has too few cells."""
 
 
 def rows_here(count: int) -> str:
@@ -225,47 +162,67 @@ class Table:
         in_package = packaged(files, family)
         names = self._given.split(os.pathsep) if self._given else in_package
         self._merged = len(names) > 1
-        self.sources = [source for name in names if (source := self._read(name))]
-        count = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
+        read = [file for name in names if (file := self._read(name))]
+        count = "1 file" if len(read) == 1 else f"{len(read)} files"
         self.title = f"{family.name} ({count})"
         """The name of the table and how many files it has, for people."""
         if self._given:
-            self._say_what_is_replaced(in_package)
-        self.has_gfx, self._has_tag = (
-            any(column in source.columns for source in self.sources) for column in ("gfx", "_tag")
-        )
-        for source in self.sources:
-            self._check_columns(source)
+            text = f"replaces the {len(in_package)} files of the package by {self._given}"
+            self._say(family.variable, 0, f"{text}: to add to them, name them too")
+        self.has_gfx = any("gfx" in file.texts for file in read)
         for column in family.numbers:
-            self._check_numbers(column)
-        lost = self._duplicates()
-        self._rows = [row for source in self.sources for row in source.rows if row not in lost]
+            self._check_numbers(column, [file for file in read if len(file.typed)])
+        rows = [row for file in read for row in self._rows_of(file)]
+        lost = self._duplicates(rows)
+        self._rows = [row for row in rows if row not in lost]
 
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
         if self.family is MOE:
             return [
-                row for row in self._rows if row.gfx in (arch, None) and row.raw("_tag") != "flydsl_fallback"
+                row for row in self._rows if row.gfx in (arch, None) and row.cell("_tag") != "flydsl_fallback"
             ]
         return [row for row in self._rows if not self.has_gfx or row.gfx in (arch, None)]
 
-    def _read(self, name: str) -> Source | None:
+    def _read(self, name: str) -> _File | None:
+        """Reads a file as AITER does; None where AITER gets nothing from it."""
+        import pandas
+
         there = Path(name).exists() if self._given else self._files.has(name)
         if not there and self._merged:
             self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
             return None
         try:
             text = self._files.text(Path(name) if self._given else name)
-        except TableError as error:
-            text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
-            self._say_that_it_raises(name, 0, text)
+            if "\ufffd" in text:
+                raise TableError("not UTF-8")
+            typed, texts = (
+                pandas.read_csv(io.StringIO(text), dtype=dtype, low_memory=False) for dtype in (None, "str")
+            )
+        except ValueError as error:  # of pandas, or a TableError
+            reason = error.reason if isinstance(error, TableError) else " ".join(str(error).split())
+            self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
             return None
-        source = Source(self.family, name, text)
-        if source.error:
-            self._say_that_it_raises(name, 0, f"{source.error}: AITER raises at the first look-up")
-        elif not source.rows and LINE not in source.columns:
-            self._say(name, 1, "has no rows")
-        return source if source.columns else None
+        if absent := [c for c in (*self.family.numbers, *self.family.texts) if c not in typed]:
+            self._say(name, 1, f"has no column {', '.join(absent)}: its {len(typed)} rows are never found")
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        header, rows = lines[0][1], lines[1 : len(typed) + 1]
+        numbers = texts[LINE].astype(int) if LINE in texts else [number for number, _ in rows]
+        short = [line.count(",") < header.count(",") for _, line in rows]
+        if any(short):
+            first, count = list(numbers)[short.index(True)], sum(short)
+            self._say(name, first, f"{rows_here(count)} cut short: AITER reads the missing cells as nan")
+        texts = texts.fillna("").assign(**{LINE: numbers, SHORT: short})
+        # AITER fills a column that a file does not have with 0.
+        return _File(name, typed.reindex(columns=self.family.numbers, fill_value=0), texts)
+
+    def _rows_of(self, file: _File) -> Iterator[Row]:
+        from pandas import to_numeric
+
+        columns = [to_numeric(file.typed[column], errors="coerce") for column in self.family.numbers]
+        numbers = zip(*(column.astype(float) for column in columns), strict=True)
+        for cells, values in zip(file.texts.to_dict("records"), numbers, strict=True):
+            yield Row(self.family, file.name, cells.pop(LINE), cells, cells.pop(SHORT), values)
 
     # Problems
 
@@ -276,108 +233,48 @@ class Table:
         self._say(file, line, text)
         self.raises = self.raises or f"AITER raises before this look-up: see {file}"
 
-    def _say_what_is_replaced(self, hidden: list[str]) -> None:
-        rows, is_extract = 0, False
-        for name in hidden:
-            with contextlib.suppress(TableError):
-                lines = self._files.text(name).split("\n") if self._files.has(name) else [""]
-                rows += max(0, len(lines) - 2)
-                is_extract |= LINE in lines[0].split(",")
-        many = "" if is_extract else f", {rows} rows,"  # an extract does not have all rows of a file
-        self._say(
-            self.family.variable,
-            0,
-            f"replaces the {len(hidden)} files of the package{many} by {self._given}: "
-            "to add to them, name them too",
-        )
+    def _check_numbers(self, column: str, read: Sequence[_File]) -> None:
+        """Finds the cell by which pandas does not read a column of the merged files as numbers."""
+        from pandas import concat, to_numeric
+        from pandas.api.types import is_numeric_dtype
 
-    def _check_columns(self, source: Source) -> None:
-        if source.error:  # pandas raises before
+        if not read or is_numeric_dtype(concat([file.typed[column] for file in read])):
             return
-        count = len(source.rows)
-        absent = [c for c in (*self.family.numbers, *self.family.texts) if c not in source.columns]
-        text = ""
-        if absent:
-            text = f"has no column {', '.join(absent)}: its {count} rows are never found"
-        elif "gfx" in source.columns:
-            self._check_gpus(source)
-        elif self.family is MOE:
-            units = {row.units for row in source.rows} - set(GFX_OF_UNITS)
-            if units:
-                numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
-                text = f"has no column gfx, and AITER knows none of cu_num {numbers}"
-        elif count and self.has_gfx:
-            text = "has no column gfx: AITER takes it from cu_num, 80 and 304 or 256"
-        elif count:
-            text = "has no column gfx: a row is found by its number of CUs on any GPU"
-        if text:
-            self._say(source.file, 1, text)
+        count = sum(len(file.typed) for file in read)
+        for file in read:
+            texts = file.texts.get(column, default=file.typed[column])
+            odd = to_numeric(texts, errors="coerce").isna() & (texts != "")
+            if odd.any():
+                line, cell = (file.texts[odd][name].iloc[0] for name in (LINE, column))
+                self.dead = f"{file.name}:{line}: {column} is {cell!r}, so no row is found"
+                told = f"{column} is {cell!r}: pandas reads the whole column as text"
+                found = f"none of the {count} rows of {self.family.name} is found"
+                self._say(file.name, line, f"{told}, and {found}")
+                return
 
-    def _check_gpus(self, source: Source) -> None:
-        def is_odd(row: Row) -> bool:
-            gfx = row.raw("gfx")
-            if gfx in MISSING or (self.family is MOE and gfx == "0"):
-                return False
-            return not ARCHITECTURE.fullmatch(gfx) or (gfx in UNITS and row.units not in UNITS[gfx])
-
-        if bad := [row for row in source.rows if is_odd(row)]:
-            gfx, units = (bad[0].raw(column)[:20] for column in ("gfx", "cu_num"))
-            text = f"{rows_here(len(bad))} for {gfx} with {units} CUs, and there is no such GPU"
-            self._say(source.file, bad[0].line, printable(text))
-
-    def _check_numbers(self, column: str) -> None:
-        """Finds cells by which pandas does not read a column as numbers."""
-        rows = [row for source in self.sources for row in source.rows]
-        kinds: dict[str, Row] = {}
-        for row in rows:
-            cell = row.raw(column)
-            value = number(cell)
-            if value is None:
-                kinds.setdefault("text", row)
-            elif not math.isnan(value):
-                kinds.setdefault("bool" if cell.strip() in BOOLEANS else "number", row)
-        if "text" in kinds or len(kinds) > 1:
-            row = kinds.get("text") or kinds["bool"]
-            file, line, cell = row.source.file, row.line, row.raw(column)
-            self.dead = f"{file}:{line}: {column} is {cell[:20]!r}, so no row is found"
-            self._say(
-                file,
-                line,
-                f"{column} is {cell[:20]!r}: pandas reads the whole column as text, "
-                f"and none of the {len(rows)} rows of {self.family.name} is found",
-            )
-
-    def _duplicates(self) -> set[Row]:
+    def _duplicates(self, rows: Sequence[Row]) -> set[Row]:
         """The rows that lose to a faster row with the same key."""
-        lost: set[Row] = set()
         moe = self.family is MOE
         if moe and not (self._merged and self._files.has(self.family.untuned)):
-            return lost  # AITER warns and keeps the first
+            return set()  # AITER warns and keeps the first
         then = "pandas raises ValueError at the first look-up"
         if self._merged:
             then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
         best: dict[tuple[object, ...], Row] = {}
-        for source in self.sources:
-            if source.error:  # pandas raises before
-                continue
-            whole: set[tuple[str, ...]] = set()
-            lines = []
-            for row in source.rows:
-                if not self._merged:
-                    if tuple(row.cells) in whole:
-                        continue  # AITER drops equal rows if it merges nothing
-                    whole.add(tuple(row.cells))
-                tag = row.raw("_tag", "0" if self._has_tag else "") if moe else ""
-                key = row.numbers, row.texts, row.gfx if self.has_gfx else "", tag
-                before = best.setdefault(key, row)
-                if before is not row:
-                    is_faster = _time(row) < _time(before)
-                    best[key] = row if is_faster else before
-                    lost.add(before if is_faster else row)
-                    lines.append(row.line)
-            if lines:
-                text = f"{rows_here(len(lines))} with a key that another row has: {then}"
-                self._say_that_it_raises(source.file, lines[0], text)
+        lost: set[Row] = set()
+        lines: dict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            tag = row.cells.get("_tag", "0") if moe else ""
+            key = row.numbers, row.texts, row.gfx if self.has_gfx else "", tag
+            before = best.setdefault(key, row)
+            is_same = not self._merged and row.cells == before.cells  # AITER drops it if it merges nothing
+            if before is not row and not is_same:
+                best[key] = min(before, row, key=_time)
+                lost |= {before, row} - {best[key]}
+                lines[row.file].append(row.line)
+        for file, several in lines.items():
+            text = f"{rows_here(len(several))} with a key that another row has: {then}"
+            self._say_that_it_raises(file, several[0], text)
         return lost
 
 

@@ -7,7 +7,6 @@ Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
     from kernels.tuning import Target
 
-SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
 BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
+"""The M of the buckets M_LEQ_ and M_GEQ_ (`STANDARD_M_BOUNDS`)."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
@@ -34,20 +32,11 @@ def places(arch: str, name: str) -> list[tuple[str, str]]:
     return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
 
 
-def bounds_of(files: Files) -> tuple[int, ...]:
-    """The M of the buckets, as this copy's source has them."""
-    try:
-        said = re.search(r"STANDARD_M_BOUNDS = \((\d[\d, ]{,199})\)", files.text(SOURCE))
-    except TableError:
-        return BOUNDS
-    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
-
-
 class TritonTables:
     """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
     def __init__(self, files: Files) -> None:
-        self._files, self._bounds = files, bounds_of(files)
+        self._files = files
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = defaultdict(set)
@@ -78,10 +67,10 @@ class TritonTables:
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
-        for bound in self._bounds:
+        for bound in BOUNDS:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
-        for bound in reversed(self._bounds):
+        for bound in reversed(BOUNDS):
             if m >= bound and f"M_GEQ_{bound}" in buckets:
                 return f"M_GEQ_{bound}"
         return "any"
@@ -106,60 +95,23 @@ class TritonTables:
                 self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
                 self._say(file, f"is not JSON: {error.msg}", error.lineno)
-            except (ValueError, RecursionError) as error:
-                self._say(file, f"is not JSON: {type(error).__name__}")
         return self._read[file]
 
     def _say(self, file: str, text: str, line: int = 0) -> None:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of the shapes that were looked up: those that no look-up reads, that cannot be read, or that
-        have no bucket for large M."""
+        """Files of the shapes that were looked up: those that no look-up reads, or that cannot be read."""
         found = []
         for name, asked in self.asked.items():
-            used, default = self._place(target, name)
+            used, _ = self._place(target, name)
             stems = [stem for stem, _ in places(target.arch, name)]
             for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
                 shaped = [file for end in sorted(asked) if self._files.has(file := stem + end)]
-                if stem == used:
-                    found += self._short(shaped)
-                elif shaped:
+                if shaped and stem != used:
                     text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
-            if self._files.has(default):
-                self._json(default)  # adds what is wrong with it to the problems
-            ends = (*asked, f"-{name}.json")
-            foreign = [
-                file
-                for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
-                if not file.rsplit("/", 1)[1].startswith("gfx") and file.endswith(ends)
-            ]
-            if foreign:
-                text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
-                found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
-
-    def _short(self, shaped: list[str]) -> list[Problem]:
-        """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""
-        found, only_any = [], []
-        for file in shaped:
-            if (read := self._json(file)) is None:
-                continue
-            buckets = read[0]
-            if set(buckets) == {"any"}:
-                only_any.append(file)
-            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._bounds} | {"any"}
-            if dead := sorted(set(buckets) - known):
-                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER never looks for such a bucket"))
-            if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
-                most = max((bound for bound in self._bounds if f"M_LEQ_{bound}" in buckets), default=0)
-                text = f"has no bucket for M above {most}: AITER raises KeyError there"
-                found.append(Problem(file, 0, text))
-        if only_any:
-            text = f"{_files(only_any)} without a bucket other than `any`, which is not tuned"
-            found.append(Problem(only_any[0], 0, text))
-        return found
 
 
 def _files(names: list[str]) -> str:

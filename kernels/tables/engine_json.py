@@ -55,7 +55,6 @@ class Rules:
     """What differs between the engines."""
 
     gemm: str
-    """The folder of the package for GEMM."""
     moe: str
     """The folder of the package for MoE. SGLang's has a folder for each version of Triton."""
     block: str
@@ -66,10 +65,7 @@ class Rules:
     """The environment variable that names another folder for MoE."""
     below: tuple[str, ...]
     """The folder below that one in which the tables are."""
-    impossible: str
-    """A pattern of device names that no driver reports."""
     gemm_default: Config
-    """What a GEMM without a table runs."""
     moe_default: Callable[[int, bool], Config]
     """(tokens, whether this is ROCm) -> what a MoE without a table runs."""
 
@@ -82,7 +78,6 @@ RULES: Mapping[str, Rules] = {
         space=r"[\s/]+",
         variable="VLLM_TUNED_CONFIG_FOLDER",
         below=(),
-        impossible="AMD_Instinct_MI3(00|08|25)X?_OAM",  # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py
         gemm_default=_tile(64, 128, 32, 2),
         moe_default=_vllm_moe_default,
     ),
@@ -93,17 +88,13 @@ RULES: Mapping[str, Rules] = {
         space=" ",
         variable="SGLANG_MOE_CONFIG_DIR",
         below=("configs",),
-        impossible="",
         gemm_default=_tile(64, 128, 32, 3),
         moe_default=_sglang_moe_default,
     ),
 }
 
-INVARIANT: Config = {
-    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
-}  # fmt: skip
-"""What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
-
+IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
+"""Device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
@@ -111,22 +102,17 @@ NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*
 class EngineTables:
     """The tables of one engine.
 
-    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
-    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
-    here.
+    The variables VLLM_TUNED_CONFIG_FOLDER and SGLANG_MOE_CONFIG_DIR have their effect. With
+    VLLM_BATCH_INVARIANT=1 vLLM uses no table, and SGLang none with --enable-deterministic-inference or
+    torch.compile; these are not known here.
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
-        """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
+        """engine: one of RULES"""
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
         self._own = None if own is None else Path(own, *self._rules.below)
-        invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
-        try:
-            self._invariant = bool(int(invariant))
-        except ValueError:
-            raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1") from None
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
@@ -136,13 +122,11 @@ class EngineTables:
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
-        if self._invariant:
-            return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
-        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
-            return Found(file, None, stop, table.odd)
+        if stop := self._stop(table, m):
+            return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
         key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
@@ -166,8 +150,6 @@ class EngineTables:
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
-        if self._invariant:
-            return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         try:
             up, down = (
                 self._load(place) if each and (place := next(self._places(target, each), None)) else None
@@ -175,9 +157,9 @@ class EngineTables:
             )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
-            if table and (stop := self._stop(table, tokens, of_all)):
-                return Found(table.file, None, stop, table.odd)
+        for table in (up, down):
+            if table and (stop := self._stop(table, tokens)):
+                return Found(table.file, None, stop)
         entry, notes = None, tuple[str, ...]()
         config = self._rules.moe_default(tokens, target.kind == "rocm")
         if up and up.by_m:
@@ -219,24 +201,21 @@ class EngineTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
+        kinds = {name[0] for name in self._asked}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
         if "E" in kinds:
             found += self._of_moe(self._device(target, is_moe=True))
-        if self._own is not None:
-            texts = ["no kernel of this deployment looks into it"]
-            if "E" in kinds:
-                texts = [*self._of_variable(self._device(target, is_moe=True))]
+        if self._own is not None and "E" in kinds:
+            texts = self._of_variable(self._device(target, is_moe=True))
             found += [Problem(self._setting, 0, text) for text in texts]
+        elif self._own is not None:
+            found.append(Problem(self._setting, 0, "no kernel of this deployment looks into it"))
         return [*_grouped(found), *self._elsewhere(target, kinds), *self._shadowed(target, kinds)]
 
     def _of_moe(self, device: str) -> Iterator[Problem]:
-        """What is wrong with the folders of MoE."""
         try:
             for folder in self._folders:
                 yield from self._of_folder(folder, device)
-            if not self._folders:
-                yield Problem(str(self._moe_root), 0, "no folder triton_... in it")
         except TableError as error:
             stop = f"{error.reason}; sglang stops where it looks for a version"
             yield Problem(str(self._moe_root), 0, stop)
@@ -278,18 +257,15 @@ class EngineTables:
                     yield from self._of_table(self._load(beside(folder, name)))
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
-            elif said and said["device"] == "":
-                unasked["without the device's name"] += 1
             elif said and _model(said["device"]) == _model(device) != "":
                 other = f"for the device {said['device']}; this one is {device}"
-                if re.fullmatch(self._rules.impossible, said["device"]):
+                if re.fullmatch(IMPOSSIBLE, said["device"]):
                     other += ", and no driver reports that name"
                 unasked[other] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
     def _of_table(self, table: Configurations) -> Iterator[Problem]:
-        """What is wrong inside a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
             return
@@ -301,9 +277,8 @@ class EngineTables:
             yield Problem(
                 table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
             )
-        for text in (*table.odd, table.thin):
-            if text:
-                yield Problem(table.file, 0, text)
+        if table.thin:
+            yield Problem(table.file, 0, table.thin)
 
     def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
@@ -337,7 +312,7 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
-        key, notes = nearest_of(table.by_m, m), [*table.odd, table.thin]
+        key, notes = nearest_of(table.by_m, m), [table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -352,17 +327,10 @@ class EngineTables:
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
-    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens instead of a launch; empty where nothing fails.
-
-        of_all: the size that SGLang reads from every entry, whichever it uses; empty for none
-        """
+    def _stop(self, table: Configurations, m: int) -> str:
+        """What happens instead of a launch; empty where nothing fails."""
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        for at in table.bad if self.engine == "sglang" and of_all else ():
-            config = table.by_m[at]
-            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
-                return f"none, sglang stops at M {at}: {table.bad[at]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails at M {key}: {wrong}"
         return ""
@@ -477,12 +445,6 @@ def _grouped(problems: list[Problem]) -> list[Problem]:
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """The sizes without which a launch fails."""
 
-OPTIONS = (
-    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
-    "num_warps", "waves_per_eu",
-)  # fmt: skip
-"""Options for which the kernels have defaults."""
-
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
 
 
@@ -495,13 +457,10 @@ class Configurations:
     by_m: Mapping[int, Config] = field(default_factory=dict)
     """Configurations by M, in the file's order."""
     lines: Mapping[int, int] = field(default_factory=dict)
-    """The line of each configuration, by M."""
     bad: Mapping[int, str] = field(default_factory=dict)
     """Why a launch fails, by M, for the configurations with which it does."""
     triton: str = ""
     """The version of Triton that the file names."""
-    odd: tuple[str, ...] = ()
-    """Faults that do not keep the engine from loading the file."""
     broken: str = ""
     """Why the engine stops when it loads the file; empty where it loads."""
     line: int = 0
@@ -521,19 +480,11 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     """Reads a file's text. says_triton: whether the engine accepts the key `triton_version` beside the M."""
     if "\ufffd" in text:
         return Configurations(file, broken="not UTF-8")
-    doubled: list[str] = []
-
-    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
-        doubled.extend(key for key, count in Counter(key for key, _ in given).items() if count > 1)
-        return dict(given)
-
     try:
-        whole = json.loads(text, object_pairs_hook=pairs)
+        whole = json.loads(text)
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
         return Configurations(file, broken=reason, line=error.lineno)
-    except (ValueError, RecursionError) as error:
-        return Configurations(file, broken=f"not JSON: {error}")
     if not isinstance(whole, dict):
         return Configurations(file, broken="not a JSON object")
     triton = str(whole.pop("triton_version", "")) if says_triton else ""
@@ -545,10 +496,7 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
         except ValueError:
             return Configurations(file, broken=f"the key {key!r} is not a number of rows")
     bad = {m: reason for m, config in by_m.items() if (reason := _refused(config))}
-    odd = [f"the key {key} occurs twice, and the last one counts" for key in doubled]
-    if unknown := {name for m in by_m.keys() - bad.keys() for name in by_m[m]} - {*TILE, *OPTIONS}:
-        odd.append(f"no kernel is known to take {', '.join(sorted(unknown))}")
-    return Configurations(file, by_m, lines, bad, triton, tuple(odd))
+    return Configurations(file, by_m, lines, bad, triton)
 
 
 def _refused(config: object) -> str:
@@ -557,8 +505,7 @@ def _refused(config: object) -> str:
         return "not a configuration"
     if missing := [name for name in TILE if name not in config]:
         return f"no {', '.join(missing)}"
-    wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]
-    wrong += [name for name in TILE if name not in wrong and config[name] < 1]
+    wrong = [name for name in TILE if not isinstance(config[name], int) or config[name] < 1]
     return ", ".join(f"{name} is {config[name]!r}" for name in wrong)
 
 

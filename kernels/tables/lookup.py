@@ -11,25 +11,13 @@ from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from kernels.tuning import Target
 from shapes.case import Size
+from shapes.toml import read_toml
 
 LIBRARIES = ("aiter", "vllm", "sglang")
 """The libraries that have tuned tables."""
 
-WITHOUT_TABLES: Mapping[str, str] = {
-    "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
-    "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
-    "flashinfer": "tactics profiled at start-up and kept on the machine, else the runner's own choice; those "
-    "that ship need FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 (flashinfer/autotuner/autotuner.py)",
-    "flashinfer.sm90": "rules by m, n, k and SMs (get_best_gemm_config in FlashInfer's copy of "
-    "TensorRT-LLM's deep_gemm/jit_utils.cuh)",
-    "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
-    "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
-    "vllm.cutlass": "rules by m, n, k and SMs "
-    "(vLLM csrc/.../cutlass/c3x/scaled_mm_blockwise_sm90_fp8_dispatch.cuh and its like)",
-    "vllm.cutlass_mla": "splits by length and SMs "
-    "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
-}
-"""What decides instead of a table, by how the name of a row begins. The longest beginning counts."""
+WITHOUT_TABLES: Mapping[str, str] = read_toml(Path(__file__).with_name("without.toml"))
+"""What decides instead of a table, by how the name of a row begins."""
 
 
 def decides_without(op: str, row: str) -> str:

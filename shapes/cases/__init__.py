@@ -21,7 +21,6 @@ from __future__ import annotations
 R1 = "deepseek-r1"
 ISL, OSL = 3200, 800
 BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)
-"""The numbers of requests that decode together in the sweep."""
 PROMPTS = (1, 4, 40)
 """The numbers of prompts that are prefilled together in the sweep; 40 fill SGLang's --chunked-prefill-size
 131072."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from shapes.attention import Parallel
+from shapes.bins import token_bins
 from shapes.case import Case
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.linears import block_scale_gemm_sizes, linears
@@ -43,25 +47,24 @@ def ragged() -> list[Case]:
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 
 
-def _decode(model: ModelConfig, parallel: Parallel, batch: int, drafts: int) -> list[Case]:
-    return _step(model, parallel, batch * (1 + drafts), drafts=drafts)
+def _steps(
+    model: ModelConfig, parallel: Parallel, drafts: int, batches: Iterable[int], prefills: Iterable[int]
+) -> list[Case]:
+    """Steps that decode these numbers of requests, then steps that prefill these numbers of tokens."""
+    decoding = [_step(model, parallel, batch * (1 + drafts), drafts=drafts) for batch in batches]
+    filling = [_step(model, parallel, tokens, tokens) for tokens in prefills]
+    return list(itertools.chain(*decoding, *filling))
 
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
-    decoding = [case for batch in BATCHES for case in _decode(model, parallel, batch, drafts)]
-    prefills = [count * ISL for count in PROMPTS]
-    return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
+    return _steps(model, parallel, drafts, BATCHES, [count * ISL for count in PROMPTS])
 
 
 def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
-    decoding = [case for batch in DP_BATCHES for case in _decode(model, parallel, batch, drafts)]
-    prefills = [count * isl for count, isl in DP_PROMPTS]
-    return decoding + [case for tokens in prefills for case in _step(model, parallel, tokens, tokens)]
+    return _steps(model, parallel, drafts, DP_BATCHES, [count * isl for count, isl in DP_PROMPTS])
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
-    from shapes.bins import token_bins
-
     return [
         case
         for bin_ in token_bins(run.on_rank)

@@ -4,6 +4,7 @@ another."""
 from __future__ import annotations
 
 from shapes.attention import Parallel
+from shapes.bins import token_bins
 from shapes.case import Case
 from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS, phase
 from shapes.experts import PADDED, expert_columns, fused_moe_sizes, place_of_experts, route, rows
@@ -91,8 +92,6 @@ def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
-    from shapes.bins import token_bins
-
     return [
         _case(model, run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)
     ]

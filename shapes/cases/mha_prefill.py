@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shapes.attention import Parallel, is_dense, mha_prefill_sizes
+from shapes.bins import prefill_bins
 from shapes.case import Case, Size
 from shapes.cases import CHUNK, DP_PROMPTS, ISL, PROMPTS
 from shapes.models import ModelConfig
@@ -54,8 +55,6 @@ def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
     """There is no case for a rank whose prompts are prefilled elsewhere."""
-    from shapes.bins import prefill_bins
-
     return [
         _case(model, run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)
         for bin_ in prefill_bins(run.on_rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shapes.attention import Parallel, mla_decode_sizes
+from shapes.bins import decode_bins
 from shapes.case import Case, Size
 from shapes.cases import BATCHES, DP_BATCHES, ISL, OSL, decode
 from shapes.lengths import span_text
@@ -63,8 +64,6 @@ def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[
 
 
 def served(model: ModelConfig, run: Documented) -> list[Case]:
-    from shapes.bins import decode_bins
-
     return [
         _case(model, run.parallel, bin_.batch, bin_.ctx, weight=bin_.weight, kv=run.kv)
         for bin_ in decode_bins(run.on_rank)

@@ -49,7 +49,7 @@ def test_what_reaches_aiters_experts(engine, given, ep, dp, experts, wanted):
 ])  # fmt: skip
 def test_dp_attention_leaves_linears_whole(engine, given, attention, dense, shared):
     deployment = split(engine, dp=True, given=given)
-    assert (deployment.tp, deployment.dense_tp, deployment.shared_tp) == (attention, dense, shared)
+    assert (deployment.parallel.tp, deployment.dense_tp, deployment.shared_tp) == (attention, dense, shared)
 
 
 def test_sglang_fuses_the_shared_expert_where_its_kernel_takes_it():

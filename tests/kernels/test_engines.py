@@ -2,12 +2,15 @@
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 import kernels
 from kernels import engines
+from kernels.conditions import RELATIONS
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import settings
 from kernels.platform import named
@@ -116,7 +119,7 @@ def test_an_entry_says_where_its_engine_decides_by_sizes_of_the_op():
         sizes = {field.name for field in fields(kernels.OPS[entry.op].Sizes)}
         parts = [part.split() for one in entry.when for part in one.split(" and ")]
         assert {size for size, _, _ in parts} <= sizes | {"heads/tp"}, entry
-        assert {relation for _, relation, _ in parts} <= engines.RELATIONS.keys(), entry
+        assert {relation for _, relation, _ in parts} <= RELATIONS.keys(), entry
         assert re.fullmatch(rf"{entry.engine}(/\w+)+\.py", entry.file) and entry.line > 0, entry
         assert re.fullmatch(r"\w+(\.\w+)?", entry.function), entry
         assert entry.why and not entry.why.endswith(".") and entry.archs, entry
@@ -215,210 +218,20 @@ def row_with(engine: str, op: str, arch: str, case: str, flags: str = "") -> str
     return engines.default(engine, op, arch, sizes | over_tp, settings(flags.split())).row
 
 
-GEMM, EXPERTS, DECODE, PREFILL = "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"
-QKV_A, FEW = "m=64 n=2112 k=7168", "m=8 n=2112 k=7168"
-TP8, EP8 = "inter=256 ep=1", "inter=2048 ep=8"
-BF16, FP8 = "heads=16 kv=bf16", "heads=16 kv=fp8"
-NEW, CACHED = "batch=2 new=1024 heads=16 prefix=0", "batch=2 new=1024 heads=16 prefix=1024"
-MLA_PREFILL = "--attention-config.mla_prefill_backend"
-QUANTISED = "--attention-config.use_prefill_query_quantization=true"
-ON = "VLLM_ROCM_USE_AITER=1"
-DECODE_OF_SGLANG, PREFILL_OF_SGLANG = "--decode-attention-backend", "--prefill-attention-backend"
-NO_GRAPH = "--cuda-graph-backend-prefill=disabled"
-
-OF_VLLM = [
-    # linear layers
-    ("sm_90", GEMM, FEW, "--linear-backend=deep_gemm", "deepgemm@vllm"),
-    ("sm_90", GEMM, FEW, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0", "deepgemm@vllm"),
-    ("sm_90", GEMM, FEW, "--linear-backend=flashinfer_cutlass", "flashinfer.sm90"),  # the default
-    ("sm_90", GEMM, QKV_A, "--linear-backend=flashinfer_trtllm", "deepgemm@vllm"),  # no such kernel
-    ("sm_90", GEMM, QKV_A, "--linear-backend=torch", "cublaslt"),
-    ("sm_90", GEMM, "m=64 n=2064 k=7168", "--linear-backend=deep_gemm", ""),
-    ("sm_90", GEMM, QKV_A, "--linear-backend=deep_gemm VLLM_USE_DEEP_GEMM=0", ""),
-    ("sm_90", GEMM, QKV_A, "--linear-backend=triton VLLM_USE_DEEP_GEMM=0", "vllm.triton"),
-    ("sm_90", GEMM, QKV_A, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 VLLM_USE_DEEP_GEMM=0", "vllm.cutlass"),
-    ("sm_100", GEMM, QKV_A + " scales=ue8m0", "--linear-backend=cutlass", "vllm.cutlass"),
-    ("sm_103", GEMM, QKV_A, "--linear-backend=flashinfer_cutlass", ""),
-    ("gfx942", GEMM, QKV_A, f"--linear-backend=triton {ON}", "vllm.triton"),
-    ("gfx942", GEMM, QKV_A, f"{ON} VLLM_ROCM_USE_AITER_LINEAR=0", "vllm.triton"),
-    ("gfx942", GEMM, QKV_A, f"{ON} VLLM_ROCM_USE_AITER_MOE=0", "aiter.dispatch"),
-    ("gfx950", GEMM, QKV_A, f"--linear-backend=aiter {ON}", "aiter.triton"),
-    ("gfx950", GEMM, QKV_A, "--linear-backend=aiter", ""),
-    ("x86-amx", GEMM, QKV_A, "--linear-backend=triton", "vllm.amx"),
-    # experts
-    ("sm_90", EXPERTS, TP8, "--moe-backend=deep_gemm", "deepgemm@vllm"),
-    ("sm_90", EXPERTS, TP8, "--moe-backend=flashinfer_cutlass", "flashinfer.cutlass"),
-    ("sm_90", EXPERTS, TP8, "--moe-backend=cutlass", ""),
-    ("sm_90", EXPERTS, TP8, "VLLM_USE_DEEP_GEMM=1", "deepgemm@vllm"),
-    ("sm_90", EXPERTS, TP8, "VLLM_USE_DEEP_GEMM=0", "vllm.triton"),
-    ("sm_90", EXPERTS, EP8, "--moe-backend=triton VLLM_USE_DEEP_GEMM=1", "vllm.triton"),
-    ("sm_90", EXPERTS, EP8, "--moe-backend=deep_gemm VLLM_USE_DEEP_GEMM=0", ""),
-    ("sm_100", EXPERTS, EP8 + " scales=ue8m0", "--moe-backend=deep_gemm", "deepgemm@vllm"),
-    ("sm_100", EXPERTS, EP8 + " scales=fp32", "--moe-backend=deep_gemm", ""),
-    ("sm_100", EXPERTS, TP8, "--moe-backend=flashinfer_cutlass", ""),
-    ("sm_100", EXPERTS, TP8, "--moe-backend=flashinfer_trtllm", "flashinfer.trtllm"),
-    ("gfx950", EXPERTS, TP8, f"--moe-backend=triton {ON}", "vllm.triton"),
-    ("gfx950", EXPERTS, TP8, f"--moe-backend=aiter {ON}", "aiter.dispatch"),
-    ("gfx950", EXPERTS, TP8, "--moe-backend=aiter", ""),
-    ("gfx942", EXPERTS, TP8, f"{ON} VLLM_ROCM_USE_AITER_MOE=0", "vllm.triton"),
-    ("gfx942", EXPERTS, TP8 + " shared=1", f"{ON} VLLM_ROCM_USE_AITER_MOE=0 "
-     "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1", ""),
-    ("gfx942", EXPERTS, TP8, f"{ON} VLLM_ROCM_USE_AITER_LINEAR=0", "aiter.dispatch"),
-    # decode
-    ("sm_90", DECODE, BF16 + " page=64", "--attention-backend=FLASHMLA", "flashmla@vllm"),
-    ("sm_90", DECODE, BF16 + " page=16", "--attention-backend=FLASHMLA", ""),
-    ("sm_90", DECODE, FP8 + " page=16", "--attention-backend=FLASHMLA --block-size=16", ""),
-    ("sm_90", DECODE, BF16 + " page=64", "--attention-backend=FLASH_ATTN_MLA", "flash_attn.fa3@vllm"),
-    ("sm_90", DECODE, FP8 + " page=64", "--attention-backend=FLASH_ATTN_MLA", ""),
-    ("sm_90", DECODE, BF16 + " page=64", "--attention-backend=FLASHINFER_MLA", ""),
-    ("sm_90", DECODE, BF16 + " page=48", "--attention-backend=TRITON_MLA", "vllm.triton"),
-    ("sm_90", DECODE, BF16 + " page=64", "--attention-config.flash_attn_version=4", ""),
-    ("sm_100", DECODE, BF16 + " page=128", "--attention-backend=CUTLASS_MLA", "vllm.cutlass_mla"),
-    ("sm_100", DECODE, BF16 + " page=64", "--attention-backend=CUTLASS_MLA", ""),
-    ("sm_100", DECODE, BF16 + " page=128 q=2", "--attention-backend=CUTLASS_MLA", ""),
-    ("sm_100", DECODE, FP8 + " page=128", "--attention-backend=CUTLASS_MLA", ""),
-    ("sm_103", DECODE, FP8 + " page=32", "--attention-backend=TOKENSPEED_MLA", "tokenspeed_mla"),
-    ("sm_103", DECODE, BF16 + " page=32", "--attention-backend=TOKENSPEED_MLA", ""),
-    ("sm_103", DECODE, FP8 + " page=64", "--attention-backend=FLASHINFER_MLA", "flashinfer.auto"),
-    ("sm_103", DECODE, FP8 + " page=64", "--attention-backend=FLASHMLA", ""),
-    ("gfx942", DECODE, FP8 + " page=64", "--attention-backend=ROCM_AITER_MLA", "aiter.asm_persistent"),
-    ("gfx942", DECODE, FP8 + " page=64", f"--attention-backend=TRITON_MLA {ON}", "vllm.triton"),
-    ("gfx942", DECODE, FP8 + " page=1", f"--attention-backend=TRITON_MLA {ON}", ""),
-    ("gfx942", DECODE, FP8 + " page=64", f"{ON} VLLM_ROCM_USE_AITER_MLA=0", "vllm.triton"),
-    ("gfx942", DECODE, FP8 + " page=64", f"{ON} VLLM_ROCM_USE_AITER_MHA=0", "aiter.asm_persistent"),
-    ("gfx942", DECODE, FP8 + " page=64", f"{ON} VLLM_ROCM_USE_AITER_MLA=0 --attention-backend=ROCM_AITER_MLA",
-     "aiter.asm_persistent"),
-    ("gfx942", DECODE, BF16 + " page=64 q=5", "--attention-backend=ROCM_AITER_MLA", ""),
-    # the cache of one layer small enough for Gluon's kernel
-    ("gfx950", DECODE, "heads=8 kv=bf16", f"{ON} --kv-cache-memory-bytes=120G", "aiter.gluon"),
-    ("gfx950", DECODE, "heads=8 kv=bf16", "--attention-backend=ROCM_AITER_MLA --kv-cache-memory-bytes=120G",
-     "aiter.gluon"),
-    ("gfx950", DECODE, "heads=8 kv=bf16", f"--attention-backend=TRITON_MLA {ON} --kv-cache-memory-bytes=120G",
-     "vllm.triton"),
-    ("gfx950", DECODE, "heads=8 kv=bf16", f"{ON} VLLM_ROCM_USE_AITER_MLA=0 --kv-cache-memory-bytes=120G",
-     "vllm.triton"),
-    ("gfx950", DECODE, "heads=8 kv=bf16", f"{ON} VLLM_ROCM_AITER_MLA_ASM_PADDING=asm "
-     "--kv-cache-memory-bytes=120G", "aiter.asm_persistent"),
-    ("gfx950", DECODE, "heads=8 kv=bf16 q=5", f"{ON} VLLM_ROCM_AITER_MLA_ASM_PADDING=asm", ""),
-    ("gfx950", DECODE, "heads=8 kv=bf16", f"{ON} VLLM_ROCM_AITER_MLA_ASM_PADDING=asm "
-     "--attention-backend=TRITON_MLA", "vllm.triton"),
-    ("x86-amx", DECODE, BF16 + " page=16", "--attention-backend=CPU_MLA", "vllm.vec"),
-    ("x86-amx", DECODE, BF16 + " page=32", "--attention-backend=TRITON_MLA", "vllm.amx"),
-    ("x86-avx512", DECODE, BF16 + " page=16", "--attention-backend=AMX_MLA", "vllm.vec"),
-    # prefill
-    ("sm_90", PREFILL, NEW, "--attention-config.flash_attn_version=4", "flash_attn.fa4@vllm"),
-    ("sm_90", PREFILL, NEW, "--attention-backend=TRITON_MLA", "flash_attn.fa3@vllm"),
-    ("sm_100", PREFILL, CACHED, f"{MLA_PREFILL}=TRTLLM_RAGGED", "flashinfer.trtllm"),
-    ("sm_100", PREFILL, NEW, f"{MLA_PREFILL}=FLASHINFER", "flashinfer.cutlass"),
-    ("sm_100", PREFILL, NEW, f"{MLA_PREFILL}=TOKENSPEED_MLA", ""),
-    ("sm_100", PREFILL, NEW + " dtype=fp8", f"{MLA_PREFILL}=TRTLLM_RAGGED", ""),
-    ("sm_100", PREFILL, NEW + " dtype=fp8", f"{MLA_PREFILL}=TRTLLM_RAGGED {QUANTISED}", "flashinfer.trtllm"),
-    ("sm_100", PREFILL, NEW + " dtype=fp8", QUANTISED, ""),  # FlashAttention keeps bf16
-    ("gfx942", PREFILL, NEW, f"{MLA_PREFILL}=FLASH_ATTN {ON}", ""),
-    ("gfx942", PREFILL, NEW, f"{ON} VLLM_ROCM_USE_AITER_MHA=0", "aiter.dispatch"),
-    ("gfx950", PREFILL, NEW, f"--attention-backend=TRITON_MLA {ON}", "aiter.dispatch"),
-    ("gfx950", PREFILL, NEW + " dtype=fp8", f"--attention-backend=TRITON_MLA {ON}", ""),
-    ("gfx950", PREFILL, NEW + " dtype=fp8", f"{ON} VLLM_ROCM_USE_AITER_MLA=0", ""),
-    ("gfx950", PREFILL, NEW + " dtype=fp8", "--attention-backend=ROCM_AITER_MLA", "aiter.fp8_ps"),
-    ("x86-amx", PREFILL, NEW, "", ""),  # absorbed
-    ("x86-amx", PREFILL, NEW, "--attention-backend=CPU_MLA", "vllm.dense"),
-]  # fmt: skip
-
-OF_SGLANG = [
-    # linear layers
-    ("sm_90", GEMM, FEW, "--fp8-gemm-backend=flashinfer_deepgemm", "flashinfer.sm90"),
-    ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=flashinfer_deepgemm", "deepgemm"),
-    ("sm_90", GEMM, "m=8 n=576 k=192", "--fp8-gemm-backend=flashinfer_deepgemm", "sglang.triton"),
-    ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=flashinfer_deepgemm SGLANG_ENABLE_JIT_DEEPGEMM=0",
-     "sglang.triton"),
-    ("sm_90", GEMM, QKV_A, "SGLANG_ENABLE_JIT_DEEPGEMM=0", "sglang.triton"),
-    ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=deep_gemm SGLANG_ENABLE_JIT_DEEPGEMM=0", ""),
-    ("sm_90", GEMM, QKV_A, "--fp8-gemm-backend=cutlass", ""),
-    ("sm_100", GEMM, QKV_A + " scales=fp32", "--fp8-gemm-backend=flashinfer_trtllm", "flashinfer.trtllm"),
-    ("sm_100", GEMM, "m=8 n=7168 k=128 scales=fp32", "--fp8-gemm-backend=flashinfer_trtllm", "sglang.triton"),
-    ("sm_100", GEMM, "m=64 n=7168 k=2048", "--fp8-gemm-backend=flashinfer_cutlass", ""),
-    ("sm_100", GEMM, QKV_A, "--fp8-gemm-backend=triton SGLANG_ENABLE_JIT_DEEPGEMM=0", "sglang.triton"),
-    ("gfx942", GEMM, FEW, "--fp8-gemm-backend=triton SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1",
-     "sglang.triton"),
-    ("gfx942", GEMM, QKV_A, "SGLANG_USE_AITER=0 SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1", "sglang.triton"),
-    ("gfx950", GEMM, QKV_A, "--fp8-gemm-backend=aiter", "aiter.triton"),
-    ("gfx950", GEMM, QKV_A, "--fp8-gemm-backend=aiter SGLANG_USE_AITER=0", ""),
-    # experts
-    ("sm_90", EXPERTS, TP8 + " shared=1", "--moe-runner-backend=deep_gemm", "deepgemm@sglang"),
-    ("sm_90", EXPERTS, EP8 + " shared=1", "--moe-runner-backend=deep_gemm", ""),
-    ("sm_90", EXPERTS, EP8, "--moe-runner-backend=triton --moe-a2a-backend=deepep", ""),
-    ("sm_90", EXPERTS, EP8, "--moe-runner-backend=deep_gemm --moe-a2a-backend=deepep", "deepgemm@sglang"),
-    ("sm_100", EXPERTS, EP8, "--moe-runner-backend=flashinfer_trtllm --moe-a2a-backend=deepep", ""),
-    ("sm_90", EXPERTS, TP8, "--moe-runner-backend=cutlass", ""),
-    ("sm_90", EXPERTS, TP8, "--moe-runner-backend=flashinfer_cutlass", "sglang.triton"),
-    ("sm_100", EXPERTS, TP8 + " shared=1", "--moe-runner-backend=triton", "sglang.triton"),
-    ("sm_100", EXPERTS, TP8 + " scales=fp32", "--moe-runner-backend=deep_gemm", ""),
-    ("sm_100", EXPERTS, TP8, "--moe-runner-backend=flashinfer_trtllm_routed",
-     "flashinfer.trtllm_routed@sglang"),
-    ("sm_100", EXPERTS, TP8 + " shared=1", "--moe-runner-backend=flashinfer_trtllm_routed", ""),
-    ("gfx950", EXPERTS, EP8 + " shared=1", "--moe-runner-backend=triton", "sglang.triton"),
-    ("gfx950", EXPERTS, "experts=384 groups=1 group_topk=1 shared=1", "SGLANG_USE_AITER=0", ""),
-    # decode
-    ("sm_90", DECODE, FP8 + " page=64", f"{DECODE_OF_SGLANG}=flashmla", "flashmla"),
-    ("sm_90", DECODE, FP8 + " page=1", f"{DECODE_OF_SGLANG}=flashmla", ""),
-    ("sm_90", DECODE, BF16 + " page=1", f"{DECODE_OF_SGLANG}=flashinfer", "flashinfer.fa3"),
-    ("sm_90", DECODE, BF16 + " page=64", f"{DECODE_OF_SGLANG}=flashinfer", ""),
-    ("sm_90", DECODE, FP8 + " page=1", f"{DECODE_OF_SGLANG}=flashinfer", ""),
-    ("sm_90", DECODE, BF16 + " page=1", f"{PREFILL_OF_SGLANG}=flashinfer", "flash_attn.fa3@sglang"),
-    ("sm_90", DECODE, FP8 + " page=1", f"{DECODE_OF_SGLANG}=triton", "sglang.triton"),
-    ("sm_100", DECODE, FP8 + " page=64", f"{DECODE_OF_SGLANG}=cutedsl_mla", "flashinfer.cute_dsl"),
-    ("sm_100", DECODE, "heads=96 kv=fp8 page=64", f"{DECODE_OF_SGLANG}=cutedsl_mla", "flashinfer.cute_dsl"),
-    ("sm_100", DECODE, "heads=96 kv=fp8 page=64", f"{DECODE_OF_SGLANG}=trtllm_mla", ""),
-    ("sm_100", DECODE, BF16 + " page=1", f"{DECODE_OF_SGLANG}=flashinfer", "flashinfer.fa2"),
-    ("sm_100", DECODE, BF16 + " page=64", f"{DECODE_OF_SGLANG}=fa4", "flash_attn.fa4"),
-    ("sm_100", DECODE, FP8 + " page=64", f"{DECODE_OF_SGLANG}=fa4", ""),
-    ("sm_100", DECODE, BF16 + " page=1", f"{PREFILL_OF_SGLANG}=fa4", "flashinfer.fa2"),
-    ("sm_100", DECODE, BF16 + " page=64", f"{PREFILL_OF_SGLANG}=fa4 {DECODE_OF_SGLANG}=trtllm_mla",
-     "flashinfer.trtllm"),
-    ("gfx942", DECODE, BF16, f"{DECODE_OF_SGLANG}=triton SGLANG_AITER_MLA_PERSIST=0", "sglang.triton"),
-    ("gfx942", DECODE, "heads=64 heads/tp=64 kv=bf16", f"{DECODE_OF_SGLANG}=aiter", "aiter.asm_persistent"),
-    ("gfx942", DECODE, "heads=64 heads/tp=64 kv=fp8", f"{DECODE_OF_SGLANG}=aiter", ""),
-    ("gfx950", DECODE, "heads=8 heads/tp=8 kv=bf16", f"{DECODE_OF_SGLANG}=aiter", ""),
-    ("gfx950", DECODE, FP8, "SGLANG_AITER_MLA_PERSIST=0", "aiter.asm"),
-    ("gfx950", DECODE, FP8, f"{DECODE_OF_SGLANG}=aiter SGLANG_AITER_MLA_PERSIST=0", "aiter.asm"),
-    ("gfx950", DECODE, FP8, "SGLANG_AITER_MLA_AUTO_KV_SPLITS=1", "aiter.asm_persistent"),
-    ("gfx950", DECODE, FP8, "SGLANG_AITER_MLA_AUTO_KV_SPLITS=1 SGLANG_AITER_MLA_PERSIST=0", "aiter.asm"),
-    ("gfx942", DECODE, FP8, "SGLANG_AITER_MLA_AUTO_KV_SPLITS=1", ""),
-    ("gfx950", DECODE, FP8, "SGLANG_AITER_MLA_DECODE_BACKEND=gluon", "aiter.asm_persistent@sglang"),
-    ("gfx942", DECODE, FP8, "SGLANG_AITER_MLA_PERSIST=0", ""),
-    # prefill
-    ("sm_90", PREFILL, NEW, f"{PREFILL_OF_SGLANG}=flashinfer", ""),
-    ("sm_90", PREFILL, NEW, f"{PREFILL_OF_SGLANG}=flashinfer {NO_GRAPH}", "flashinfer.fa3"),
-    ("sm_90", PREFILL, NEW, f"{PREFILL_OF_SGLANG}=fa4 {NO_GRAPH}", "flash_attn.fa4"),
-    ("sm_90", PREFILL, NEW, f"{DECODE_OF_SGLANG}=flashmla {NO_GRAPH}", "flash_attn.fa3@sglang"),
-    ("sm_100", PREFILL, NEW, f"{DECODE_OF_SGLANG}=cutedsl_mla", "flashinfer.trtllm"),
-    ("sm_100", PREFILL, NEW, f"{DECODE_OF_SGLANG}=fa4", ""),
-    ("sm_100", PREFILL, NEW, f"{DECODE_OF_SGLANG}=trtllm_mla {NO_GRAPH}", "flashinfer.cutlass"),
-    ("sm_100", PREFILL, NEW, f"{DECODE_OF_SGLANG}=fa4 {PREFILL_OF_SGLANG}=trtllm_mla", "flashinfer.trtllm"),
-    ("sm_100", PREFILL, NEW, f"{DECODE_OF_SGLANG}=fa4 {PREFILL_OF_SGLANG}=trtllm_mla {NO_GRAPH}",
-     "flashinfer.trtllm"),
-    ("sm_100", PREFILL, NEW, f"{PREFILL_OF_SGLANG}=fa4 {NO_GRAPH}", "flash_attn.fa4"),
-    ("sm_100", PREFILL, NEW + " dtype=fp8", f"{PREFILL_OF_SGLANG}=fa4 {NO_GRAPH}", ""),
-    ("gfx942", PREFILL, NEW + " heads/tp=16", f"{PREFILL_OF_SGLANG}=triton", "sglang.triton_extend"),
-    ("gfx942", PREFILL, CACHED + " heads/tp=16", f"{PREFILL_OF_SGLANG}=triton", ""),
-    ("gfx942", PREFILL, "batch=2 new=8 heads=32 heads/tp=32", f"{PREFILL_OF_SGLANG}=aiter", "aiter.dispatch"),
-    ("gfx950", PREFILL, "batch=2 new=8 heads=32 heads/tp=32 dtype=fp8", f"{PREFILL_OF_SGLANG}=aiter",
-     "aiter.fp8_ps"),
-    ("gfx950", PREFILL, NEW, "SGLANG_AITER_FP8_PREFILL_ATTN=0", "aiter.dispatch"),
-    ("gfx950", PREFILL, NEW + " dtype=fp8", "SGLANG_AITER_FP8_PREFILL_ATTN=0", ""),
-]  # fmt: skip
+def with_flags() -> Iterator[tuple[str, ...]]:
+    """(engine, architecture, op, case, flags, row) of each line of engine_flags.txt."""
+    engine = ""
+    for line in Path(__file__).with_name("engine_flags.txt").read_text().splitlines():
+        said = line.partition("#")[0].strip()
+        if said.startswith("["):
+            engine = said.strip("[]")
+        elif said:
+            yield (engine, *(part.strip() for part in said.split("|")))
 
 
-@pytest.mark.parametrize(("arch", "op", "case", "flags", "row"), OF_VLLM)
-def test_what_flags_make_vllm_run(arch, op, case, flags, row):
-    """As read in vLLM 0.33.0. Flags that change nothing leave the row as it is."""
-    assert row_with("vllm", op, arch, case, flags) == row
-
-
-@pytest.mark.parametrize(("arch", "op", "case", "flags", "row"), OF_SGLANG)
-def test_what_flags_make_sglang_run(arch, op, case, flags, row):
-    """As read in SGLang 0.5.23."""
-    assert row_with("sglang", op, arch, case, flags) == row
+@pytest.mark.parametrize(("engine", "arch", "op", "case", "flags", "row"), list(with_flags()))
+def test_what_flags_make_an_engine_run(engine, arch, op, case, flags, row):
+    assert row_with(engine, op, arch, case, flags) == row
 
 
 def test_a_flag_that_names_a_backend_stands_before_variables():

@@ -25,19 +25,10 @@ NAMESAKE = {
         from kernels._loader import get_kernel
         from kernels.layer import Device, Mode, kernelize
 
-        __all__ = ["Device", "Mode", "get_kernel", "kernelize"]
-
-        class _Anything:
-            def __init__(self, *args, **kwargs): pass
-            def __call__(self, *args, **kwargs): return _Anything()
-            def __getattr__(self, name): return _Anything()
-            def __or__(self, other): return self
-            __ror__ = __or__
-
         def __getattr__(name):
             if name.startswith("_") or name == "nonsense":
                 raise AttributeError(f"no {name} here")
-            return _Anything()
+            return object()
     """,
     "kernels/_loader.py": """
         LOADED = []
@@ -177,26 +168,6 @@ def test_without_it_or_with_another_package_of_its_name(tmp_path, code, error):
     assert error in python(code).stderr
     write(tmp_path, {"kernels/__init__.py": "get_kernel = 1", "kernels/layer.py": ""})
     assert error in python(code, tmp_path).stderr
-
-
-def test_one_that_cannot_be_imported_says_so_each_time(tmp_path):
-    broken = {
-        "kernels/__init__.py": "get_kernel = 1\nraise OSError('no such library')",
-        "kernels/layer/__init__.py": "",
-    }
-    write(tmp_path, broken)
-    code = """
-import kernels
-
-for _ in range(2):
-    try:
-        from kernels import get_kernel
-    except OSError as error:
-        assert "no such library" in str(error), error
-    else:
-        raise AssertionError("a half of it was given out")
-"""
-    run(code, tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")

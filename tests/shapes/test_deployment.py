@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from shapes.attention import Parallel
 from shapes.deployment import Deployment, served, sweep
 from shapes.models import model
 from shapes.scheduler import Workload
@@ -11,10 +12,10 @@ from shapes.suites import suites
 from shapes.workloads import documented
 
 R1 = model("deepseek-r1")
-TP8 = Deployment(R1, 8, dense_tp=8, shared_tp=8)
-DP_EP8 = Deployment(R1, 1, dp=8, ep=8, dispatched=True)
+TP8 = Deployment(R1, Parallel(tp=8), dense_tp=8, shared_tp=8)
+DP_EP8 = Deployment(R1, Parallel(dp=8, ep=8), dispatched=True)
 # SGLang: `--tp 8 --enable-dp-attention --dp 8`, experts and dense MLPs split over all ranks.
-GATHERED = Deployment(R1, 1, dp=8, dense_tp=8, shared_tp=8)
+GATHERED = Deployment(R1, Parallel(dp=8), dense_tp=8, shared_tp=8)
 
 
 def sizes(calls, op):
@@ -23,7 +24,7 @@ def sizes(calls, op):
 
 @pytest.mark.parametrize("deployment, suite", [
     (TP8, "r1-tp8"),
-    (Deployment(R1, 4, dense_tp=4, shared_tp=4), "r1-tp4"),
+    (Deployment(R1, Parallel(tp=4), dense_tp=4, shared_tp=4), "r1-tp4"),
     (DP_EP8, "r1-dp-ep8"),
     (replace(TP8, drafts=3), "r1-tp8-mtp3"),
     (replace(DP_EP8, drafts=1), "r1-dp-ep8-mtp1"),
@@ -58,7 +59,7 @@ def test_a_linear_that_all_ranks_share_gets_the_tokens_of_all():
 
 def test_a_rank_with_a_whole_linear_gets_its_part_of_the_groups_tokens():
     """SGLang's `--tp 8 --moe-a2a-backend deepep`."""
-    calls = sweep(Deployment(R1, 8, ep=8, dense_tp=8, shared_tp=1, dispatched=True))
+    calls = sweep(Deployment(R1, Parallel(tp=8, ep=8), dense_tp=8, shared_tp=1, dispatched=True))
     ms = {c.step: c.sizes["m"] for c in calls if c.place == "shared down"}
     assert [ms["decode, 128 requests"], ms["decode, 1 requests"]] == [16, 1]
 

@@ -35,7 +35,6 @@ file = "vllm/order.py"
 line = 11
 function = "Backend.choose"
 """
-FLAGS = '  "source": "of torch; vllm 1.0: layers/order.py (kept):10, 12-13; vllm 0.9: envs.py:7"\n'
 
 
 @pytest.fixture
@@ -43,18 +42,15 @@ def tell(tmp_path, capsys):
     """Returns the exit code and the lines for the text of a file in a new release and, if given, in an old
     one."""
     (tmp_path / "kernels" / "engines").mkdir(parents=True)
-    (tmp_path / "harness" / "catalogue").mkdir(parents=True)
     (tmp_path / "kernels" / "engines" / "vllm.toml").write_text(TOML)
-    (tmp_path / "harness" / "catalogue" / "flags.json").write_text(FLAGS)
 
     def release(name, text):
         package = tmp_path / name / "vllm"
-        (package / "model_executor" / "layers").mkdir(parents=True, exist_ok=True)
+        package.mkdir(parents=True, exist_ok=True)
         (package / "__init__.py").touch()
         (package / "version.py").write_text(f'__version__ = "{name}"')
         if text is not None:
             (package / "order.py").write_text(text)
-            (package / "model_executor" / "layers" / "order.py").write_text(text)
         return str(tmp_path / name)
 
     def told(text, *more, old="1.0", was=CODE):
@@ -67,7 +63,7 @@ def tell(tmp_path, capsys):
 
 
 def test_all_in_place(tell):
-    assert tell(CODE) == (0, ["vllm 1.1: 4 of 4 lines in their place"])
+    assert tell(CODE) == (0, ["vllm 1.1: 2 of 2 lines in their place"])
 
 
 def test_lines_that_moved_are_named_and_written(tell):
@@ -75,13 +71,9 @@ def test_lines_that_moved_are_named_and_written(tell):
         "kernels/engines/vllm.toml:7: vllm/order.py:4 ORDER: moved to line 6",
         "kernels/engines/vllm.toml:13: vllm/order.py:11 Backend.choose: moved to line 13",
     ]
-    flags = [
-        "harness/catalogue/flags.json:1: layers/order.py:10 moved to line 12",
-        "harness/catalogue/flags.json:1: layers/order.py:12 moved to line 14",
-    ]
-    end = "vllm 1.1: 0 of 4 lines in their place"
+    end = "vllm 1.1: 0 of 2 lines in their place"
     before = tell.toml.read_text()
-    assert tell("import a\n\n" + CODE) == (1, [*entries, *flags, end])
+    assert tell("import a\n\n" + CODE) == (1, [*entries, end])
     assert tell.toml.read_text() == before
     tell("import a\n\n" + CODE, "--write")
     assert tell.toml.read_text() == before.replace("line = 4\n", "line = 6\n").replace(
@@ -95,9 +87,7 @@ def test_a_function_that_changed_is_reported_and_not_written(tell):
     assert code == 1 and lines == [
         "kernels/engines/vllm.toml:13: vllm/order.py:11 Backend.choose: "
         "its function changed, and the line is now 12",
-        "harness/catalogue/flags.json:1: layers/order.py:10 the line changed",
-        "harness/catalogue/flags.json:1: layers/order.py:12 moved to line 13",
-        "vllm 1.1: 1 of 4 lines in their place",
+        "vllm 1.1: 1 of 2 lines in their place",
     ]
     assert tell.toml.read_text() == before
 
@@ -124,17 +114,11 @@ def test_without_the_old_release_a_line_need_only_lie_within_its_function(tell):
     assert lines[0] == "kernels/engines/vllm.toml:7: vllm/order.py:4 ORDER: its function begins at line 6"
 
 
-def test_an_old_release_that_only_flags_name_says_nothing_of_the_toml(tell):
-    assert tell(CODE, old="0.9", was="import a\n" * 4 + CODE) == (1, [
-        "harness/catalogue/flags.json:1: envs.py:7 its file is gone", "vllm 1.1: 2 of 3 lines in their place"
-    ])  # fmt: skip
-
-
 def test_writing_needs_the_release_that_was_read(tell, capsys):
     with pytest.raises(SystemExit):
         tell(CODE, "--write", old="")
     assert (
-        "--write needs --from with the release that kernels/engines/vllm.toml names"
+        "--from takes the release that kernels/engines/vllm.toml names, and --write needs it"
         in capsys.readouterr().err
     )
 

@@ -29,7 +29,6 @@ def test_rows_keep_their_lines(tmp_path):
     assert "129280" not in extract.text("aiter/configs/a8w8_blockscale_tuned_gemm.csv")
     assert extract.text("aiter/configs/tuned_fmoe.csv") == "cu_num,token,model_dim,_line\n304,1,7168,3\n"
     target = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
-    assert not any("has no rows" in each.text for each in AiterTables(extract).problems(target))
     found = AiterTables(extract).gemm(target, 3, 2112, 7168)
     assert found.entry.line == 3 and found == AiterTables(whole).gemm(target, 3, 2112, 7168)
     assert "MIT" in zipfile.ZipFile(places[0]).read("NOTICE").decode()

@@ -88,6 +88,7 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     """Predict TPOT, TTFT and throughput from times of kernels. They are of DeepSeek-R1 in FP8, with 90 %
     intervals."""
     require_writable(json_to, None)
+    from shapes.attention import Parallel
     from shapes.deployment import Deployment
     from shapes.models import model as model_named
 
@@ -99,7 +100,8 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
         loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     parallel = model.structure.parallel
-    own = Deployment(model_named("deepseek-r1"), parallel.tp, ep=parallel.ep, kv=options["kv_dtype"]).text
+    split = Parallel(tp=parallel.tp, ep=parallel.ep)
+    own = Deployment(model_named("deepseek-r1"), split, kv=options["kv_dtype"]).text
     if deployed not in ("", own):
         note = f"{cases} is of {deployed}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))

@@ -85,7 +85,7 @@ def gemm(
         requires=f"AITER {since} or later (read to 0.1.20){with_triton}, gfx942 or gfx950",
         since=since,
         allocates=bool(table),
-        also=vendor.TRITON if is_triton else {},
+        also=("triton",) if is_triton else (),
         symbols=(multiply, SHUFFLE) if preshuffled else (multiply,),
         fits=lambda sizes: multiples(sizes, step_n),
         layout=lambda sizes: sizes.n * sizes.k if preshuffled else 0,

@@ -134,7 +134,6 @@ class DeepGemmOfVllm(DeepGemmBlockScale, vendor.Vllm):
     requires = "vLLM for CUDA (read at 0.33), sm_90 or, with power-of-two scales, sm_100, sm_103 or sm_120"
     library = "vllm"
     runtime = vendor.Vllm.runtime
-    install = vendor.Vllm.install
     kinds = ("cuda",)
     archs = ("sm_90", *vendor.BLACKWELL, "sm_120")
     boundaries = ("core", "with_quant")
@@ -156,7 +155,7 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
     requires = (
         "SGLang with sgl-deep-gemm (read at 0.5.23), sm_90, or sm_100 and sm_103 with power-of-two scales"
     )
-    also: ClassVar = {"sglang": vendor.Sglang.install}
+    also = ("sglang",)
     boundaries = ("core", "with_quant")
     activations = "fp8"
     multiply = (MULTIPLY,)

@@ -38,7 +38,7 @@ from kernels.support import Support, need
 from kernels.tables.engine_json import RULES, file_name
 from kernels.triton_runtime import TritonImplementation, require_interpreter
 from kernels.tuning import Target, values
-from kernels.vendor import BLACKWELL, Aiter, Sglang, Vllm
+from kernels.vendor import BLACKWELL, Sglang, Vllm
 
 # CUTLASS
 
@@ -122,7 +122,7 @@ def takes_few(sizes: BlockScaleGemmSizes) -> Support:
     allocates=True,
     kinds=("rocm",),
     archs=("gfx950",),
-    also={"aiter": Aiter.install},
+    also=("aiter",),
     symbols=(FEW_TOKENS, SHUFFLE),
     fits=takes_few,
     layout=lambda sizes: sizes.n * sizes.k,

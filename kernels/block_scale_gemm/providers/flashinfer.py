@@ -127,7 +127,7 @@ def trtllm(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
     ),
     since="0.6.14",
     archs=(*vendor.BLACKWELL, "sm_120"),
-    also={"cuda.tile": "pip install 'cuda-tile[tileiras]'"},
+    also=("cuda.tile",),
     symbols=(NAMED_BACKEND,),
     workspace=lambda sizes: WORKSPACE,
 )

@@ -163,10 +163,10 @@ class DispatchedOfSglang(Dispatched, vendor.Sglang):
     """On gfx950 it needs SGLang too."""
 
     runtime = vendor.Sglang.runtime
-    also: ClassVar = {}
+    also = ()
 
     def installed(self, platform: Platform) -> Support:
-        engine = platform.library("sglang", install=vendor.Sglang.install)
+        engine = platform.library("sglang")
         needed = [engine] if platform.arch in SORTED_BY_SGLANG else []
         return Support.all_of(super().installed(platform), *needed)
 
@@ -340,7 +340,7 @@ def triton_bytes(sizes: FusedMoeSizes) -> int:
 @implementation(
     "aiter.triton",
     AiterMoe,
-    also=vendor.TRITON,
+    also=("triton",),
     symbols=(PRODUCT, TRITON_CONFIGURATION),
     workspace=triton_bytes,
 )

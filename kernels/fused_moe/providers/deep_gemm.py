@@ -175,7 +175,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
             "sm_90, sm_100 or sm_103"
         ),
         activations="fp8",
-        also=vendor.TRITON,
+        also=("triton",),
         symbols=(product, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
         stationary=weight_scales,
         layout=packed_scale_bytes,
@@ -348,7 +348,7 @@ def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     requires=(
         "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
     ),
-    also={"sglang": vendor.Sglang.install, **vendor.TRITON},
+    also=("sglang", "triton"),
     others_since={"sglang": "0.5.19"},
     boundaries=("with_quant",),
     activations="fp8",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from kernels import vendor
 from kernels.attention import needed
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
@@ -129,7 +128,7 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     Aiter,
     since="0.1.7",
     requires="AITER 0.1.7 or later, gfx942 or gfx950",
-    also=vendor.TRITON,
+    also=("triton",),
     allocates=True,
     symbols=(TRITON,),
     fits=takes("bf16"),

@@ -52,7 +52,6 @@ TAKES_BOTH: dict[str, Any] = {
     vendor.FlashAttention,
     requires="flash-attn 2.1 or later (before, causal began at the first key), CUDA sm_80 or later",
     library="flash_attn",
-    install="pip install flash-attn --no-build-isolation",
     archs=vendor.SINCE_AMPERE,
     symbols=(FA2,),
     fits=takes("bf16"),

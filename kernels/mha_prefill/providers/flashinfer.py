@@ -16,7 +16,7 @@ from kernels.mha_prefill.layouts import bound
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, implementation
 from kernels.support import Support, need
-from kernels.vendor import BLACKWELL, SINCE_AMPERE, Cudnn, FlashInfer
+from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 
 WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE)
 PLAN_BYTES = 8 << 20  # that the wrapper allocates for its plan
@@ -114,7 +114,7 @@ def offsets_fit(sizes: MhaPrefillSizes) -> Support:
     since="0.6.2",
     requires="flashinfer-python 0.6.2 or later, nvidia-cudnn-frontend 1.13 or later, CUDA sm_90 or later",
     archs=("sm_90", *BLACKWELL),
-    also={"cudnn": Cudnn.install},
+    also=("cudnn",),
     symbols=(MAKE, PLAN_CUDNN, RUN),
     fits=lambda sizes: Support.all_of(takes("bf16")(sizes), offsets_fit(sizes)),
     workspace=wrapper_bytes,

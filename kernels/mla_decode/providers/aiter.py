@@ -33,7 +33,7 @@ from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
 from kernels.support import Support, need
-from kernels.vendor import TRITON, Aiter, is_older
+from kernels.vendor import Aiter, is_older
 from shapes.case import Case
 
 REQUESTS = {"sglang": 512, "vllm": 1024}
@@ -370,7 +370,7 @@ GLUON = Function(
 class AiterTriton(Aiter):
     requires = "AITER 0.1.15 or later, gfx942 or gfx950"
     since = "0.1.15"
-    also = TRITON
+    also = ("triton",)
 
 
 @implementation(

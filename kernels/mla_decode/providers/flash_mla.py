@@ -73,8 +73,6 @@ DENSE: dict[str, Any] = {
     library="flash_mla",
     requires="FlashMLA (from source, 2025-04 or later) or sgl-flash-mla, which an FP8 cache needs; sm_90",
     runtime="flash_mla",
-    install="pip install --no-deps sgl-flash-mla (1.0.0 asks for torch 2.14.1 and loads beside 2.11 too), or "
-    "build github.com/deepseek-ai/FlashMLA with CUDA",
     symbols=(DECODE, METADATA),
     **DENSE,
 )

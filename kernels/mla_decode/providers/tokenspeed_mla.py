@@ -36,7 +36,6 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     library="tokenspeed_mla",
     requires="tokenspeed-mla (read at 2.0.4), an FP8 cache, sm_100 or sm_103",
     runtime="tokenspeed_mla",
-    install="pip install tokenspeed-mla",
     kinds=("cuda",),
     archs=BLACKWELL,
     activations="fp8",

@@ -12,7 +12,6 @@ import pytest
 
 from kernels.tables import Problem
 from kernels.tables.aiter import AiterTables, older, padded
-from kernels.tables.aiter_csv import number
 from kernels.tables.files import RECORDED, Files
 from kernels.tuning import Target
 from shapes.suites import suite
@@ -38,7 +37,6 @@ _PADDED_M_TIERS = [32768, 131072]
         activation,
     )
 """
-TRITON = "STANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64)\n"
 
 
 def gemm_row(m, us, *, gfx="gfx942", units=304, nk="2112,7168", rest="ck,7,2", name="kernel"):
@@ -63,7 +61,6 @@ def checkout(folder: Path, files: dict[str, str]) -> AiterTables:
         "aiter/__init__.py": "",
         "aiter/jit/core.py": CORE,
         "aiter/fused_moe.py": FUSED,
-        "aiter/ops/triton/utils/gemm_config_utils.py": TRITON,
         "aiter/configs/a8w8_blockscale_untuned_gemm.csv": "M,N,K\n",
         "aiter/configs/untuned_fmoe.csv": f"{MOE_KEY}\n",
         "aiter/configs/a8w8_blockscale_bpreshuffle_tuned_gemm.csv": csv(gemm_row(16, 5)),
@@ -217,7 +214,7 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     assert alone.gemm(MI300X, 16, 2112, 7168).entry is None
     assert alone.gemm(MI300X, 64, 2112, 7168).entry.us == 8
     assert [str(each) for each in problems(alone) if variable in each.file or each.file == str(mine)] == [
-        f"{variable}: replaces the 2 files of the package, 3 rows, by {mine}: to add to them, name them too",
+        f"{variable}: replaces the 2 files of the package by {mine}: to add to them, name them too",
         f"{mine}:4: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
     ]
     joined = given(mine, other, tables.files.path / MODEL)
@@ -230,9 +227,6 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     assert "No such file" in problems(given(other))[0].text
     extract = AiterTables(Files("aiter", RECORDED / "aiter.zip"), {variable: str(mine)})
     assert extract.gemm(MI300X, 64, 2112, 7168).entry.us == 8
-    assert f"replaces the 10 files of the package by {mine}: to add to them, name them too" in [
-        each.text for each in problems(extract)
-    ]
 
 
 def ds(*rows, model=MODEL, header=HEADER):
@@ -246,19 +240,8 @@ FAULTS = {
         ":2: 1 row for 80 CUs, of a shape without rows for 304",
         None,
     ),
-    "no GPU": (
-        ds(gemm_row(48, 15.8, units=303)),
-        ":2: 1 row for gfx942 with 303 CUs, and there is no such GPU",
-        None,
-    ),
     "duplicate": (
         ds(GOOD, gemm_row(48, 9.5)),
-        ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
-        "RuntimeError",
-        9.5,
-    ),
-    "duplicate without a time": (
-        ds(gemm_row(48, ""), gemm_row(48, 9.5)),
         ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
         "RuntimeError",
         9.5,
@@ -270,46 +253,25 @@ FAULTS = {
     ),
     "empty": (
         {MODEL: ""},
-        ": is empty; pandas raises EmptyDataError: AITER raises at the first look-up",
-        None,
-    ),
-    "no rows": (ds(), ":1: has no rows", None),
-    "text": (
-        ds(GOOD, gemm_row("64x", 1)),
-        ":3: M is '64x': pandas reads the whole column as text, and none of the 3 rows of "
-        "a8w8_blockscale_tuned_gemm is found",
+        ": cannot be read (No columns to parse from file): AITER raises at the first look-up",
         None,
     ),
     "too many cells": (
         ds(GOOD, GOOD.replace("48", "64") + ",1"),
-        ": line 3 has 11 cells under 10 columns; pandas raises ParserError: AITER raises at the first "
-        "look-up",
-        15.8,
+        ": cannot be read (Error tokenizing data. C error: Expected 10 fields in line 3, saw 11): AITER "
+        "raises at the first look-up",
+        None,
     ),
     "open quote": (
         ds(GOOD, '"' + GOOD.replace("48", "64")),
-        ": line 3 is not CSV: unexpected end of data: AITER raises at the first look-up",
-        15.8,
-    ),
-    "no table": (
-        {MODEL: b'3\n3\n3\n3,"x"y\n'},
-        ": line 4 is not CSV: ',' expected after '\"': AITER raises at the first look-up",
+        ": cannot be read (Error tokenizing data. C error: EOF inside string starting at row 2): AITER "
+        "raises at the first look-up",
         None,
     ),
     "UTF-16": (
         {MODEL: csv(GOOD).encode("utf-16")},
-        ": is not UTF-8; pandas raises UnicodeDecodeError: AITER raises at the first look-up",
+        ": cannot be read (not UTF-8): AITER raises at the first look-up",
         None,
-    ),
-    "the rest lost": (
-        {MODEL: csv(GOOD) + "gfx950,256,64,71"},
-        ":3: 1 row cut short: AITER reads the missing cells as nan",
-        15.8,
-    ),
-    "no gfx": (
-        ds(GOOD.removeprefix("gfx942,"), header=HEADER.removeprefix("gfx,")),
-        ":1: has no column gfx: AITER takes it from cu_num, 80 and 304 or 256",
-        15.8,
     ),
     "no header": (
         {MODEL: f"{GOOD}\n{GOOD.replace('48', '64')}\n"},
@@ -319,11 +281,6 @@ FAULTS = {
     "libtype": (
         ds(gemm_row(48, 15.8, rest="asm,1,0")),
         ":2: 1 row of libtype asm, which this GEMM refuses",
-        15.8,
-    ),
-    "ladder": (
-        ds(*(gemm_row(2**power, power + 1) for power in range(13)), GOOD),
-        ":14: a shape has rows, but not for every M: 2112x7168 has none for M 8192, 16384, 32768",
         15.8,
     ),
     "name of the file": (
@@ -351,8 +308,6 @@ def test_a_fault_is_one_line(tmp_path, fault):
 def test_files_without_gfx(tmp_path):
     bare = HEADER.removeprefix("gfx,")
     tables = checkout(tmp_path, ds(GOOD.removeprefix("gfx942,"), header=bare) | {GEMM: csv(header=bare)})
-    line = ":1: has no column gfx: a row is found by its number of CUs on any GPU"
-    assert [str(each) for each in problems(tables) if each.file == MODEL] == [f"{MODEL}{line}"]
     assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
 
 
@@ -379,12 +334,6 @@ def test_a_row_without_a_time(tmp_path, us):
 def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
     tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
     assert not [each for each in problems(tables) if "CUs" in each.text]
-
-
-@pytest.mark.parametrize("cell", ["６４", "6_4", "0x40", "64L"])
-def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
-    assert checkout(tmp_path, ds(gemm_row(cell, 1))).gemm(MI300X, 64, 2112, 7168).entry is None
-    assert number(cell) is None
 
 
 @pytest.mark.parametrize(
@@ -425,9 +374,6 @@ def test_problems_are_of_what_is_asked(tmp_path):
         f"{broken}:3: 1 row cut short: AITER reads the missing cells as nan",
         f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
     ]
-    bare = checkout(tmp_path / "bare", {})
-    folder = f"{GEMM.rpartition('/')[0]}/model_configs"
-    assert str(bare.problems(MI300X)[0]) == f"{folder}: no such folder, or no permission to read it"
     tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
     assert (
         str(tables.problems(MI300X)[-1])
@@ -626,17 +572,6 @@ def test_the_recorded_extract_is_of_known_rules(recorded):
     assert not any("may differ" in each.text for each in recorded.problems(MI300X))
 
 
-def test_the_bounds_of_buckets_are_read_in_the_source(tmp_path):
-    source = {"aiter/ops/triton/utils/gemm_config_utils.py": "STANDARD_M_BOUNDS = (4, 8)"}
-    shaped = {"M_LEQ_1": bucket(1), "M_LEQ_4": bucket(4), "any": bucket(9)}
-    files = {f"{FLAT}.json": "{}", f"{FLAT}-N=512-K=512.json": json.dumps(shaped)}
-    found = {
-        m: checkout(tmp_path / str(len(more)), files | more).triton.gemm(MI300X, 1, 512, 512).entry.m
-        for m, more in ((4, source), (1, {}))
-    }
-    assert found == {4: 4, 1: 1}
-
-
 def bucket(m):
     return {
         "BLOCK_SIZE_M": m,
@@ -685,8 +620,6 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps(
             {"M_LEQ_64": bucket(5), "M_LEQ_5": bucket(6)}
         ),
-        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
-        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
         f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
@@ -698,39 +631,14 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
         assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
     assert not any("preshuffled" in each for each in said)
-    assert any(each.endswith("M_LEQ_5: AITER never looks for such a bucket") for each in said)
-    foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
-    assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
-    assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[1]", '{"any": 3}', "[" * 100000, b"\xff\xfe\x00", '{"M_LEQ_64": []}']
-)
-def test_a_hostile_configuration_harms_nothing(tmp_path, text):
+@pytest.mark.parametrize("text", ["{", "[1]", '{"any": 3}', b"\xff\xfe\x00", '{"M_LEQ_64": []}'])
+def test_a_broken_configuration_harms_nothing(tmp_path, text):
     file = f"{FLAT}-N=512-K=512.json"
     tables = checkout(tmp_path, {f"{FLAT}.json": json.dumps({"any": bucket(1)}), file: text})
     found = tables.triton.gemm(MI300X, 8, 512, 512)
     assert found.entry is None and found.fallback.startswith("AITER raises")
-    assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        csv(gemm_row(48, 1, name='"a\x1b[31m\nb"')),
-        csv(f"{gemm_row(48, 1)},{'9' * 5000}", gemm_row("9" * 5000, "inf") + ",1", header=f"{HEADER},_line"),
-        csv(gemm_row(48, 1, gfx="\x1b[31m", units="\t7")),
-        csv(gemm_row(48, "9" * 200000)),
-        bytes(range(256)) * 9,
-    ],
-    ids=["escapes", "long numbers", "no GPU", "a long cell", "binary"],
-)
-def test_a_hostile_csv_harms_nothing(tmp_path, text):
-    tables = checkout(tmp_path, {MODEL: text})
-    found = tables.gemm(MI300X, 48, 2112, 7168)
-    lines = [*map(str, problems(tables)), *found.notes, found.entry.kernel if found.entry else ""]
-    assert all(line.isprintable() for line in lines)
 
 
 def test_misses_as_the_tuners_want_them(tmp_path):

@@ -1,15 +1,11 @@
 """Where a library lies, and files of it that cannot be read."""
 
-import os
 import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from kernels.tables import Problem
-from kernels.tables.aiter import AiterTables
-from kernels.tables.aiter_csv import GEMM, Source
 from kernels.tables.files import RECORDED, Files, TableError, library
 
 NAME = "aiter/configs/a.csv"
@@ -53,16 +49,6 @@ def test_a_damaged_wheel_says_which_file(tmp_path):
     assert files.version == ""
 
 
-def test_a_file_that_is_too_large_for_a_table_is_not_read(tmp_path, monkeypatch):
-    (tmp_path / "aiter" / "configs").mkdir(parents=True)
-    (tmp_path / NAME).write_text("M,N,K\n")
-    wheel = shutil.make_archive(str(tmp_path.parent / "large"), "zip", tmp_path)
-    monkeypatch.setattr("kernels.tables.files.LARGEST", 5)
-    for place in (tmp_path, Path(wheel)):
-        with pytest.raises(TableError, match=f"^{NAME}: 6 bytes, more than a table has; it is not read$"):
-            Files("aiter", place).text(NAME)
-
-
 @pytest.mark.parametrize(
     ("head", "version"), [("ref: refs/heads/main\n", "commit 1234567"), ("89abcdef01\n", "commit 89abcde")]
 )
@@ -74,18 +60,6 @@ def test_a_checkout_tells_its_commit(tmp_path, head, version):
     assert Files("aiter", tmp_path).version == version
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
-    pipe = tmp_path / NAME
-    pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)
-    files = Files("aiter", tmp_path)
-    assert not files.has(NAME)
-    with pytest.raises(TableError, match=f"^{NAME}: is not a regular file$"):
-        files.text(NAME)
-    table = AiterTables(files, {GEMM.variable: str(pipe)}).table(GEMM)
-    assert table.problems[0].text.startswith("cannot be read (is not a regular file)")
-
-
 def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
     (tmp_path / "aiter" / "configs").mkdir(parents=True)
     files = Files("aiter", tmp_path)
@@ -95,12 +69,6 @@ def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.is_file", refuse)  # as root nothing is refused
     assert not files.has(NAME)
-
-
-def test_what_a_file_holds_neither_breaks_a_line_nor_is_a_time_without_end():
-    assert str(Problem("a\n\x1b.csv", 2, "kernel \r")) == "a??.csv:2: kernel ?"
-    source = Source(GEMM, "a.csv", "us\n1e400\n")
-    assert source.rows[0].us is None
 
 
 @pytest.mark.parametrize(

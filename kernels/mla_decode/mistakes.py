@@ -288,10 +288,5 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
-    def shaped(answer: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return lambda: answer().unflatten(1, o.q.shape[1:3])  # [sequences, q, heads, columns]
-
     of_tokens = QUERY_MISTAKES if o.sizes.q > 1 else {}
-    found = ATTENTION.answers([read(o, i) for i in rows], {**OWN_MISTAKES, **of_tokens}, columns)
-    # The work is limited: those of query tokens come first.
-    return {name: shaped(found[name]) for name in {**of_tokens, **found}}
+    return ATTENTION.answers([read(o, i) for i in rows], {**of_tokens, **OWN_MISTAKES}, columns)

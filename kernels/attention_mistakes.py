@@ -36,8 +36,7 @@ from kernels.mistakes import (
 LOG2E = math.log2(math.e)
 PartResult = tuple[torch.Tensor, torch.Tensor]
 """The attention of some of the keys: their log-sum [..., 1], and their result [..., width]."""
-ROPE = slice(-64, None)
-"""The columns of q and k that are rotated."""
+ROPE = slice(-64, None)  # the columns of q and k that are rotated
 
 
 @dataclass(frozen=True)
@@ -336,7 +335,9 @@ class AttentionOp:
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
-        last_left_out = self.kernel(lambda o: self.sequences(o)[-1:], lambda a, right: torch.zeros_like(right))
+        last_left_out = self.kernel(
+            lambda o: self.sequences(o)[-1:], lambda a, right: torch.zeros_like(right)
+        )
         return listed(
             {
                 **{name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()},

@@ -13,20 +13,11 @@ from typing import Any
 from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import (
-    BYTES,
-    GUARD,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    MhaPrefillSizes,
-    guarded,
-)
+from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, guarded
 from kernels.op import Call, Prepared
 
+# What a call of FlashAttention's `flash_attn_varlen_func` needs by name, and of AITER's after it.
 VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
-"""What a call of FlashAttention's `flash_attn_varlen_func` needs by name, and of AITER's after it."""
-
 DESCALES = "q_descale k_descale v_descale"
 
 
@@ -78,7 +69,7 @@ def of_values(returned: Any) -> torch.Tensor:
 
 def allocated_bytes(sizes: MhaPrefillSizes, width: int = VALUE) -> int:
     """The bytes of an output that a call allocates, and of a sum of exponentials for each row."""
-    return sizes.queries * sizes.heads * (width * BYTES["bf16"] + 4)
+    return sizes.queries * sizes.heads * (width * 2 + 4)
 
 
 def padded(v: torch.Tensor) -> torch.Tensor:
@@ -89,16 +80,15 @@ def padded(v: torch.Tensor) -> torch.Tensor:
 
 
 def padded_bytes(sizes: MhaPrefillSizes) -> int:
-    return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES["bf16"]
+    return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2
 
 
 def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]:
     """k and v of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
     copies, as an engine holds them apart from its cache; and a function that makes the copies anew."""
-    if not any(s.prefix for s in o.sequences):
+    if len(o.k) == len(o.q):
         return o.k, o.v, lambda: None
-    rows = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
-    rows = rows.to(o.k.device)
+    rows = torch.cat([torch.arange(s.keys.stop - s.new, s.keys.stop) for s in o.sequences]).to(o.k.device)
     k, v = o.k[rows], o.v[rows]
 
     def copy() -> None:
@@ -111,4 +101,4 @@ def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]
 def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
     """The bytes of those copies."""
     copied = sizes.queries if sizes.keys > sizes.queries else 0
-    return copied * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
+    return copied * sizes.heads * (WIDTH + VALUE) * 2

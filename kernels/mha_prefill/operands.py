@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from kernels.attention import SCALE, edges, shift_scores
+from kernels.attention import SCALE, check_sizes, edges, shift_scores
 from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands, Seeds, draw_normal
@@ -20,7 +20,6 @@ NOPE = 128
 ROPE = 64
 WIDTH = NOPE + ROPE
 VALUE = 128
-BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,9 @@ class MhaPrefillSizes:
     fp8: str = "e4m3fn"  # the format, which a bf16 case does not name
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"size {name}={getattr(self, name)} of mha_prefill must be at least 1")
+        check_sizes("mha_prefill", self, ("batch", "heads"), "dtype")
         parse_span(self.new)
         parse_span(self.prefix, least=0)
-        if self.dtype not in BYTES:
-            raise ValueError(f"size dtype={self.dtype!r} of mha_prefill must be {' or '.join(BYTES)}")
-        fp8_format(self.fp8)
 
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""

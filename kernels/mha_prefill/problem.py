@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from kernels.attention import LEAST_SIGMA, UNIT, edges, fp8_variance, is_even, rounding_variance, with_squares
+from kernels import attention
 from kernels.formats import Fp8Format, fp8_format
 from kernels.lazy import torch
 from kernels.mha_prefill.operands import (
-    BYTES,
     GUARD,
     VALUE,
     WIDTH,
@@ -53,11 +52,8 @@ def reference(
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
     fmt = fp8_format(operands.sizes.fp8) if operands.is_fp8 else None
-    value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
-    sigma = torch.empty_like(value)
-    sigma_fp8 = torch.empty_like(value) if fmt else None
-    even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
-    targets = [target for target in (value, sigma, sigma_fp8, even) if target is not None]
+    shape = len(every), q.shape[1], VALUE
+    targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
         if not len(place):
@@ -65,7 +61,8 @@ def reference(
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = with_squares(v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1))
+            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1)
+            values = attention.with_squares(values)
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
@@ -79,7 +76,8 @@ def reference(
                 )
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
-    return Reference(value, sigma, rows, sigma_fp8, even)
+    value, sigma, *of_fp8 = targets
+    return Reference(value, sigma, rows, *of_fp8)
 
 
 def _attend(
@@ -101,15 +99,15 @@ def _attend(
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
     value = p @ v[..., :VALUE]
-    rounding = (UNIT * value).square() + (LEAST_SIGMA * v[..., :VALUE].abs().amax()).square()
-
-    in_bf16 = rounding_variance((14 * 2.0**-24 * size + UNIT).mul_(p), v, value)
+    rounding = attention.output_variance(v, value)
+    in_bf16 = attention.rounding_variance((14 * 2.0**-24 * size + attention.UNIT).mul_(p), v, value)
     if fmt is None:
         return value, (in_bf16 + rounding).sqrt()
-    rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
-    independent, common = fp8_variance(p, v, value, fmt, size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8), hidden)
+    rounding += attention.UNIT**2 * (p.square() @ v[..., VALUE:])
+    relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
+    independent, common = attention.fp8_variance(p, v, value, fmt, relative, hidden)
     sigma_fp8 = (independent + common + rounding).sqrt()
-    return value, (in_bf16 + rounding).sqrt(), sigma_fp8, is_even(p, independent, common)
+    return value, (in_bf16 + rounding).sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
 def sampled_rows(
@@ -119,7 +117,7 @@ def sampled_rows(
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
-    at_edges = [s.queries.start + row for s in sequences for row in edges(s.new, *TILES)]
+    at_edges = [s.queries.start + row for s in sequences for row in attention.edges(s.new, *TILES)]
     order = [*ends, *at_edges, *spread(len(keys), offset)]
     return affordable(order, lambda row: keys[row] * per_pair, max_flops, heads * VALUE)
 
@@ -142,7 +140,7 @@ class MhaPrefill(Op):
         return Work(flops, float(moved), sizes.dtype)
 
     def _bytes(self, sizes: MhaPrefillSizes, queries: int, keys: int) -> int:
-        return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * BYTES[sizes.dtype]
+        return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * attention.BYTES[sizes.dtype]
 
     def operand_bytes(self, sizes: MhaPrefillSizes) -> int:
         return self._bytes(sizes, sizes.queries + 2 * GUARD, sizes.keys + 2 * GUARD)

@@ -13,17 +13,16 @@ import itertools
 import math
 from typing import Any
 
-from kernels.attention import needed
+from kernels.attention import BYTES, needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
-from kernels.op import Call, Prepared
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.op import Call, Prepared, sequence
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
-SLACK = 256
-"""Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
+SLACK = 256  # entries in memory behind the end of a list, because kernels fetch whole blocks of it
 
 
 def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /, **further: Any) -> Call:
@@ -119,7 +118,7 @@ def partial_bytes(rows: int) -> int:
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of a copy of the cache, to within a page."""
-    return (sizes.used_pages + 4) * sizes.page * WIDTH * KV_BYTES[sizes.kv]
+    return (sizes.used_pages + 4) * sizes.page * WIDTH * BYTES[sizes.kv]
 
 
 class FiniteCache:
@@ -133,8 +132,7 @@ class FiniteCache:
 
     def clear(self) -> None:
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
-        slots = self.kv.view(torch.uint8).flatten(0, 1)
-        slots.index_fill_(0, self.unused, 0)
+        self.kv.view(torch.uint8).flatten(0, 1).index_fill_(0, self.unused, 0)
 
     def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
         """A call that reads this copy. result: as in Prepared"""
@@ -145,18 +143,9 @@ class FiniteCache:
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
     """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
     cache's format, which `after_query` fills."""
-    if not operands.is_fp8:
-        return operands.q
-    return torch.empty_like(operands.q, dtype=operands.kv.dtype)
+    return torch.empty_like(operands.q, dtype=operands.kv.dtype) if operands.is_fp8 else operands.q
 
 
 def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
     """A call that first rounds q into that buffer, then decodes."""
-    if query is operands.q:
-        return decode
-
-    def call() -> object:
-        query.copy_(operands.q)
-        return decode()
-
-    return call
+    return decode if query is operands.q else sequence(lambda: query.copy_(operands.q), decode)

@@ -97,9 +97,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 def engine_of(graph: Any) -> str:
     """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
-    if not hasattr(graph, "selected_engine"):
-        return ""
-    return getattr(graph.selected_engine, "name", "cuDNN")
+    return getattr(graph.selected_engine, "name", "cuDNN") if hasattr(graph, "selected_engine") else ""
 
 
 @contextmanager

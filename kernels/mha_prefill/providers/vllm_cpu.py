@@ -18,12 +18,6 @@ BACKEND = Symbol(PLACE)
 ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
 
-def extend_bytes(sizes: MhaPrefillSizes) -> int:
-    """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
-    table = 8 * sizes.batch * sizes.longest[1]
-    return table + new_tokens_bytes(sizes)
-
-
 @implementation(
     "vllm.extend",
     VllmCpu,
@@ -31,7 +25,8 @@ def extend_bytes(sizes: MhaPrefillSizes) -> int:
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
     fits=takes("bf16"),
-    workspace=extend_bytes,
+    # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
+    workspace=lambda sizes: 8 * sizes.batch * sizes.longest[1] + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
@@ -51,11 +46,6 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
 
 
-def fits_dense(sizes: MhaPrefillSizes) -> Support:
-    fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
-    return Support.all_of(takes("bf16")(sizes), fresh)
-
-
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
     """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
     longest, _ = sizes.longest
@@ -73,7 +63,9 @@ def dense_bytes(sizes: MhaPrefillSizes) -> int:
     allocates=True,
     rebinds=True,
     symbols=(BACKEND, ATTEND),
-    fits=fits_dense,
+    fits=lambda sizes: Support.all_of(
+        takes("bf16")(sizes), need(sizes.keys == sizes.queries, "takes no cached prefix")
+    ),
     workspace=dense_bytes,
 )
 def dense(o: MhaPrefillOperands, out: None) -> Call:

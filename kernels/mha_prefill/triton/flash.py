@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernels.attention import BYTES
 from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import (
-    BYTES,
     NOPE,
     ROPE,
     VALUE,

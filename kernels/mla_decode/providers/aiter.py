@@ -36,27 +36,24 @@ from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter, is_older
 from shapes.case import Case
 
+# Sequences of the server's context length for which engines make the list of pages that they record into a
+# graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-"""Sequences of the server's context length for which engines make the list of pages that they record into a
-graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
-
+# Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer changes:
+# tried with get_meta_param for 256 and 304 compute units and all batches up to 512.
 ENOUGH = 163_840
-"""Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer
-changes: tried with get_meta_param for 256 and 304 compute units and all batches up to 512."""
-
+# The most parts into which SGLang has a sequence split without data-parallel attention, without and with
+# speculation (max_split_per_batch).
 SPLITS_OF_SGLANG, SPLITS_WITH_DRAFTS = 64, 32
-"""The most parts into which SGLang has a sequence split without data-parallel attention, without and with
-speculation (max_split_per_batch)."""
-
+# The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
+# parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
-"""The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
-parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
 SCHEDULED = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+# The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE = ("work_meta_data work_metadata_ptrs", *SCHEDULED.split())
-"""The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes."""
 
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
 DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
@@ -81,6 +78,10 @@ PLAN = Function(
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
+# What `aiter.asm` takes. A query on an FP8 cache is FP8 too.
+HEADS = {"bf16": "8, 16, 32, 64, 128", "fp8": "8, 16, 128"}
+
+
 class Asm(Aiter):
     """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
     before."""
@@ -88,12 +89,6 @@ class Asm(Aiter):
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
-
-
-def fits_asm(sizes: MlaDecodeSizes) -> Support:
-    """A query on an FP8 cache is FP8 too."""
-    heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
-    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
 
 
 def supports_asm(case: Case, platform: Platform) -> Support:
@@ -134,9 +129,8 @@ def is_before(platform: Platform, first: str) -> bool:
 def has_release(
     sizes: MlaDecodeSizes, platform: Platform, first: str = "", first_of_several: str = "0.1.18"
 ) -> Support:
-    """first: the first release that is right with one query token; empty: any
-    first_of_several: and with several. Before 0.1.18 some releases mask or fold several query tokens wrongly,
-    depending on their number and on the heads; others have no kernel."""
+    """first, first_of_several: the first release that is right with one query token, and with several; empty:
+    any. Before 0.1.18 some releases mask or fold several query tokens wrongly, or have no kernel."""
     wanted = first if sizes.q == 1 else first_of_several
     return need(
         not wanted or not is_before(platform, wanted),
@@ -146,8 +140,7 @@ def has_release(
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     """The bytes of partial results of so many splits, of q in FP8 and of the copy of the cache."""
-    rows = sizes.batch * sizes.q * sizes.heads
-    return layouts.partial_bytes(rows * splits) + rows * WIDTH + layouts.cache_bytes(sizes)
+    return layouts.partial_bytes(sizes.rows * splits) + sizes.rows * WIDTH + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -155,7 +148,9 @@ def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     Asm,
     symbols=(DECODE, DECODE_FP8),
     supports=supports_asm,
-    fits=fits_asm,
+    fits=lambda sizes: need(
+        str(sizes.heads) in HEADS[sizes.kv].split(", "), f"takes {HEADS[sizes.kv]} heads with kv={sizes.kv}"
+    ),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
     workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
 )
@@ -173,10 +168,10 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
     output of these; the cache."""
-    tiles, heads = sizes.batch + layouts.MOST_UNITS, padded(sizes.heads)
-    rows = sizes.batch * sizes.q * heads
-    repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
-    return layouts.partial_bytes(tiles * sizes.q * heads) + repeated + layouts.cache_bytes(sizes)
+    heads = padded(sizes.heads)
+    of_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
+    partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
+    return partial + sizes.batch * sizes.q * heads * of_row + layouts.cache_bytes(sizes)
 
 
 def supports_persistent(case: Case, platform: Platform) -> Support:
@@ -223,7 +218,8 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     own = written.view_as(written)
 
     def call() -> None:
-        repeat_heads(o.packed, query)
+        if query.data_ptr() != o.q.data_ptr():
+            repeat_heads(o.packed, query)
         written.set_(own)
         decode()
 
@@ -236,14 +232,12 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
     """Copies heads one by one where that gives the number, else all of them, as vLLM does."""
-    if query.data_ptr() == q.data_ptr():
-        return
     times, rest = divmod(query.shape[1], q.shape[1])
     if rest == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
-        return
-    for part in query.split(q.shape[1], 1):
-        part.copy_(q[:, : part.shape[1]])
+    else:
+        for part in query.split(q.shape[1], 1):
+            part.copy_(q[:, : part.shape[1]])
 
 
 def supports_sglangs(case: Case, platform: Platform) -> Support:
@@ -328,13 +322,9 @@ def arguments(
     if o.is_fp8:
         # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
         # values of q lie near 30, a tenth of what either format holds.
-        scales = {"q_scale": one_value(1.0, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        scales = {"q_scale": o.one_value(1.0), "kv_scale": o.one_value(o.kv_scale)}
         given |= {**scales, "intra_batch_mode": False}
     return given
-
-
-def one_value(value: float, device: torch.device) -> torch.Tensor:
-    return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
 def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[str, Any]) -> Call:
@@ -382,9 +372,7 @@ class AiterTriton(Aiter):
         takes(most_q=MOST_QUERIES)(sizes),
     ),
     # Partial results of 128 segments; the cache.
-    workspace=lambda sizes: (
-        sizes.batch * sizes.q * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
-    ),
+    workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
@@ -399,7 +387,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         block_tables=layouts.full_pages(o, page),
         causal=True,
         q_descale=None,
-        kv_descale=one_value(o.kv_scale, o.kv.device) if o.is_fp8 else None,
+        kv_descale=o.one_value(o.kv_scale) if o.is_fp8 else None,
         out_scale=None,
         shuffled_kv_cache=False,
     )
@@ -419,16 +407,6 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
 
 
-def fits_gluon(sizes: MlaDecodeSizes) -> Support:
-    cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
-    return Support.all_of(
-        need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        # The most heads that all versions take, in batches of any size.
-        takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
-        need(cache <= 2 << 30, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
-    )
-
-
 @implementation(
     "aiter.gluon",
     AiterTriton,
@@ -437,7 +415,15 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     symbols=(GLUON,),
     # At 0.1.15 it takes one sequence of 49152 tokens or more.
     supports=lambda case, platform: has_release(sizes_of(case), platform, "0.1.16", "0.1.19"),
-    fits=fits_gluon,
+    fits=lambda sizes: Support.all_of(
+        need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
+        # The most heads that all versions take, in batches of any size.
+        takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
+        need(
+            (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2 <= 2 << 30,
+            "takes a cache of up to 2 GiB, beyond which it masks no loads",
+        ),
+    ),
     layout=lambda sizes: sizes.tokens * 4,
     # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
     workspace=lambda sizes: max(sizes.batch * sizes.q, 256) * sizes.heads * (LATENT * 2 + 4),

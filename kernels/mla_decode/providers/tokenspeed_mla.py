@@ -13,8 +13,7 @@ from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, implementation
 from kernels.vendor import BLACKWELL, Vendor
 
-QUERIES = 8
-"""Query tokens of a request for which vLLM's workspace has room."""
+QUERIES = 8  # query tokens of a request for which vLLM's workspace has room
 
 DECODE = Function(
     "tokenspeed_mla.tokenspeed_mla_decode",

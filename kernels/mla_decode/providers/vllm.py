@@ -20,14 +20,11 @@ from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 PREFILL = "vLLM verifies drafts by its prefill path"
 """Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py)."""
 
-HEADS = 128
-"""CUTLASS's output has so many, and vLLM pads the query to them."""
+HEADS = 128  # CUTLASS's output has so many, and vLLM pads the query to them
 
-TILE = 128
-"""Tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles."""
+TILE = 128  # tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles
 
-WORKSPACE = 128 << 20
-"""Bytes that vLLM begins with for CUTLASS's kernel."""
+WORKSPACE = 128 << 20  # bytes that vLLM begins with for CUTLASS's kernel
 
 CUTLASS = Function("vllm._custom_ops.sm100_cutlass_mla_decode", positions=10)
 CUTLASS_BYTES = Function(

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from kernels.attention import BYTES
 from kernels.mla_decode.layouts import MOST_UNITS
 from kernels.mla_decode.operands import (
-    KV_BYTES,
     LATENT,
     MOST_QUERIES,
     ROPE,
@@ -145,7 +145,7 @@ class SplitKv(SuiteTriton):
             if block not in (blocks or [32, 64]):
                 continue
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
-                in_registers = tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
+                in_registers = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
                 if target.kind == "rocm" and in_registers > target.shared:
                     continue
                 if sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES:
@@ -172,7 +172,7 @@ class SplitKv(SuiteTriton):
             "longest": max(lengths),
             "heads": rows_of(sizes),
             "page": sizes.page,
-            "kv_bytes": KV_BYTES[sizes.kv],
+            "kv_bytes": BYTES[sizes.kv],
             **({"q": sizes.q} if sizes.q > 1 else {}),
         }
 

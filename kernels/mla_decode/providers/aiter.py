@@ -13,7 +13,8 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels.attention import needed
@@ -78,10 +79,6 @@ PLAN = Function(
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
-# What `aiter.asm` takes. A query on an FP8 cache is FP8 too.
-HEADS = {"bf16": "8, 16, 32, 64, 128", "fp8": "8, 16, 128"}
-
-
 class Asm(Aiter):
     """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
     before."""
@@ -89,21 +86,29 @@ class Asm(Aiter):
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
+    # Heads -> the first release that is right with one query token; the others are in all.
+    first: ClassVar[Mapping[int, str]] = {}
 
+    def supports(self, case: Case, platform: Platform) -> Support:
+        sizes = sizes_of(case)
+        most = self.most_q(sizes, platform.arch)
+        return Support.all_of(
+            super().supports(case, platform),
+            need(
+                sizes.q <= most,
+                f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads "
+                f"with kv={sizes.kv}; the most are {most}",
+            ),
+            has_release(sizes, platform, self.first.get(sizes.heads, "")),
+        )
 
-def supports_asm(case: Case, platform: Platform) -> Support:
-    """By the kernels in hsa/*/mla/mla_asm.csv; with FP8, by AITER's table of splits too, which ends at 512
-    query tokens times heads, and has not 80, 96 or 112. For one query token of 64 heads gfx950 has a kernel
-    and gfx942 has none. Of 8 heads there is one of two query tokens on gfx950, with a causal mask and
-    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
-    sizes = sizes_of(case)
-    most = 4 if sizes.kv == "fp8" else MOST_QUERIES
-    lacks = (platform.arch, sizes.kv, sizes.heads, sizes.q) == ("gfx942", "bf16", 64, 1)
-    return Support.all_of(
-        has_kernel(sizes, platform, 1 if sizes.heads == 8 else most),
-        need(not lacks, "AITER has no kernel of 64 heads for one query token"),
-        has_release(sizes, platform, {8: "0.1.15", 32: "0.1.13", 64: "0.1.13"}.get(sizes.heads, "")),
-    )
+    @staticmethod
+    def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
+        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). gfx942 has
+        those of 16 heads, and of 128 with FP8; gfx950 has those of any number with bf16, and of powers of two
+        with FP8. AITER folds other heads into query tokens of 16 heads."""
+        has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
+        return MOST_QUERIES if has_many else 4
 
 
 def sizes_of(case: Case) -> MlaDecodeSizes:
@@ -112,22 +117,13 @@ def sizes_of(case: Case) -> MlaDecodeSizes:
     return sizes
 
 
-def has_kernel(sizes: MlaDecodeSizes, platform: Platform, most_q: int) -> Support:
-    """most_q: the most query tokens for which AITER has a kernel"""
-    return need(
-        sizes.q <= most_q,
-        f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads with "
-        f"kv={sizes.kv}; the most are {most_q}",
-    )
-
-
 def is_before(platform: Platform, first: str) -> bool:
     """Whether the AITER that is installed here is older than a release; False where there is none."""
     return platform.here and is_older(platforms.version("aiter") or "", first)
 
 
 def has_release(
-    sizes: MlaDecodeSizes, platform: Platform, first: str = "", first_of_several: str = "0.1.18"
+    sizes: MlaDecodeSizes, platform: Platform, first: str, first_of_several: str = "0.1.18"
 ) -> Support:
     """first, first_of_several: the first release that is right with one query token, and with several; empty:
     any. Before 0.1.18 some releases mask or fold several query tokens wrongly, or have no kernel."""
@@ -143,13 +139,30 @@ def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     return layouts.partial_bytes(sizes.rows * splits) + sizes.rows * WIDTH + layouts.cache_bytes(sizes)
 
 
+# A query on an FP8 cache is FP8 too.
+HEADS_OF_ASM = {"bf16": "8, 16, 32, 64, 128", "fp8": "8, 16, 128"}
+
+
+def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
+    """With FP8 it follows from AITER's table of splits, too, which ends at 512 query tokens times heads, and
+    has not 80, 96 or 112. Of 8 heads there is a kernel of two query tokens on gfx950, with a causal mask and
+    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
+    return 1 if sizes.heads == 8 else 4 if sizes.kv == "fp8" else MOST_QUERIES
+
+
 @implementation(
     "aiter.asm",
     Asm,
     symbols=(DECODE, DECODE_FP8),
-    supports=supports_asm,
+    first={8: "0.1.15", 32: "0.1.13", 64: "0.1.13"},
+    most_q=staticmethod(most_q_of_asm),
+    supports=lambda case, platform: need(
+        platform.arch == "gfx950" or sizes_of(case).heads != 64 or sizes_of(case).q > 1,
+        "AITER has no kernel of 64 heads for one query token",
+    ),
     fits=lambda sizes: need(
-        str(sizes.heads) in HEADS[sizes.kv].split(", "), f"takes {HEADS[sizes.kv]} heads with kv={sizes.kv}"
+        str(sizes.heads) in HEADS_OF_ASM[sizes.kv].split(", "),
+        f"takes {HEADS_OF_ASM[sizes.kv]} heads with kv={sizes.kv}",
     ),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
     workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
@@ -174,22 +187,11 @@ def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     return partial + sizes.batch * sizes.q * heads * of_row + layouts.cache_bytes(sizes)
 
 
-def supports_persistent(case: Case, platform: Platform) -> Support:
-    """By the kernels in hsa/*/mla/mla_asm.csv. gfx942 has those of 16 heads, and of 128 with FP8; gfx950 has
-    those of any number with bf16, and of powers of two with FP8. AITER folds other heads into query tokens of
-    16 heads."""
-    sizes = sizes_of(case)
-    has_many = platform.arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
-    most = MOST_QUERIES if has_many else 4
-    return Support.all_of(has_kernel(sizes, platform, most), has_release(sizes, platform))
-
-
 @implementation(
     "aiter.asm_persistent",
     Asm,
     truncates=True,
     symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
-    supports=supports_persistent,
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
     workspace=persistent_bytes,
@@ -204,11 +206,11 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
     clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
     code."""
-    rows, heads = len(o.packed), o.heads
-    cache, query, answer = layouts.FiniteCache(o), layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
+    heads, cache = o.heads, layouts.FiniteCache(o)
+    query, answer = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
     if padded(heads) > heads:
-        query = cache.kv.new_empty(rows, padded(heads), WIDTH)
-        answer = out.new_empty(rows, padded(heads), LATENT)
+        query = cache.kv.new_empty(len(query), padded(heads), WIDTH)
+        answer = out.new_empty(len(query), padded(heads), LATENT)
     given = arguments(o, cache, query, answer, REQUESTS["vllm"])
     given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
@@ -240,16 +242,11 @@ def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
             part.copy_(q[:, : part.shape[1]])
 
 
-def supports_sglangs(case: Case, platform: Platform) -> Support:
-    sizes, on_gfx950 = sizes_of(case), platform.arch == "gfx950"
-    least = min(sizes.lengths())
-    return Support.all_of(
-        has_kernel(sizes, platform, MOST_QUERIES if on_gfx950 else 4),
-        has_release(sizes, platform),
-        need(
-            not on_gfx950 or least >= LEAST_TOKENS,
-            f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
-        ),
+def divides(case: Case, platform: Platform) -> Support:
+    least = min(sizes_of(case).lengths())
+    return need(
+        platform.arch != "gfx950" or least >= LEAST_TOKENS,
+        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
     )
 
 
@@ -258,7 +255,7 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     Asm,
     truncates=True,
     symbols=(PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG),
-    supports=supports_sglangs,
+    supports=divides,
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
         need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),

@@ -4,7 +4,6 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -89,22 +88,18 @@ def output(row: Implementation, o: MlaDecodeOperands) -> torch.Tensor:
     return out
 
 
-def apart(row: Implementation, o: MlaDecodeOperands) -> dict[str, Any]:
-    """The judge's report on a row's output, with that of calls with one token each in place of the reference:
-    token t of a sequence of n is the only one of a sequence of n - q + 1 + t tokens."""
-    q, of_tokens = o.sizes.q, []
-    for t in range(q):
-        lengths = [n - q + 1 + t for n in o.host_lengths]
+@pytest.mark.parametrize("name", ["torch.naive", "torch.sdpa"])
+@pytest.mark.parametrize("case", ["ctx=2..50 page=16 q=2", "ctx=8..70 heads=8 page=16 kv=fp8 q=8"])
+def test_a_call_is_as_many_calls_with_one_query_token(name, case):
+    """Token t of a sequence of n is the only one of a sequence of n - q + 1 + t tokens."""
+    row = next(each for each in kernels.implementations("mla_decode") if each.name == name)
+    o = problem("mla_decode", f"batch=3 {case}", "core", True, "cpu").operands
+    of_tokens = []
+    for t in range(o.sizes.q):
+        lengths = [n - o.sizes.q + 1 + t for n in o.host_lengths]
         one = {"lengths": torch.tensor(lengths, dtype=torch.int32), "host_lengths": lengths}
         sizes = replace(o.sizes, q=1, ctx=f"{min(lengths)}..{max(lengths)}")
         of_tokens.append(output(row, o.replaced(q=o.q[:, t : t + 1].contiguous(), sizes=sizes, **one)))
     calls = replace(OP.reference(o), value=torch.cat(of_tokens, 1).double())
-    return compare_output(output(row, o), calls, OP.tolerance(o.sizes))
-
-
-@pytest.mark.parametrize("name", ["torch.naive", "torch.sdpa"])
-@pytest.mark.parametrize("case", ["ctx=2..50 page=16 q=2", "ctx=8..70 heads=8 page=16 kv=fp8 q=8"])
-def test_a_call_is_as_many_calls_with_one_query_token(name, case):
-    row = next(each for each in kernels.implementations("mla_decode") if each.name == name)
-    report = apart(row, problem("mla_decode", f"batch=3 {case}", "core", True, "cpu").operands)
+    report = compare_output(output(row, o), calls, OP.tolerance(o.sizes))
     assert report["ok"], report["reason"]

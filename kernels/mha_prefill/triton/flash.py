@@ -45,11 +45,6 @@ class FlashConfig:
     waves: int = 0  # of a SIMD, for which AMD's compiler must leave registers; 0: it decides
     turned: bool = False  # a kernel before it writes FP8 values so that keys are side by side
 
-    def options(self) -> dict[str, int]:
-        """Triton's options."""
-        common = options(self.warps, self.stages, self.instruction)
-        return common | {"waves_per_eu": self.waves} if self.waves else common
-
 
 def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     """Whether FP8 values may be needed with keys side by side: wgmma takes no other layout, and gfx942 loads
@@ -144,10 +139,8 @@ class FlashVarlen(SuiteTriton):
     def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
-        total = 12 * programs
-        if sizes.dtype == "fp8":
-            total += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
-        return total
+        of_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
+        return 12 * programs + columns(sizes.keys, sizes.batch) * of_column
 
     def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -216,7 +209,8 @@ class FlashVarlen(SuiteTriton):
             HEADROOM=headroom,
             PRODUCT=tl.float32 if prepared.interpreted else formats[kind],
             FNUZ_BITS=q.dtype == torch.uint8,
-            **config.options(),
+            **options(config.warps, config.stages, config.instruction),
+            **({"waves_per_eu": config.waves} if config.waves else {}),
         )
         prepared.launches = [*launches, flash]
         return prepared
@@ -277,30 +271,21 @@ def order(
     the end.
     """
     cache = target.pick(CACHES)
+    most = cache.bytes // key_bytes  # keys of a section, but for one of a single head
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
     load = [(0, die) for die in range(cache.dies)]
-    dealt: list[list[tuple[int, int]]] = [[] for _ in range(cache.dies)]
+    section, keys = [0] * cache.dies, [0] * cache.dies  # the last section of each die, and its keys so far
+    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]
     for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
+        prefix, new = lengths[sequence]
         for head in range(heads):
             so_far, die = load[0]
             heapq.heapreplace(load, (so_far + work[sequence], die))
-            dealt[die].append((head, sequence))
-    queues = [_in_sections(pairs, lengths, rows, cache.bytes // key_bytes) for pairs in dealt]
-    return [tile for turn in zip_longest(*queues) for tile in turn if tile is not None]
-
-
-def _in_sections(
-    pairs: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int, most: int
-) -> list[Tile]:
-    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair, each section
-    from the tile with the most keys on."""
-    tiles: list[tuple[tuple[int, int], Tile]] = []
-    section = keys = 0
-    for head, sequence in pairs:
-        prefix, new = lengths[sequence]
-        if keys and keys + prefix + new > most:
-            section, keys = section + 1, 0
-        keys += prefix + new
-        for first in range(0, new, rows):
-            tiles.append(((section, -(prefix + first)), Tile(head, sequence, first)))
-    return [tile for _, tile in sorted(tiles, key=lambda placed: placed[0])]
+            if keys[die] and keys[die] + prefix + new > most:
+                section[die], keys[die] = section[die] + 1, 0
+            keys[die] += prefix + new
+            for first in range(0, new, rows):
+                queues[die].append((section[die], -(prefix + first), Tile(head, sequence, first)))
+    for queue in queues:
+        queue.sort(key=lambda placed: placed[:2])  # tiles of one place stay in order
+    return [placed[-1] for turn in zip_longest(*queues) for placed in turn if placed is not None]

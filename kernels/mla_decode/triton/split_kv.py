@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.attention import BYTES
-from kernels.mla_decode.layouts import MOST_UNITS
+from kernels.mla_decode.layouts import MOST_UNITS, partial_bytes
 from kernels.mla_decode.operands import (
     LATENT,
     MOST_QUERIES,
@@ -33,7 +33,6 @@ COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 
 PER_UNIT = (1, 2, 4, 8)
-MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 
 
@@ -113,8 +112,8 @@ HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
 }
 FEW = 32  # rows
 
+# (architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens.
 SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
-"""(architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens."""
 
 
 def rows_of(sizes: MlaDecodeSizes) -> int:
@@ -146,9 +145,8 @@ class SplitKv(SuiteTriton):
                 continue
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
                 in_registers = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
-                if target.kind == "rocm" and in_registers > target.shared:
-                    continue
-                if sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES:
+                spills = sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES
+                if spills or (target.kind == "rocm" and in_registers > target.shared):
                     continue
                 config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
                 yield config
@@ -179,12 +177,10 @@ class SplitKv(SuiteTriton):
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         """An upper bound over all platforms and configurations. A plan has no more slots than programs or
         than two a sequence, and a split sequence no more than parts of the least length, and one."""
-        programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(rows_of(sizes) / MOST_HEADS)
-        slots = min(
-            max(programs, 2 * min(sizes.batch, programs)),
-            sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
-        )
-        return slots * rows_of(sizes) * (LATENT + 1) * 4
+        programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
+        of_programs = max(programs, 2 * min(sizes.batch, programs))
+        slots = min(of_programs, sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS))
+        return partial_bytes(slots * rows_of(sizes))
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -209,9 +205,9 @@ class SplitKv(SuiteTriton):
         nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
         parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
         partial, log_sums = split.buffers(rows, out.device)
-        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64.
+        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. See split_kv_jit.
         wide = config.heads >= 64 and config.warps > 4
-        apart = target.kind == "cuda" and wide and not config.swap  # see split_kv_jit
+        apart = target.kind == "cuda" and wide and not config.swap
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],
             o.q,
@@ -242,7 +238,8 @@ class SplitKv(SuiteTriton):
         )
         prepared.launches = [first]
         if split.split:
-            most = 1 << (split.most - 1).bit_length()  # of its slots, rounded up to a power of two
+            # The most slots of a sequence, rounded up to a power of two.
+            most = 1 << (max(count for *_, count in split.split) - 1).bit_length()
             columns = min(LATENT, COMBINE_VALUES // most)
             kernel = combine_kernel[(len(split.split) * rows, LATENT // columns)]
             entries = torch.tensor(split.split, dtype=torch.int32, device=out.device)

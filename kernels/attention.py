@@ -1,13 +1,10 @@
-"""What the attention ops share: arguments of libraries by name, the shift of adversarial scores, edges of
-tiles, and the error that rounding explains.
+"""What the attention ops share: checks of sizes, arguments of libraries by name, and the error that rounding
+explains.
 
 sigma: a right kernel takes exact products of bf16, sums in fp32, and rounds to bf16 twice (relative error
 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
-independently, and the output. The first adds the `rounding_variance` of weights that err by 2^-9 of
-themselves, the second 2^-9 * |out|. The fp32 error of a score of size |s| acts like an error of its weight.
-LEAST_SIGMA is the least.
-
-sigma_fp8: weights are rounded to FP8 (see `fp8_variance`).
+independently (`rounding_variance`), and the output (`output_variance`). The fp32 error of a score of size |s|
+acts like an error of its weight. sigma_fp8: weights are rounded to FP8 (`fp8_variance`).
 """
 
 from __future__ import annotations
@@ -125,9 +122,8 @@ def fp8_variance(
 
     Before they are normalised, weights are in [0, 1] where a kernel does not scale them up. The root mean
     square error of each is a share `relative` of itself, or the format's subnormal step / sqrt(12). Below the
-    smallest normal number, many weights may have the same size, and then the same error, so that their errors
-    add up (all those below half of the smallest subnormal number become 0). The shift of the output that
-    results is computed, and its square is the second tensor that is returned.
+    smallest normal number, many weights may have the same size and so the same error (all those below half of
+    the smallest subnormal number become 0): the shift of the output that results is computed, and squared.
 
     p: weights [..., rows, keys]; v: `with_squares`; hidden: true where a mask hides a key; None: nowhere
     """

@@ -133,8 +133,8 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
-        out moved once. An FP8 kernel may round the softmax weights to FP8: FP8 products bound it."""
+        """q, k, v and out are moved once. An FP8 kernel may round the softmax weights to FP8 too, so that FP8
+        products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -156,8 +156,8 @@ class MhaPrefill(Op):
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Two results in fp32, with FP8 operands three; also in fp32, for the longest sequence and some
-        heads, keys, values and their squares, twice; scores and what is computed of them."""
+        """Results; for the longest sequence and some heads, keys, values and their squares, twice; scores and
+        what is computed of them. All are fp32."""
         _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
@@ -174,16 +174,14 @@ class MhaPrefill(Op):
         return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
 
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
-        """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, as
-        kernels/attention.py describes, 1.9 where weights are rounded after they were normalised, 2.0 where
-        cached and new keys' results are rounded to bf16 and then merged
-        (tests/kernels/mha_prefill/right_arithmetic.py). 2.5 passes those; a row of zeros counted as a key
-        reaches 4 times that, weights in fp8 6 times.
+        """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, 1.9 where
+        weights are rounded after they were normalised, 2.0 where cached and new keys' results are rounded to
+        bf16 and then merged (tests/kernels/mha_prefill/right_arithmetic.py). 2.5 passes those; a row of zeros
+        counted as a key reaches 4 times that, weights in fp8 6 times.
 
-        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, scaled up or not, summed
-        before or after rounding, in sigma_fp8. That is about 15 times as large: a wrong descale reaches 8
-        times the limit, one key lost or let in 5 times, the scale of the 128 alone 3 times; a row of zeros
-        counted as a key, or a scale 5 percent off, does not reach it (mistakes.py). Over all even rows
-        right calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated
-        weights make the output 3 percent low (mistakes.py)."""
+        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, in sigma_fp8. That is
+        about 15 times as large: a wrong descale reaches 8 times the limit, one key lost or let in 5 times; a
+        row of zeros counted as a key, or a scale 5 percent off, does not reach it. Over all even rows right
+        calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated weights
+        make the output 3 percent low (mistakes.py)."""
         return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

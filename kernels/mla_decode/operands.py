@@ -1,6 +1,4 @@
-"""Sizes and operands of an MLA decode: queries and a paged cache on which the usual mistakes show, whatever
-the sizes.
-"""
+"""Sizes and operands of an MLA decode: queries and a paged cache on which the usual mistakes show."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ class MlaDecodeSizes:
     fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
     # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
     # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
-    # by the longest sequence: set model_len to that. The default is that of DeepSeek-V3 and R1, their
-    # max_position_embeddings.
+    # by the longest sequence: set model_len to that. The default is DeepSeek-V3's max_position_embeddings.
     model_len: int = 163_840
     q: int = 1  # query tokens of each sequence, its last ones: 1 + draft tokens where a step verifies drafts
 
@@ -87,18 +84,16 @@ def takes(
     """What a row declares as `fits` that takes caches of this dtype, so many heads and query tokens at most,
     and pages that are a multiple of a number of tokens, or that divide one. Where an argument is left out it
     takes all, but only one query token."""
+    format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+    queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
+    why = f": {why_most_q}" if why_most_q else ""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
-        format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
-        queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
-        why = f": {why_most_q}" if why_most_q else ""
+        few = not most_heads or sizes.heads <= most_heads
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
             need(sizes.q <= most_q, f"takes {queries}, not {sizes.q}{why}"),
-            need(
-                not most_heads or sizes.heads <= most_heads,
-                f"takes up to {most_heads} heads, not {sizes.heads}",
-            ),
+            need(few, f"takes up to {most_heads} heads, not {sizes.heads}"),
             need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
             need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
         )
@@ -193,16 +188,12 @@ class MlaDecodeOperands(Operands):
 
 
 SPARE_PAGES = 3
-
+# Scales of an FP8 cache: either format ends near 15, three standard deviations above the widest channel.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
-"""Scales of an FP8 cache: with them either format ends near 15, three standard deviations above the widest
-channel."""
-
+# The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q.
 CONSTANT = WIDTH - 1
-"""The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q."""
-
+# A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold.
 PAGES = (1 << 15) + (1 << 12)
-"""A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold."""
 
 
 def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: int = 0) -> MlaDecodeOperands:
@@ -238,8 +229,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     Adversarial operands differ from those of the same seeds in these points:
     - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and
       subtracts 120 from those of another fourth: softmax without its maximum overflows, one that starts from
-      a maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has only 4 bits left
-      for fractions.
+      a maximum of 0 underflows, and a masked token of score 0 has all the weight.
     - Tokens at the edges of the second page, the last page and the second half are landmarks too.
     - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
       sum nothing shows how the others are rounded.

@@ -32,13 +32,12 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     """The reference in fp64, one sequence at a time. Above `max_flops` or MOST_ELEMENTS it takes the
     shortest, the longest, the first and the last sequence and then others at even distances, as many as fit.
 
-    sigma_fp8, where the cache is FP8, is the sigma of a call that rounds q and the softmax weights to FP8.
-    The root mean square error of a weight is 2^-4 / sqrt(3) of itself. An error d of q
-    (formats.rounding_deviation) changes score j of the head by d . kv_j, and so the output by d . C to first
-    order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights. d is doubled, because
-    two tokens that share the weight give a row errors that are multiples of one normally distributed number,
-    which reaches 5 standard deviations in millions of rows. First order holds for scores that deviate by up
-    to 8, not by 60.
+    sigma_fp8 is that of a call that rounds q and the softmax weights to FP8. The root mean square error of a
+    weight is 2^-4 / sqrt(3) of itself. An error d of q (formats.rounding_deviation) changes score j of the
+    head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the
+    covariance under the weights. d is doubled, because two tokens that share the weight give a row errors
+    that are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
+    rows. First order holds for scores that deviate by up to 8, not by 60.
     """
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
@@ -114,9 +113,8 @@ class MlaDecode(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """2 * heads * (576 + 512) flops for each key that a query token sees; each cached row, q, out moved
-        once. On an FP8 cache a kernel may round q and the softmax weights to FP8 and multiply those: FP8
-        products bound it."""
+        """Each cached row, q and out are moved once. On an FP8 cache a kernel may round q and the softmax
+        weights to FP8, so that FP8 products bound it."""
         flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
         moved = sizes.tokens * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
@@ -141,17 +139,15 @@ class MlaDecode(Op):
         return empty(sizes, sizes.lengths(), device)
 
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
-        """A kernel that rounds only twice, as kernels/attention.py describes, has a row error of 1 sigma or
-        less. The worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16
-        partial results too, 1.75 where weights are rounded after they were normalised
-        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser:
-        weights in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single
-        elements of millions reach 4 to 5 times their row's error.
+        """The worst rows of 200 random cases, in sigma: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with
+        bf16 partial results too, 1.75 where weights are rounded after they were normalised
+        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8
+        reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single elements of millions
+        reach 4 to 5 times their row's error.
 
-        Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit, a scale of q five
-        times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls
-        err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
-        weights make the output 3 percent low (mistakes.py).
+        Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit. Over all even
+        rows right calls err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more,
+        and truncated weights make the output 3 percent low (mistakes.py).
 
         With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
         8 to 12 even rows, of one short sequence; over those right calls err by up to 0.655."""

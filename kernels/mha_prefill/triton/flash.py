@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.attention import BYTES
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import (
-    NOPE,
-    ROPE,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    MhaPrefillSizes,
-    takes,
-)
+from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format

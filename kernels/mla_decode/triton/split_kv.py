@@ -105,10 +105,7 @@ HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
         # 32 tokens spill with Triton 3.6.
         "many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
     },
-    "cpu": {
-        "few": SplitKvConfig(16, 128, per_unit=2),
-        "many": SplitKvConfig(64, 128, per_unit=2),
-    },
+    "cpu": {"few": SplitKvConfig(16, 128, per_unit=2), "many": SplitKvConfig(64, 128, per_unit=2)},
 }
 FEW = 32  # rows
 

@@ -41,10 +41,7 @@ def every_fifth(s: Sequence) -> list[int]:
 
 
 def flash(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    ends: Ends | None = None,
-    results: Round = exact,
+    a: Attended, how: Arithmetic = IN_BF16, ends: Ends | None = None, results: Round = exact
 ) -> torch.Tensor:
     scores, length = a.scores, a.sequence.length
     bounds = {0, length, *(end for end in (ends(a.sequence) if ends else ()) if 0 < end < length)}
@@ -54,10 +51,7 @@ def flash(
 
 
 def fp8_call(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    summed: bool = False,
-    ends: Ends | None = None,
+    a: Attended, how: Arithmetic = IN_BF16, summed: bool = False, ends: Ends | None = None
 ) -> torch.Tensor:
     """The weights in the operands' format. summed: whether they are summed as they are rounded"""
     rounded = partial(fp8, a.fp8)
@@ -165,7 +159,7 @@ FP8: dict[str, Wrong] = {
 }
 FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.fp8: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
-    "output truncated": truncating(partial(fp8_call, how=A(block=128))),
+    "output truncated": truncating(partial(fp8_call, how=A(block=128)))
 }
 
 

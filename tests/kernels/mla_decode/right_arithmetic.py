@@ -30,11 +30,7 @@ def normalised_first(a: Attended) -> torch.Tensor:
 
 
 def split(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    parts: int = 1,
-    unit: int = 1,
-    results: Round = exact,
+    a: Attended, how: Arithmetic = IN_BF16, parts: int = 1, unit: int = 1, results: Round = exact
 ) -> torch.Tensor:
     """In so many parts of whole units of tokens."""
     scores, places = a.scores, evenly(len(a.v), parts, unit)
@@ -63,11 +59,7 @@ def uneven(a: Attended, how: Arithmetic = IN_BF16, output: Round = exact) -> tor
 
 
 def fp8_call(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    q_scale: str = "one",
-    summed: bool = False,
-    **parts: Any,
+    a: Attended, how: Arithmetic = IN_BF16, q_scale: str = "one", summed: bool = False, **parts: Any
 ) -> torch.Tensor:
     """q and the weights in the cache's format. q_scale: one; or of the tensor's or the head's largest.
     summed: whether weights are summed as they are rounded"""
@@ -173,7 +165,7 @@ FP8: dict[str, Wrong] = {
 }
 FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, AITER e404860
-    "5 parts, output truncated": lambda a: truncated(fp8_call(a, parts=5)),
+    "5 parts, output truncated": lambda a: truncated(fp8_call(a, parts=5))
 }
 
 

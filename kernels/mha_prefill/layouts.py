@@ -58,7 +58,7 @@ def varlen(
 
 def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
     """The live operands of a call that reads v in a layout of its own."""
-    return {**o.live_tensors(), "v": v[..., :VALUE]}
+    return o.live_tensors() | {"v": v[..., :VALUE]}
 
 
 def of_values(returned: Any) -> torch.Tensor:

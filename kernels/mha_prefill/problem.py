@@ -66,13 +66,9 @@ def reference(
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
+                queries = q[every[part].to(q.device), heads].float().transpose(0, 1)
                 results = _attend(
-                    q[every[part].to(q.device), heads].float().transpose(0, 1),
-                    keys[..., :seen],
-                    values[:, :seen],
-                    position,
-                    operands.score_scale,
-                    fmt,
+                    queries, keys[..., :seen], values[:, :seen], position, operands.score_scale, fmt
                 )
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)

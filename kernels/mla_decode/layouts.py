@@ -29,12 +29,12 @@ def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /,
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. q and the output are packed: [batch * q, heads, width]."""
     usual = {
-        "q": o.packed,
-        "out o": None if out is None else out.flatten(0, 1),
+        "q q_extend": o.packed,
+        "out o o_extend": None if out is None else out.flatten(0, 1),
         "softmax_scale sm_scale": o.scale,
         "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
         "cu_seqlens_q qo_indptr": query_starts(o),
-        "max_seqlen_q": o.q.shape[1],
+        "max_seqlen_q max_len_extend": o.q.shape[1],
         "causal": o.q.shape[1] > 1,
         "num_heads_kv": 1,
         "max_seq_len": o.sizes.model_len,
@@ -45,6 +45,7 @@ def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /,
         "page_size": o.page,
         "q_data_type qkv_dtype": o.q.dtype,
         "kv_data_type": o.kv.dtype,
+        "k_scale v_scale kv_scale": o.kv_scale,
     }
     return function.bind(**needed(function, usual) | further)
 
@@ -103,12 +104,6 @@ def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tok
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The latent and the rope part of q or of the cache [..., 576]: views [..., 512] and [..., 64]."""
     return tensor[..., :LATENT], tensor[..., LATENT:]
-
-
-def flattened_bytes(sizes: MlaDecodeSizes) -> int:
-    """The bytes of that table, where sequences have several query tokens."""
-    pages = -(-max(sizes.lengths()) // sizes.page) + 1
-    return sizes.batch * sizes.q * pages * 4 if sizes.q > 1 else 0
 
 
 def partial_bytes(rows: int) -> int:

@@ -224,21 +224,13 @@ def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
         names: torch.empty(shape, dtype=dtype, device=o.q.device)
         for names, (shape, dtype) in zip(TENSORS, shapes, strict=True)
     }
-    fill = bound(
-        PLAN,
-        o,
-        None,
-        seqlens_qo_indptr=o.cu_q.cpu(),
-        pages_kv_indptr=o.cu_k.cpu(),
-        context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
-        gqa_ratio=1,
-        qhead_granularity=1,
-        qlen_granularity=TILE,
-        kvlen_granularity=KEYS,
-        block_size=1,
-        **needed(PLAN, tensors),
-    )
-    fill()
+    lengths = {
+        "seqlens_qo_indptr": o.cu_q.cpu(),
+        "pages_kv_indptr": o.cu_k.cpu(),
+        "context_lens": torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
+    }
+    tiles = {"qhead_granularity": 1, "qlen_granularity": TILE, "kvlen_granularity": KEYS, "block_size": 1}
+    bound(PLAN, o, None, gqa_ratio=1, **lengths, **tiles, **needed(PLAN, tensors))()
     # Every key is a page of its own, in order.
     pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
     return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, tensors))

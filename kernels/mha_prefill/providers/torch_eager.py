@@ -204,11 +204,9 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     except ImportError:
         raise Unsupported("this torch has no torch.nn.attention.varlen (2.10 or later has)") from None
     takes = inspect.signature(varlen_attn).parameters
-    if "scale" not in takes and o.scale != WIDTH**-0.5:
-        raise Unsupported("this torch's varlen_attn takes no scale")
     attend = cast("Callable[..., torch.Tensor]", varlen_attn)  # its signature differs by version
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-    if "scale" in takes:
+    if "scale" in takes:  # those without take q's width ** -0.5, as here
         options["scale"] = o.scale
     v = padded(o.v)
 

@@ -36,13 +36,9 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
-    lengths = (
-        torch.arange(len(o.sequences)),
-        torch.tensor([s.length for s in o.sequences]),
-        torch.tensor([s.new for s in o.sequences]),
-        o.cu_q[:-1].long(),
-    )
-    given = (o.q, k, v, out, o.k, o.v, table, *lengths, most_new, o.scale)
+    lengths = torch.tensor([s.length for s in o.sequences]), torch.tensor([s.new for s in o.sequences])
+    places = (table, torch.arange(len(o.sequences)), *lengths, o.cu_q[:-1].long())
+    given = (o.q, k, v, out, o.k, o.v, *places, most_new, o.scale)
     return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
 
 

@@ -177,21 +177,13 @@ class FlashVarlen(SuiteTriton):
         lengths = [(s.prefix, s.new) for s in o.sequences]
         programs = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
         formats = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
+        listed = torch.tensor(programs, dtype=torch.int32, device=device)
+        tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, listed)
+        scales = (o.scale * math.log2(math.e), o.q_descale, o.k_descale, o.v_descale)
+        blocks_of = descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5
         flash = functools.partial(
             flash_kernel[(len(programs),)],
-            q,
-            k,
-            v,
-            prepared.written,
-            o.cu_q,
-            o.cu_k,
-            torch.tensor(programs, dtype=torch.int32, device=device),
-            o.scale * math.log2(math.e),
-            o.q_descale,
-            o.k_descale,
-            o.v_descale,
-            width,
-            *(descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5),
+            *(*tensors, *scales, width, *blocks_of),
             **shared,
             NOPE=NOPE,
             ROPE=ROPE,

@@ -431,6 +431,8 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     tokens it takes as [batch, q, heads, width]."""
     several = o.q.shape[1] > 1
     q_nope, q_pe = layouts.parts(o.q if several else o.packed)
+    lists = {"page_table": layouts.page_list(o, 1), "seq_info": layouts.page_starts(o, 1)}
+    cache = {"kv_c": o.kv.view(-1, WIDTH), "k_pe": None, "kv_pe_offset": LATENT, "use_2d_view": False}
     return layouts.bound(
         GLUON,
         o,
@@ -438,14 +440,9 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         o=out if several else out[:, 0],
         q_nope=q_nope,
         q_pe=q_pe,
-        kv_c=o.kv.view(-1, WIDTH),
-        page_table=layouts.page_list(o, 1),
-        seq_info=layouts.page_starts(o, 1),
-        k_pe=None,
-        kv_pe_offset=LATENT,
-        use_2d_view=False,
         min_kv_seq_len=min(o.host_lengths) if several else 1,  # as vLLM has it
-        kv_scale=1.0,
+        **lists,
+        **cache,
     )
 
 

@@ -140,7 +140,7 @@ class Paged(FlashInfer):
         return takes(pages_of=32, most_q=MOST_QUERIES)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
+        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.rows * WIDTH
 
 
 @implementation(
@@ -177,12 +177,6 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     return paged(operands, "cute-dsl")
 
 
-def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
-    """Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
-    (_TRTLLM_GEN_MLA_MAX_BATCH)."""
-    return Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT)
-
-
 @implementation(
     "flashinfer.auto",
     Paged,
@@ -190,7 +184,9 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
-    workspace=workspace_and_batches,
+    # Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
+    # (_TRTLLM_GEN_MLA_MAX_BATCH).
+    workspace=lambda sizes: Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT),
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,

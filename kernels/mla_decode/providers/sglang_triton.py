@@ -96,8 +96,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         attn_lse=torch.empty_like(partial[..., 0]),
         num_kv_splits=counts,
         max_kv_splits=most,
-        k_scale=o.kv_scale,
-        v_scale=o.kv_scale,
         has_mla=True,
         use_pdl=platform.arch in WITH_PDL,
         uneven_batch=uneven,
@@ -121,24 +119,19 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
     cache = o.kv.view(-1, 1, WIDTH)
     ends = itertools.accumulate(n - queries for n in o.host_lengths)
+    of_new = {"k_extend": new, "v_extend": new[..., :LATENT]}
+    of_cache = {"k_buffer": cache, "v_buffer": cache[..., :LATENT]}
     attend = layouts.bound(
         EXTEND,
         o,
         out,
-        q_extend=o.packed,
-        k_extend=new,
-        v_extend=new[..., :LATENT],
-        o_extend=out.flatten(0, 1),
-        k_buffer=cache,
-        v_buffer=cache[..., :LATENT],
+        **of_new,
+        **of_cache,
         kv_indptr=torch.tensor([0, *ends], dtype=torch.int32, device=device),
         kv_indices=torch.cat([slots[:-queries] for slots in of_sequences]),
         custom_mask=torch.cat(masks).to(device),
         mask_indptr=torch.tensor([0, *itertools.accumulate(map(len, masks))], device=device),
-        max_len_extend=queries,
         is_causal=True,
-        k_scale=o.kv_scale,
-        v_scale=o.kv_scale,
     )
     return Prepared(o, out, attend, after_load=copy)
 

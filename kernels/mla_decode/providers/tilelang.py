@@ -24,6 +24,7 @@ SOURCES = "kernels.mla_decode.providers.tilelang_jit"
 
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
+# What these programs take beside what all do.
 LANGUAGE = (
     Symbol("tilelang.language.GemmWarpPolicy"),
     Function("tilelang.language.gemm", positions=3, needs="transpose_B policy"),
@@ -33,20 +34,20 @@ LANGUAGE = (
     Function("tilelang.language.reduce_max", positions=2, needs="dim clear"),
     Function("tilelang.language.reduce_sum", positions=2, needs="dim"),
 )
-"""What these programs take beside what all do."""
 
 
 class AttendTile(NamedTuple):
-    """What a program takes: heads, tokens a step, threads, stages of the pipeline, and whether the query lies
-    in registers."""
+    """What a program takes."""
 
     heads: int
-    tokens: int
+    tokens: int  # of a step
     threads: int
-    stages: int
+    stages: int  # of the pipeline
     query_in_registers: bool = False
 
 
+# Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared memory
+# of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them.
 TILES = {
     "sm_90": (AttendTile(16, 64, 128, 2), AttendTile(64, 32, 256, 2)),
     # TileLang 0.1.15 finds no layout there for 64 heads and 32 tokens.
@@ -54,10 +55,6 @@ TILES = {
     "gfx942": (AttendTile(16, 32, 128, 0), AttendTile(64, 32, 128, 0, query_in_registers=True)),
     "gfx950": (AttendTile(16, 64, 256, 0), AttendTile(64, 64, 256, 0)),
 }
-"""Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
-memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
-
-
 COMBINE_THREADS = 128
 
 

@@ -26,7 +26,7 @@ UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     partial = layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
-    return partial + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
+    return partial + layouts.cache_bytes(sizes) + sizes.rows * WIDTH
 
 
 @implementation(

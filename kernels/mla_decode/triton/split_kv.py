@@ -83,29 +83,22 @@ _TILES = {
 # bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
 # memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
 # compiling, not by timing.
-HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
-    "cuda": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
-        "many": SplitKvConfig(64, 64, warps=8, stages=2),
-        "many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
-    },
-    "sm_100": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
-        "many": SplitKvConfig(64, 32, warps=8, stages=3),
-        "few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
-        "many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
-    },
-    "rocm": {
-        "few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
-        "many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
-    },
-    "gfx950": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
-        "many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
-        # 32 tokens spill with Triton 3.6.
-        "many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
-    },
-    "cpu": {"few": SplitKvConfig(16, 128, per_unit=2), "many": SplitKvConfig(64, 128, per_unit=2)},
+HEURISTIC = {
+    "cuda few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+    "cuda many": SplitKvConfig(64, 64, warps=8, stages=2),
+    "cuda many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
+    "sm_100 few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+    "sm_100 many": SplitKvConfig(64, 32, warps=8, stages=3),
+    "sm_100 few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+    "sm_100 many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
+    "rocm few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+    "rocm many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
+    "gfx950 few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+    "gfx950 many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
+    # 32 tokens spill with Triton 3.6.
+    "gfx950 many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
+    "cpu few": SplitKvConfig(16, 128, per_unit=2),
+    "cpu many": SplitKvConfig(64, 128, per_unit=2),
 }
 FEW = 32  # rows
 
@@ -154,8 +147,8 @@ class SplitKv(SuiteTriton):
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         rows = "few" if rows_of(sizes) <= FEW else "many"
-        rule = target.pick(HEURISTIC)
-        return rule.get(f"{rows} {sizes.kv}", rule[rows])
+        names = (f"{where} {rows}{kv}" for where in (target.arch, target.kind) for kv in (f" {sizes.kv}", ""))
+        return next(HEURISTIC[name] for name in names if name in HEURISTIC)
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """The lengths of the sequences, however they were given. Rows count, under the name that they have in
@@ -207,13 +200,7 @@ class SplitKv(SuiteTriton):
         apart = target.kind == "cuda" and wide and not config.swap
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],
-            o.q,
-            kv,
-            o.page_table,
-            parts,
-            partial,
-            log_sums,
-            prepared.written,
+            *(o.q, kv, o.page_table, parts, partial, log_sums, prepared.written),
             table_width=o.page_table.shape[1],
             score_scale=o.scale * o.kv_scale * math.log2(math.e),
             value_scale=o.kv_scale,
@@ -226,8 +213,8 @@ class SplitKv(SuiteTriton):
             BLOCK_H=config.heads,
             BLOCK_N=config.tokens,
             SWAP=config.swap,
-            APART=apart,
             RELOAD=config.reload,
+            APART=apart,
             XCDS=xcds,
             PRODUCT=tl.float32 if prepared.interpreted else tl.bfloat16,
             FNUZ_BITS=kv.dtype == torch.uint8,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from kernels.attention import SCALE
 from kernels.mistakes import (
@@ -190,7 +191,6 @@ def times(factor: float) -> Callable[[Any], Any]:
 
 
 def without(columns: slice, q: torch.Tensor) -> torch.Tensor:
-    """q [..., width] with zeros in some columns."""
     return put(q, (..., columns), 0.0)
 
 
@@ -205,10 +205,6 @@ def exp2_linear(x: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
 
 
-def averaged(parts: list[PartResult]) -> torch.Tensor:
-    return torch.stack([result for _, result in parts]).mean(0)
-
-
 def combined(log_sums: Round) -> Wrong:
     """log_sums: changes the parts' log-sums before they are combined."""
     return lambda a: a.in_parts(partial(combine, log_sums=log_sums))
@@ -219,13 +215,11 @@ def not_normalised(a: Attended) -> torch.Tensor:
     return ((scores - scores.amax(-1, keepdim=True)).exp() @ a.v).movedim(0, -2)
 
 
-def zero_counted(a: Attended) -> torch.Tensor:
-    """Counts a key and a value of zeros behind the last key."""
-    return a.by_softmax(torch.nn.functional.pad(a.scores, (0, 1)))
-
-
+# What both ops can do wrong in a sequence, in a call of bf16.
 SHARED_MISTAKES: Mapping[str, Wrong] = {
-    "partial results averaged": lambda a: a.in_parts(averaged),
+    "partial results averaged": lambda a: a.in_parts(
+        lambda parts: torch.stack([result for _, result in parts]).mean(0)
+    ),
     "log-sums of base 2 taken for natural ones": combined(times(LOG2E)),
     "log-sums of the previous row": combined(lambda logs: logs.roll(1, -2)),
     "log-sums in bf16": combined(bf16),
@@ -241,7 +235,7 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "result in bf16 after each token": output_with(Arithmetic(accumulator=bf16, block=1)),
     "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
-    "row of zeros counted behind the last key": zero_counted,
+    "row of zeros counted behind the last key": lambda a: a.by_softmax(pad(a.scores, (0, 1))),
     "softmax weights not divided by their sum": not_normalised,
     "scale 1/sqrt(128)": output_with(scale=times((192 / 128) ** 0.5)),
     "scale 1/192": output_with(scale=times(SCALE)),
@@ -251,8 +245,8 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "last channel left out": output_with(q=partial(without, slice(-1, None))),
     "rope part in the other order": output_with(q=other_rope_order),
 }
-"""What both ops can do wrong in a sequence, in a call of bf16."""
 
+# Changes of the right output of a sequence.
 OUTPUT_MISTAKES: Mapping[str, Round] = {
     "heads shifted by one": lambda out: out.roll(1, -2),
     "last row of a sequence never written": lambda out: put(out, -1, math.nan),
@@ -262,8 +256,8 @@ OUTPUT_MISTAKES: Mapping[str, Round] = {
     "output 2 percent too large": lambda out: out.float() * 1.02,
     "output of 5 bits": lambda out: kept(5, out.float()),
 }
-"""Changes of the right output of a sequence."""
 
+# What both ops can do wrong in all sequences of a call that rounds to FP8.
 SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "output 2 percent too large everywhere": lambda a: a.in_fp8() * 1.02,
     "output 3 percent too large everywhere": lambda a: a.in_fp8() * 1.03,
@@ -272,14 +266,12 @@ SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "weights truncated": lambda a: a.in_fp8(Arithmetic(weights=partial(fp8_truncated, a.fp8))),
     "weights in e5m2": in_fp8(weights=E5M2),
 }
-"""What both ops can do wrong in all sequences of a call that rounds to FP8."""
-
+# What both ops can do wrong in a sequence of such a call.
 SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
     "scores in FP8": lambda a: a.in_fp8(Arithmetic(scores=partial(fp8, a.fp8))),
     "scale 10 percent too large": lambda a: a.in_fp8(scale=a.scale * 1.1),
     "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
 }
-"""What both ops can do wrong in a sequence of a call that rounds to FP8."""
 
 
 @dataclass(frozen=True)

@@ -202,20 +202,18 @@ class FlashVarlen(SuiteTriton):
 
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
-) -> tuple[TensorDescriptor, ...]:
+) -> list[TensorDescriptor]:
     """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
     or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    q, k = q.flatten(1), k.flatten(1)
-    v, block = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
-    return (
-        TensorDescriptor.from_tensor(q, [config.rows, NOPE]),
-        TensorDescriptor.from_tensor(q, [config.rows, ROPE]),
-        TensorDescriptor.from_tensor(k, [config.keys, NOPE]),
-        TensorDescriptor.from_tensor(k, [config.keys, ROPE]),
-        TensorDescriptor.from_tensor(v, block),
-    )
+    parts = [
+        (tensor.flatten(1), [rows, columns])
+        for tensor, rows in ((q, config.rows), (k, config.keys))
+        for columns in (NOPE, ROPE)
+    ]
+    of_v = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
+    return [TensorDescriptor.from_tensor(tensor, block) for tensor, block in (*parts, of_v)]
 
 
 class Tile(NamedTuple):

@@ -198,9 +198,10 @@ class SplitKv(SuiteTriton):
         # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. See split_kv_jit.
         wide = config.heads >= 64 and config.warps > 4
         apart = target.kind == "cuda" and wide and not config.swap
+        tensors = (o.q, kv, o.page_table, parts, partial, log_sums, prepared.written)
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],
-            *(o.q, kv, o.page_table, parts, partial, log_sums, prepared.written),
+            *tensors,
             table_width=o.page_table.shape[1],
             score_scale=o.scale * o.kv_scale * math.log2(math.e),
             value_scale=o.kv_scale,

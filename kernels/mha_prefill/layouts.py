@@ -21,7 +21,7 @@ VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_
 DESCALES = "q_descale k_descale v_descale"
 
 
-def bound(function: Function, o: MhaPrefillOperands, out: torch.Tensor | None, **further: Any) -> Call:
+def bound(function: Function, o: MhaPrefillOperands, out: torch.Tensor | None = None, **further: Any) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. All libraries align the causal mask to the last key."""
     (most_new, longest), heads = o.sizes.longest, o.q.shape[1]
@@ -53,7 +53,7 @@ def varlen(
 ) -> Prepared:
     """One call on all sequences with cumulative lengths, which allocates its output. v: in another layout"""
     v = o.v if v is None else v
-    return Prepared(o, None, bound(function, o, None, v=v, **further), inputs=reading(o, v), result=of_values)
+    return Prepared(o, None, bound(function, o, v=v, **further), inputs=reading(o, v), result=of_values)
 
 
 def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:

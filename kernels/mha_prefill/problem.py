@@ -16,7 +16,7 @@ import math
 from typing import ClassVar
 
 from kernels import attention
-from kernels.formats import Fp8Format, fp8_format
+from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.mha_prefill.operands import (
     GUARD,
@@ -51,7 +51,6 @@ def reference(
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
-    fmt = fp8_format(operands.sizes.fp8) if operands.is_fp8 else None
     shape = len(every), q.shape[1], VALUE
     targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
     for sequence in operands.sequences:
@@ -67,9 +66,7 @@ def reference(
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
                 queries = q[every[part].to(q.device), heads].float().transpose(0, 1)
-                results = _attend(
-                    queries, keys[..., :seen], values[:, :seen], position, operands.score_scale, fmt
-                )
+                results = _attend(operands, queries, keys[..., :seen], values[:, :seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
     value, sigma, *of_fp8 = targets
@@ -77,19 +74,14 @@ def reference(
 
 
 def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    position: torch.Tensor,
-    scale: float,
-    fmt: Fp8Format | None,
+    o: MhaPrefillOperands, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
 
     q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: `with_squares`,
     [heads, keys, 256]
     """
-    scores = (q @ k).mul_(scale)
+    scores = (q @ k).mul_(o.score_scale)
     # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
     size = scores.abs()
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
@@ -97,10 +89,10 @@ def _attend(
     value = p @ v[..., :VALUE]
     rounding = attention.output_variance(v, value)
     in_bf16 = attention.rounding_variance((14 * 2.0**-24 * size + attention.UNIT).mul_(p), v, value)
-    if fmt is None:
+    if not o.is_fp8:
         return value, (in_bf16 + rounding).sqrt()
     rounding += attention.UNIT**2 * (p.square() @ v[..., VALUE:])
-    relative = size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
+    fmt, relative = fp8_format(o.sizes.fp8), size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
     independent, common = attention.fp8_variance(p, v, value, fmt, relative, hidden)
     sigma_fp8 = (independent + common + rounding).sqrt()
     return value, (in_bf16 + rounding).sqrt(), sigma_fp8, attention.is_even(p, independent, common)

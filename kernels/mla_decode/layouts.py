@@ -25,7 +25,9 @@ MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 SLACK = 256  # entries in memory behind the end of a list, because kernels fetch whole blocks of it
 
 
-def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /, **further: Any) -> Call:
+def bound(
+    function: Function, o: MlaDecodeOperands, out: torch.Tensor | None = None, /, **further: Any
+) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. q and the output are packed: [batch * q, heads, width]."""
     usual = {

@@ -217,7 +217,7 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
     beforehand, by the host, and the reduction of those tiles that were split over keys."""
-    shapes: Any = bound(INFO, o, None, qlen_granularity=TILE)()
+    shapes: Any = bound(INFO, o, qlen_granularity=TILE)()
     if len(shapes) != len(TENSORS):
         raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(TENSORS)}")
     tensors = {
@@ -230,7 +230,7 @@ def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
         "context_lens": torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
     }
     tiles = {"qhead_granularity": 1, "qlen_granularity": TILE, "kvlen_granularity": KEYS, "block_size": 1}
-    bound(PLAN, o, None, gqa_ratio=1, **lengths, **tiles, **needed(PLAN, tensors))()
+    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, **needed(PLAN, tensors))()
     # Every key is a page of its own, in order.
     pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
     return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, tensors))

@@ -436,7 +436,6 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     return layouts.bound(
         GLUON,
         o,
-        None,
         o=out if several else out[:, 0],
         q_nope=q_nope,
         q_pe=q_pe,

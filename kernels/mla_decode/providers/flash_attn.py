@@ -77,7 +77,7 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     table = layouts.full_pages(o, o.page)
     # The call chooses its splits by the longest sequence that the table has room for.
     longest = table.shape[1] * o.page
-    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest)()
+    schedule = layouts.bound(SCHEDULE, o, max_seqlen_k=longest)()
     return attend(WITH_CACHE, o, o.q, table, scheduler_metadata=schedule)
 
 
@@ -96,7 +96,7 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     table = layouts.full_pages(o, o.page)
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
-    schedule = layouts.bound(VLLM_SCHEDULE, o, None, max_seqlen_k=max(o.host_lengths), **common)()
+    schedule = layouts.bound(VLLM_SCHEDULE, o, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
     return attend(VLLM_VARLEN, o, o.packed, table, o.unpacked, **common, **of_call)
 
@@ -156,7 +156,7 @@ def attend(
     qv, q = layouts.parts(q)
     v, k = layouts.parts(cache.kv[:, :, None])
     parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
-    call = layouts.bound(function, o, None, **needed(function, parts), **further)
+    call = layouts.bound(function, o, **needed(function, parts), **further)
     return cache.prepared(None, call, result)
 
 

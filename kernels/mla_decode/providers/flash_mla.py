@@ -116,7 +116,6 @@ def decoding(
     decode = layouts.bound(
         function,
         o,
-        None,
         q=query,
         k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
         block_table=layouts.full_pages(o, PAGE),

@@ -81,7 +81,7 @@ class Fa2(FlashInfer):
             raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
         wrapper = WRAPPER.bind(workspace(o), backend=self.name.removeprefix("flashinfer."))()
         lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
-        layouts.bound(PLAN, o, None, of=wrapper, **lists)()
+        layouts.bound(PLAN, o, of=wrapper, **lists)()
         scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
         return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
 
@@ -217,7 +217,6 @@ def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
     decode = layouts.bound(
         DECODE,
         o,
-        None,
         query=query.flatten(0, 1) if packed else query,
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),

@@ -54,7 +54,6 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     call = layouts.bound(
         DECODE,
         o,
-        None,
         query=query,
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),

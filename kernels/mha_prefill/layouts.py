@@ -21,7 +21,9 @@ VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_
 DESCALES = "q_descale k_descale v_descale"
 
 
-def bound(function: Function, o: MhaPrefillOperands, out: torch.Tensor | None = None, **further: Any) -> Call:
+def bound(
+    function: Function, o: MhaPrefillOperands, out: torch.Tensor | None = None, /, **further: Any
+) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. All libraries align the causal mask to the last key."""
     (most_new, longest), heads = o.sizes.longest, o.q.shape[1]

@@ -8,9 +8,10 @@ cuDNN ran on an H200 (0.6.16); others are untested on hardware.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kernels.binding import Function
+from kernels.binding import Function, Taken
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import bound
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
@@ -58,8 +59,8 @@ class Fa2(FlashInfer):
     name = "flashinfer.fa2"
     since = "0.2.3"
     requires = "flashinfer-python 0.2.3 or later, CUDA sm_80 or later"
-    archs = SINCE_AMPERE
-    symbols = (MAKE, PLAN, RUN)
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
+    symbols: ClassVar[Sequence[Taken]] = (MAKE, PLAN, RUN)
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:

@@ -10,7 +10,7 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from kernels.binding import Function
 from kernels.lazy import torch
@@ -56,7 +56,7 @@ class Fa2(FlashInfer):
 
     name = "flashinfer.fa2"
     since = "0.2.2"
-    archs = SINCE_AMPERE
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
     requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
     symbols = (WRAPPER, PLAN, RUN)
 

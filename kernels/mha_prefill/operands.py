@@ -121,12 +121,14 @@ class MhaPrefillOperands(Operands):
     @property
     def score_scale(self) -> float:
         """Turns the product of a stored q and a stored k into a score."""
-        return self.scale * float(self.q_descale) * float(self.k_descale) if self.is_fp8 else self.scale
+        if self.q_descale is None:
+            return self.scale
+        return self.scale * float(self.q_descale) * float(self.k_descale)
 
     @property
     def value_scale(self) -> float:
         """Turns a stored v into the value that is meant."""
-        return float(self.v_descale) if self.is_fp8 else 1.0
+        return 1.0 if self.v_descale is None else float(self.v_descale)
 
     def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
         """The copy has guards of its own."""

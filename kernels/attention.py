@@ -1,13 +1,10 @@
-"""What the attention ops share: arguments of libraries by name, the shift of adversarial scores, edges of
-tiles, and the error that rounding explains.
+"""What the attention ops share: checks of sizes, arguments of libraries by name, and the error that rounding
+explains.
 
 sigma: a right kernel takes exact products of bf16, sums in fp32, and rounds to bf16 twice (relative error
 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
-independently, and the output. The first adds the `rounding_variance` of weights that err by 2^-9 of
-themselves, the second 2^-9 * |out|. The fp32 error of a score of size |s| acts like an error of its weight.
-LEAST_SIGMA is the least.
-
-sigma_fp8: weights are rounded to FP8 (see `fp8_variance`).
+independently (`rounding_variance`), and the output (`output_variance`). The fp32 error of a score of size |s|
+acts like an error of its weight. sigma_fp8: weights are rounded to FP8 (`fp8_variance`).
 """
 
 from __future__ import annotations
@@ -16,16 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernels.binding import Function
-from kernels.formats import Fp8Format
+from kernels.formats import Fp8Format, fp8_format
 from kernels.lazy import torch
+
+BYTES = {"bf16": 2, "fp8": 1}  # of a value of the cache, or of q, k and v
 
 UNIT = 2.0**-9  # relative error of rounding to bf16, about, in root mean square
 
+# The softmax scale, of the 128 + 64 wide query-key product (DeepSeek-V3 technical report, section 2.1.1).
 SCALE = 192**-0.5
-"""The softmax scale, of the 128 + 64 wide query-key product (DeepSeek-V3 technical report, section 2.1.1)."""
 
-SHIFT = 120.0
-"""What adversarial operands add to the scores of some heads, and subtract from those of others."""
+SHIFT = 120.0  # adversarial operands add it to the scores of some heads, and subtract it from those of others
 
 LEAST_SIGMA = 2.0**-63
 """The least sigma, in units of the largest value: its square is fp32's smallest normal number. Where the key
@@ -35,6 +33,17 @@ implementations of the exponential keep at 2^-126 and others make 0."""
 EVEN = 0.1
 """The largest softmax weight in rows that are judged together. A row's largest weight is exactly 1 before it
 is normalised: rounding does not change it, so that a row in which it is heavier errs less."""
+
+
+def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
+    """Raises ValueError for a count below 1, a dtype that BYTES has not, and an unknown FP8 format. counts,
+    dtype: the names of these sizes"""
+    for name in counts:
+        if getattr(sizes, name) < 1:
+            raise ValueError(f"size {name}={getattr(sizes, name)} of {op} must be at least 1")
+    if getattr(sizes, dtype) not in BYTES:
+        raise ValueError(f"size {dtype}={getattr(sizes, dtype)!r} of {op} must be {' or '.join(BYTES)}")
+    fp8_format(sizes.fp8)
 
 
 def needed(function: Function, values: Mapping[str, object]) -> dict[str, Any]:
@@ -65,6 +74,14 @@ def edges(length: int, *tiles: int) -> list[int]:
     return sorted({place for begin in begins for place in (begin - 1, begin) if 0 <= place < length})
 
 
+def empty_results(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, fp8: bool
+) -> list[torch.Tensor]:
+    """Room for a reference's value and sigma and, for FP8 operands, sigma_fp8 and even. shape: of value"""
+    results = [torch.empty(shape, dtype=dtype, device=device) for _ in range(3 if fp8 else 2)]
+    return [*results, torch.empty(shape[:-1], dtype=torch.bool, device=device)] if fp8 else results
+
+
 def with_squares(v: torch.Tensor) -> torch.Tensor:
     """Values and their squares side by side, [..., keys, 2 * width], as the functions below take them."""
     return torch.cat([v, v.square()], -1)
@@ -86,6 +103,12 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
     return torch.maximum(about_zero, about_mean)
 
 
+def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The variance [..., rows, width] that comes of rounding the output to bf16; LEAST_SIGMA is in it. v:
+    `with_squares`"""
+    return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
+
+
 def fp8_variance(
     p: torch.Tensor,
     v: torch.Tensor,
@@ -99,9 +122,8 @@ def fp8_variance(
 
     Before they are normalised, weights are in [0, 1] where a kernel does not scale them up. The root mean
     square error of each is a share `relative` of itself, or the format's subnormal step / sqrt(12). Below the
-    smallest normal number, many weights may have the same size, and then the same error, so that their errors
-    add up (all those below half of the smallest subnormal number become 0). The shift of the output that
-    results is computed, and its square is the second tensor that is returned.
+    smallest normal number, many weights may have the same size and so the same error (all those below half of
+    the smallest subnormal number become 0): the shift of the output that results is computed, and squared.
 
     p: weights [..., rows, keys]; v: `with_squares`; hidden: true where a mask hides a key; None: nowhere
     """

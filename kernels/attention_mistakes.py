@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from kernels.attention import SCALE
 from kernels.mistakes import (
@@ -36,45 +37,30 @@ from kernels.mistakes import (
 LOG2E = math.log2(math.e)
 PartResult = tuple[torch.Tensor, torch.Tensor]
 """The attention of some of the keys: their log-sum [..., 1], and their result [..., width]."""
-ROPE = slice(-64, None)
-"""The columns of q and k that are rotated."""
+ROPE = slice(-64, None)  # the columns of q and k that are rotated
 
 
 @dataclass(frozen=True)
 class Arithmetic:
     """How a kernel attends, with exponentials to base 2. The last five are for wrong kernels."""
 
-    block: int = 64
-    """Keys of a step."""
-    weights: Round = bf16
-    """Rounds the weights before the second product."""
-    sums: Round = exact
-    """Rounds the weights before they are summed."""
+    block: int = 64  # keys of a step
+    weights: Round = bf16  # rounds the weights before the second product
+    sums: Round = exact  # rounds the weights before they are summed
     scores: Round = exact
-    total: Round = exact
-    """Rounds the sum of the weights after each step."""
-    accumulator: Round = exact
-    """Rounds the result after each step."""
-    headroom: float = 0.0
-    """The largest weight is 2 ** headroom."""
-    lazy: float = 0.0
-    """The maximum is kept until a score exceeds it by so much."""
-    pairs: bool = False
-    """Whether the weights of every other block are rounded again when the next block raises the maximum."""
-    backwards: bool = False
-    """Whether the last block comes first."""
+    total: Round = exact  # rounds the sum of the weights after each step
+    accumulator: Round = exact  # rounds the result after each step
+    headroom: float = 0.0  # the largest weight is 2 ** headroom
+    lazy: float = 0.0  # the maximum is kept until a score exceeds it by so much
+    pairs: bool = False  # a block's weights are rounded again when the second of the pair raises the maximum
+    backwards: bool = False  # the last block comes first
     exp2: Round = torch.exp2
 
-    first_peak: float = -math.inf
-    """The maximum before the first step."""
-    has_maximum: bool = True
-    """Whether the maximum is subtracted from the scores."""
-    of_result: bool = True
-    """Whether the result is rescaled when the maximum rises."""
-    of_total: bool = True
-    """Whether the sum is rescaled when the maximum rises."""
-    delayed: bool = False
-    """Whether the values of a step are multiplied with the weights of the step before."""
+    first_peak: float = -math.inf  # the maximum before the first step
+    has_maximum: bool = True  # the maximum is subtracted from the scores
+    of_result: bool = True  # the result is rescaled when the maximum rises
+    of_total: bool = True  # the sum is rescaled when the maximum rises
+    delayed: bool = False  # the values of a step are multiplied with the weights of the step before
 
 
 EXACT = Arithmetic(block=1 << 30, weights=exact)
@@ -97,9 +83,7 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
         if not how.has_maximum:
             highest = torch.zeros_like(peak)
         base = finite(highest)
-        rescale = torch.zeros_like(base)
-        if number > 0:
-            rescale = how.exp2(torch.where(peak == -math.inf, -math.inf, peak - base))
+        rescale = how.exp2(peak - base)
         exponentials = how.exp2(part - base + how.headroom)
         rounded = how.weights(exponentials)
         if how.pairs and number % 2 == 0 and number + 1 < len(steps):
@@ -111,9 +95,7 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
         total = how.total(total + how.sums(exponentials).sum(-1, True))
         if how.of_result:
             result = result * rescale
-        used = rounded
-        if how.delayed and before is not None:
-            used = before[..., : v.shape[-2]]
+        used = rounded if before is None or not how.delayed else before[..., : v.shape[-2]]
         result = how.accumulator(result + used @ v)
         peak, before = highest, rounded
     log, none = finite(peak) - how.headroom + total.log2(), peak == -math.inf
@@ -145,25 +127,17 @@ class Attended:
     tokens * heads, width] in MLA decode or [new, heads, width] in MHA prefill."""
 
     operands: Any
-    sequence: Any
-    """What stands for the sequence in its op."""
-    rows: Any
-    """The index of its rows in the output."""
-    q: torch.Tensor
-    """[query tokens * heads, width] or [heads, new, width]"""
-    k: torch.Tensor
-    """[(heads,) keys, width]"""
+    sequence: Any  # what stands for the sequence in its op
+    rows: Any  # the index of its rows in the output
+    q: torch.Tensor  # [query tokens * heads, width] or [heads, new, width]
+    k: torch.Tensor  # [(heads,) keys, width]
     v: torch.Tensor
-    scale: float
-    """Of the scores, with the scales of FP8 operands."""
-    fp8: torch.dtype
-    """The FP8 format that a call rounds to."""
-    parts: Iterable[tuple[int, int]]
-    """The parts of the keys that are combined, each (begin, end)."""
+    scale: float  # of the scores, with the scales of FP8 operands
+    fp8: torch.dtype  # the FP8 format that a call rounds to
+    parts: Iterable[tuple[int, int]]  # the parts of the keys that are combined, each (begin, end)
+    # Which keys each query sees, [query tokens * heads, keys] or [new, keys]; None for all.
     seen: torch.Tensor | None = None
-    """Which keys each query sees, [query tokens * heads, keys] or [new, keys]; None for all."""
-    chosen: torch.Tensor | None = None
-    """Which of its queries these are; None for all."""
+    chosen: torch.Tensor | None = None  # which of its queries these are; None for all
 
     @property
     def scores(self) -> torch.Tensor:
@@ -217,7 +191,6 @@ def times(factor: float) -> Callable[[Any], Any]:
 
 
 def without(columns: slice, q: torch.Tensor) -> torch.Tensor:
-    """q [..., width] with zeros in some columns."""
     return put(q, (..., columns), 0.0)
 
 
@@ -232,10 +205,6 @@ def exp2_linear(x: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
 
 
-def averaged(parts: list[PartResult]) -> torch.Tensor:
-    return torch.stack([result for _, result in parts]).mean(0)
-
-
 def combined(log_sums: Round) -> Wrong:
     """log_sums: changes the parts' log-sums before they are combined."""
     return lambda a: a.in_parts(partial(combine, log_sums=log_sums))
@@ -246,13 +215,11 @@ def not_normalised(a: Attended) -> torch.Tensor:
     return ((scores - scores.amax(-1, keepdim=True)).exp() @ a.v).movedim(0, -2)
 
 
-def zero_counted(a: Attended) -> torch.Tensor:
-    """Counts a key and a value of zeros behind the last key."""
-    return a.by_softmax(torch.nn.functional.pad(a.scores, (0, 1)))
-
-
+# What both ops can do wrong in a sequence, in a call of bf16.
 SHARED_MISTAKES: Mapping[str, Wrong] = {
-    "partial results averaged": lambda a: a.in_parts(averaged),
+    "partial results averaged": lambda a: a.in_parts(
+        lambda parts: torch.stack([result for _, result in parts]).mean(0)
+    ),
     "log-sums of base 2 taken for natural ones": combined(times(LOG2E)),
     "log-sums of the previous row": combined(lambda logs: logs.roll(1, -2)),
     "log-sums in bf16": combined(bf16),
@@ -268,7 +235,7 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "result in bf16 after each token": output_with(Arithmetic(accumulator=bf16, block=1)),
     "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
-    "row of zeros counted behind the last key": zero_counted,
+    "row of zeros counted behind the last key": lambda a: a.by_softmax(pad(a.scores, (0, 1))),
     "softmax weights not divided by their sum": not_normalised,
     "scale 1/sqrt(128)": output_with(scale=times((192 / 128) ** 0.5)),
     "scale 1/192": output_with(scale=times(SCALE)),
@@ -278,8 +245,8 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "last channel left out": output_with(q=partial(without, slice(-1, None))),
     "rope part in the other order": output_with(q=other_rope_order),
 }
-"""What both ops can do wrong in a sequence, in a call of bf16."""
 
+# Changes of the right output of a sequence.
 OUTPUT_MISTAKES: Mapping[str, Round] = {
     "heads shifted by one": lambda out: out.roll(1, -2),
     "last row of a sequence never written": lambda out: put(out, -1, math.nan),
@@ -289,8 +256,8 @@ OUTPUT_MISTAKES: Mapping[str, Round] = {
     "output 2 percent too large": lambda out: out.float() * 1.02,
     "output of 5 bits": lambda out: kept(5, out.float()),
 }
-"""Changes of the right output of a sequence."""
 
+# What both ops can do wrong in all sequences of a call that rounds to FP8.
 SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "output 2 percent too large everywhere": lambda a: a.in_fp8() * 1.02,
     "output 3 percent too large everywhere": lambda a: a.in_fp8() * 1.03,
@@ -299,14 +266,12 @@ SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "weights truncated": lambda a: a.in_fp8(Arithmetic(weights=partial(fp8_truncated, a.fp8))),
     "weights in e5m2": in_fp8(weights=E5M2),
 }
-"""What both ops can do wrong in all sequences of a call that rounds to FP8."""
-
+# What both ops can do wrong in a sequence of such a call.
 SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
     "scores in FP8": lambda a: a.in_fp8(Arithmetic(scores=partial(fp8, a.fp8))),
     "scale 10 percent too large": lambda a: a.in_fp8(scale=a.scale * 1.1),
     "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
 }
-"""What both ops can do wrong in a sequence of a call that rounds to FP8."""
 
 
 @dataclass(frozen=True)
@@ -314,61 +279,62 @@ class AttentionOp:
     """How to find the sequences of an op. A sequence is its number in MLA decode, and a `Sequence` in MHA
     prefill."""
 
-    sequences: Callable[[Any], list[Any]]
-    """Maps operands to all sequences."""
-    victim: Callable[[Any], Any]
-    """Maps operands to the sequence that mistakes in one sequence change."""
-    read: Callable[[Any, Any], Attended]
-    """Maps operands and a sequence to what a right kernel reads."""
+    sequences: Callable[[Any], list[Any]]  # maps operands to all sequences
+    victim: Callable[[Any], Any]  # maps operands to the sequence that mistakes in one sequence change
+    read: Callable[[Any, Any], Attended]  # maps operands and a sequence to what a right kernel reads
 
-    def everywhere(self, wrong: Wrong) -> Compute:
-        """A kernel that is wrong in all sequences."""
+    def kernel(
+        self, sequences: Callable[[Any], list[Any]], change: Callable[[Attended, torch.Tensor], torch.Tensor]
+    ) -> Compute:
+        """A kernel that is wrong in some sequences.
+
+        sequences: maps operands to these; change: (what a right kernel reads, right output) -> wrong output
+        """
 
         def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
-            for s in self.sequences(o):
+            for s in sequences(o):
                 a = self.read(o, s)
-                right[a.rows] = wrong(a).to(right.dtype).view_as(right[a.rows])
+                right[a.rows] = change(a, right[a.rows]).to(right.dtype).view_as(right[a.rows])
             return right
 
         return compute
 
+    def everywhere(self, wrong: Wrong) -> Compute:
+        """A kernel that is wrong in all sequences."""
+        return self.kernel(self.sequences, lambda a, right: wrong(a))
+
     def in_one(self, wrong: Wrong) -> Compute:
         """A kernel that is wrong in the sequence `victim`."""
-        return self._changed(lambda a, right: wrong(a))
+        return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
         """A kernel that outputs something else for the sequence `victim`. change: maps the right output to
         it"""
-        return self._changed(lambda a, right: change(right))
-
-    def _changed(self, by: Callable[[Attended, torch.Tensor], torch.Tensor]) -> Compute:
-        def compute(o: Any, right: torch.Tensor) -> torch.Tensor:
-            a = self.read(o, self.victim(o))
-            return put(right, a.rows, by(a, right[a.rows]).to(right.dtype).view_as(right[a.rows]))
-
-        return compute
-
-    def last_left_out(self, o: Any, right: torch.Tensor) -> torch.Tensor:
-        return put(right, self.read(o, self.sequences(o)[-1]).rows, 0.0)
+        return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
-        """What wrong kernels give for what was read. own: what this op can do wrong in a sequence"""
+        """What wrong kernels give for what was read. own: what this op can do wrong in a sequence. The work
+        on these answers is limited: the op's own come first, and those that take long come last."""
 
         def output(wrong: Wrong) -> torch.Tensor:
             outs = [wrong(a) for a in read]
-            return torch.cat([out.reshape(-1, *out.shape[-2:])[..., columns] for out in outs])
+            row = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
+            return torch.cat([out.reshape(-1, *row, out.shape[-1])[..., columns] for out in outs])
 
-        wrongs = {**SHARED_MISTAKES, **own}
+        wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))
         return {name: partial(output, wrongs[name]) for name in slow_last}
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
+        last_left_out = self.kernel(
+            lambda o: self.sequences(o)[-1:], lambda a, right: torch.zeros_like(right)
+        )
         return listed(
             {
                 **{name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()},
                 **{name: self.output(change) for name, change in OUTPUT_MISTAKES.items()},
-                "last sequence never computed": self.last_left_out,
+                "last sequence never computed": last_left_out,
             }
         )
 
@@ -377,11 +343,7 @@ class AttentionOp:
     ) -> tuple[Mistake, ...]:
         """The same of a call that rounds to FP8. everywhere, in_one: what this op can do wrong in all
         sequences and in one"""
-        computes = {
-            **{
-                name: self.everywhere(wrong)
-                for name, wrong in {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}.items()
-            },
-            **{name: self.in_one(wrong) for name, wrong in {**SHARED_FP8_MISTAKES, **in_one}.items()},
-        }
+        in_all, in_some = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}, {**SHARED_FP8_MISTAKES, **in_one}
+        computes = {name: self.everywhere(wrong) for name, wrong in in_all.items()}
+        computes |= {name: self.in_one(wrong) for name, wrong in in_some.items()}
         return listed(computes, activations="fp8", form="{}, in FP8")

@@ -64,9 +64,9 @@ class Platform:
         missing = [f for f in features if self.here and f not in self.features]
         return need(not missing, f"needs a CPU with {', '.join(missing)}")
 
-    def library(self, module: str) -> Support:
-        """Whether a module is installed here. The reason says how to get it, as LIBRARIES has it."""
-        install = LIBRARIES.get(module, {}).get("install", "")
+    def library(self, module: str, *, install: str = "") -> Support:
+        """Whether a module is installed here. install: says how to get it; by default as LIBRARIES has it"""
+        install = install or LIBRARIES.get(module, {}).get("install", "")
         how = f"; {install}" if install else ""
         if self.here and (other := lookalike(module)):
             return need(False, f"the installed {module} is {other}{how}")

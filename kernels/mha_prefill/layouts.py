@@ -13,24 +13,17 @@ from typing import Any
 from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mha_prefill.operands import (
-    BYTES,
-    GUARD,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    MhaPrefillSizes,
-    guarded,
-)
+from kernels.mha_prefill.operands import GUARD, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, guarded
 from kernels.op import Call, Prepared
 
+# What a call of FlashAttention's `flash_attn_varlen_func` needs by name, and of AITER's after it.
 VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
-"""What a call of FlashAttention's `flash_attn_varlen_func` needs by name, and of AITER's after it."""
-
 DESCALES = "q_descale k_descale v_descale"
 
 
-def bound(function: Function, o: MhaPrefillOperands, out: torch.Tensor | None, **further: Any) -> Call:
+def bound(
+    function: Function, o: MhaPrefillOperands, out: torch.Tensor | None = None, /, **further: Any
+) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. All libraries align the causal mask to the last key."""
     (most_new, longest), heads = o.sizes.longest, o.q.shape[1]
@@ -62,12 +55,12 @@ def varlen(
 ) -> Prepared:
     """One call on all sequences with cumulative lengths, which allocates its output. v: in another layout"""
     v = o.v if v is None else v
-    return Prepared(o, None, bound(function, o, None, v=v, **further), inputs=reading(o, v), result=of_values)
+    return Prepared(o, None, bound(function, o, v=v, **further), inputs=reading(o, v), result=of_values)
 
 
 def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
     """The live operands of a call that reads v in a layout of its own."""
-    return {**o.live_tensors(), "v": v[..., :VALUE]}
+    return o.live_tensors() | {"v": v[..., :VALUE]}
 
 
 def of_values(returned: Any) -> torch.Tensor:
@@ -78,7 +71,7 @@ def of_values(returned: Any) -> torch.Tensor:
 
 def allocated_bytes(sizes: MhaPrefillSizes, width: int = VALUE) -> int:
     """The bytes of an output that a call allocates, and of a sum of exponentials for each row."""
-    return sizes.queries * sizes.heads * (width * BYTES["bf16"] + 4)
+    return sizes.queries * sizes.heads * (width * 2 + 4)
 
 
 def padded(v: torch.Tensor) -> torch.Tensor:
@@ -89,16 +82,15 @@ def padded(v: torch.Tensor) -> torch.Tensor:
 
 
 def padded_bytes(sizes: MhaPrefillSizes) -> int:
-    return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * BYTES["bf16"]
+    return (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2
 
 
 def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]:
     """k and v of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
     copies, as an engine holds them apart from its cache; and a function that makes the copies anew."""
-    if not any(s.prefix for s in o.sequences):
+    if len(o.k) == len(o.q):
         return o.k, o.v, lambda: None
-    rows = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
-    rows = rows.to(o.k.device)
+    rows = torch.cat([torch.arange(s.keys.stop - s.new, s.keys.stop) for s in o.sequences]).to(o.k.device)
     k, v = o.k[rows], o.v[rows]
 
     def copy() -> None:
@@ -111,4 +103,4 @@ def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]
 def new_tokens_bytes(sizes: MhaPrefillSizes) -> int:
     """The bytes of those copies."""
     copied = sizes.queries if sizes.keys > sizes.queries else 0
-    return copied * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
+    return copied * sizes.heads * (WIDTH + VALUE) * 2

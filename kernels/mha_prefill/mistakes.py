@@ -18,7 +18,7 @@ from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, Round, fp8
 
 
 def keys_of(
-    s: Sequence, q: torch.Tensor, behind: int = 0, chosen: torch.Tensor | None = None
+    s: Sequence, q: torch.Tensor, behind: int, chosen: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys of a sequence and so many behind it [n], and the last one that each query, or each chosen one,
     should see [new, 1]."""
@@ -46,7 +46,7 @@ def read(
     k, v = (beyond(t)[GUARD + s.keys.start + index].float().transpose(0, 1) for t in (o.k, o.v))
     middle = s.prefix or len(index) // 2
     parts = (0, middle), (middle, len(index))
-    v *= o.value_scale
+    v = v * o.value_scale
     return Attended(o, s, s.queries, q, k, v, o.score_scale, o.q.dtype, parts, seen, chosen)
 
 
@@ -96,10 +96,6 @@ def in_the_middle(s: Sequence, key: torch.Tensor) -> torch.Tensor:
     return key // 64 == max(1, s.length // 64 // 2)
 
 
-def the_block_before(a: Attended, key: torch.Tensor) -> torch.Tensor:
-    return torch.where(in_the_middle(a.sequence, key), key - 64, key)
-
-
 def of_the_previous(a: Attended, key: torch.Tensor) -> torch.Tensor:
     every = a.operands.sequences
     return key - every[every.index(a.sequence) - 1].length
@@ -117,7 +113,9 @@ KEYS: Mapping[str, Keys] = {
     "keys behind whole blocks of 64 left out": left_out(lambda s, k: k >= (s.length - 1) // 64 * 64),
     "first new key counted twice": reads(index=lambda a, k: torch.cat([k[:1] + a.sequence.prefix, k])),
     "last key of the previous sequence counted too": reads(index=lambda a, k: torch.cat([k[:1] - 1, k])),
-    "block of 64 in the middle replaced by the one before": reads(right_mask, the_block_before),
+    "block of 64 in the middle replaced by the one before": reads(
+        right_mask, lambda a, k: torch.where(in_the_middle(a.sequence, k), k - 64, k)
+    ),
     "keys of the previous sequence": reads(right_mask, of_the_previous),
 }
 
@@ -135,15 +133,10 @@ def operand(name: str, change: Round) -> Keys:
     return lambda a: replaced(a, **{name: change(beyond(getattr(a.operands, name)).float())[GUARD:-GUARD]})
 
 
-def hidden_keys_scored(a: Attended) -> torch.Tensor:
-    """Keys behind the mask get a score of -10 where it should be -inf."""
-    return a.by_softmax(a.scores.nan_to_num(neginf=-10.0))
-
-
 OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_keys(keys) for name, keys in KEYS.items()},
     "result in fp16": output_with(Arithmetic(accumulator=fp16)),
-    "hidden keys scored -10": hidden_keys_scored,
+    "hidden keys scored -10": lambda a: a.by_softmax(a.scores.nan_to_num(neginf=-10.0)),
     "values rounded to FP8": of_keys(operand("v", partial(fp8, E4M3))),
     "keys of the previous head": of_keys(operand("k", lambda k: k.roll(1, 1))),
     "values one token behind": of_keys(operand("v", lambda v: v.roll(1, 0))),
@@ -168,11 +161,6 @@ def descales(change: Callable[[MhaPrefillOperands], dict[str, torch.Tensor]]) ->
     return lambda a: replaced(a, **change(a.operands)).in_fp8()
 
 
-def v_in_the_other_format(a: Attended) -> torch.Tensor:
-    v = a.operands.v
-    return replaced(a, v=v.view(OTHER_FP8[v.dtype])).out().nan_to_num(nan=0.0)
-
-
 OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "weights up to 2^11 saturated": in_fp8(how=Arithmetic(headroom=11.0)),
     "queries through e5m2": through_e5m2("q"),
@@ -184,7 +172,9 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
     "v's descale left out": descales(lambda o: {"v_descale": torch.ones_like(o.v_descale)}),
     "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
-    "values read in the other FP8 format": v_in_the_other_format,
+    "values read in the other FP8 format": lambda a: (
+        replaced(a, v=a.operands.v.view(OTHER_FP8[a.fp8])).out().nan_to_num(nan=0.0)
+    ),
 }
 
 

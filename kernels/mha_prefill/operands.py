@@ -1,6 +1,4 @@
-"""Sizes and operands of an MHA prefill: tensors on which the usual mistakes show, whatever the sizes and in
-every row, and where each sequence lies in them.
-"""
+"""Sizes and operands of an MHA prefill: tensors on which the usual mistakes show in every row."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from kernels.attention import SCALE, edges, shift_scores
+from kernels.attention import SCALE, check_sizes, edges, shift_scores
 from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands, Seeds, draw_normal
@@ -20,7 +18,6 @@ NOPE = 128
 ROPE = 64
 WIDTH = NOPE + ROPE
 VALUE = 128
-BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -33,14 +30,9 @@ class MhaPrefillSizes:
     fp8: str = "e4m3fn"  # the format, which a bf16 case does not name
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"size {name}={getattr(self, name)} of mha_prefill must be at least 1")
+        check_sizes("mha_prefill", self, ("batch", "heads"), "dtype")
         parse_span(self.new)
         parse_span(self.prefix, least=0)
-        if self.dtype not in BYTES:
-            raise ValueError(f"size dtype={self.dtype!r} of mha_prefill must be {' or '.join(BYTES)}")
-        fp8_format(self.fp8)
 
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
@@ -90,11 +82,9 @@ class Sequence(NamedTuple):
 
 @dataclass
 class MhaPrefillOperands(Operands):
-    """Nothing is streamed: q, k and v are activations, all just written by the q_b and kv_b products of the
-    same layer (the cached tokens' too: only their latents are kept), with nothing large read in between. The
-    last-level cache holds as much of them in serving as it holds here from the call before; the rest comes
-    from memory in both.
-    """
+    """Nothing is streamed: q, k and v were just written by the q_b and kv_b products of the same layer (the
+    cached tokens' too: only their latents are kept). The last-level cache holds as much of them in serving as
+    it holds here from the call before."""
 
     q: torch.Tensor  # bf16 or FP8 [T, heads, 192], for the T new tokens of all sequences
     k: torch.Tensor  # bf16 or FP8 [S, heads, 192], for all S tokens, by sequence, cached tokens first
@@ -131,12 +121,14 @@ class MhaPrefillOperands(Operands):
     @property
     def score_scale(self) -> float:
         """Turns the product of a stored q and a stored k into a score."""
-        return self.scale * _number(self.q_descale) * _number(self.k_descale)
+        if self.q_descale is None:
+            return self.scale
+        return self.scale * float(self.q_descale) * float(self.k_descale)
 
     @property
     def value_scale(self) -> float:
         """Turns a stored v into the value that is meant."""
-        return _number(self.v_descale)
+        return 1.0 if self.v_descale is None else float(self.v_descale)
 
     def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
         """The copy has guards of its own."""
@@ -148,10 +140,6 @@ class MhaPrefillOperands(Operands):
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
         return [beyond(t) if name in self.live else t for name, t in self.tensors().items()]
-
-
-def _number(descale: torch.Tensor | None) -> float:
-    return 1.0 if descale is None else float(descale)
 
 
 def beyond(tensor: torch.Tensor) -> torch.Tensor:
@@ -202,10 +190,9 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
 
     - Sharpness differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
       a wrong scale, a block that was not rescaled and a lost block show.
-    - In the even, flat heads every query attends to certain keys: the first of its sequence, the last cached
+    - In the even, flat heads every query attends to landmarks: the first key of its sequence, the last cached
       one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last of
-      the sequence before and the first of the next. Each has as much weight as a sixteenth of the others,
-      and so has a row of zeros that a mask lets in (see `_add_landmarks`).
+      the sequence before and the first of the next, and rows of zeros (see `_add_landmarks`).
     - Three channels are 2^17 times larger in k and 2^17 times smaller in q, three more 2^17 times larger in
       v: bf16 holds them, fp16 does not. (bf16 only: FP8 with one scale for the tensor does not either.)
     - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
@@ -256,13 +243,12 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
 def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
     """Sets the rope part of the even heads, which is in the scores and not in the values.
 
-    Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark (the first
-    and the last of the cached keys and of the new ones) or a row of zeros. A query that sees n keys takes
-    L = ln(n / 16), so that each landmark weighs as much as a sixteenth of the n. The other 63 channels of key
-    j hold two random codes, its own and that of key j - 1. The query at j scores L more on the code of key j,
-    which lifts the keys j and j + 1 to a landmark's score. Landmarks leave out their own code, so that their
-    own query does not count them twice; the first key leaves out the other code too, which belongs to another
-    sequence.
+    Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark or a row
+    of zeros. A query that sees n keys takes L = ln(n / 16), so that each landmark weighs as much as a
+    sixteenth of the n. The other 63 channels of key j hold two random codes, its own and that of key j - 1.
+    The query at j scores L more on the code of key j, which lifts the keys j and j + 1 to a landmark's score.
+    Landmarks leave out their own code, so that their own query does not count them twice; the first key
+    leaves out the other code too, which belongs to another sequence.
     """
     q_rope, k_rope = q[:, ::2, NOPE:], k[:, ::2, NOPE:]
     code = k_rope.clone()

@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from kernels.attention import LEAST_SIGMA, UNIT, edges, fp8_variance, is_even, rounding_variance, with_squares
-from kernels.formats import Fp8Format, fp8_format
+from kernels import attention
+from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.mha_prefill.operands import (
-    BYTES,
     GUARD,
     VALUE,
     WIDTH,
@@ -52,12 +51,8 @@ def reference(
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
-    fmt = fp8_format(operands.sizes.fp8) if operands.is_fp8 else None
-    value = torch.empty(len(every), q.shape[1], VALUE, device=q.device)
-    sigma = torch.empty_like(value)
-    sigma_fp8 = torch.empty_like(value) if fmt else None
-    even = torch.empty(value.shape[:2], dtype=torch.bool, device=q.device) if fmt else None
-    targets = [target for target in (value, sigma, sigma_fp8, even) if target is not None]
+    shape = len(every), q.shape[1], VALUE
+    targets = attention.empty_results(shape, torch.float32, q.device, operands.is_fp8)
     for sequence in operands.sequences:
         place = torch.nonzero((every >= sequence.queries.start) & (every < sequence.queries.stop)).flatten()
         if not len(place):
@@ -65,51 +60,42 @@ def reference(
         for first in range(0, q.shape[1], HEADS):
             heads = slice(first, first + HEADS)
             keys = k[sequence.keys, heads].float().permute(1, 2, 0)
-            values = with_squares(v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1))
+            values = v[sequence.keys, heads].float().mul_(operands.value_scale).transpose(0, 1)
+            values = attention.with_squares(values)
             for part in place.split(max(1, SCORES // (keys.shape[0] * sequence.length))):
                 position = (every[part] - sequence.queries.start + sequence.prefix).to(q.device)
                 seen = int(position[-1]) + 1
-                results = _attend(
-                    q[every[part].to(q.device), heads].float().transpose(0, 1),
-                    keys[..., :seen],
-                    values[:, :seen],
-                    position,
-                    operands.score_scale,
-                    fmt,
-                )
+                queries = q[every[part].to(q.device), heads].float().transpose(0, 1)
+                results = _attend(operands, queries, keys[..., :seen], values[:, :seen], position)
                 for target, result in zip(targets, results, strict=True):
                     target[part.to(q.device), heads] = result.transpose(0, 1)
-    return Reference(value, sigma, rows, sigma_fp8, even)
+    value, sigma, *of_fp8 = targets
+    return Reference(value, sigma, rows, *of_fp8)
 
 
 def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    position: torch.Tensor,
-    scale: float,
-    fmt: Fp8Format | None,
+    o: MhaPrefillOperands, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
 
     q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: `with_squares`,
     [heads, keys, 256]
     """
-    scores = (q @ k).mul_(scale)
+    scores = (q @ k).mul_(o.score_scale)
     # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
     size = scores.abs()
     hidden = torch.arange(k.shape[-1], device=k.device) > position[:, None]
     p = scores.masked_fill_(hidden, -math.inf).softmax(-1)
     value = p @ v[..., :VALUE]
-    rounding = (UNIT * value).square() + (LEAST_SIGMA * v[..., :VALUE].abs().amax()).square()
-
-    in_bf16 = rounding_variance((14 * 2.0**-24 * size + UNIT).mul_(p), v, value)
-    if fmt is None:
+    rounding = attention.output_variance(v, value)
+    in_bf16 = attention.rounding_variance((14 * 2.0**-24 * size + attention.UNIT).mul_(p), v, value)
+    if not o.is_fp8:
         return value, (in_bf16 + rounding).sqrt()
-    rounding += UNIT**2 * (p.square() @ v[..., VALUE:])
-    independent, common = fp8_variance(p, v, value, fmt, size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8), hidden)
+    rounding += attention.UNIT**2 * (p.square() @ v[..., VALUE:])
+    fmt, relative = fp8_format(o.sizes.fp8), size.add_(1.0).mul_(UNIT_SUM).add_(UNIT_FP8)
+    independent, common = attention.fp8_variance(p, v, value, fmt, relative, hidden)
     sigma_fp8 = (independent + common + rounding).sqrt()
-    return value, (in_bf16 + rounding).sqrt(), sigma_fp8, is_even(p, independent, common)
+    return value, (in_bf16 + rounding).sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
 def sampled_rows(
@@ -119,7 +105,7 @@ def sampled_rows(
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
-    at_edges = [s.queries.start + row for s in sequences for row in edges(s.new, *TILES)]
+    at_edges = [s.queries.start + row for s in sequences for row in attention.edges(s.new, *TILES)]
     order = [*ends, *at_edges, *spread(len(keys), offset)]
     return affordable(order, lambda row: keys[row] * per_pair, max_flops, heads * VALUE)
 
@@ -135,14 +121,14 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
-        out moved once. An FP8 kernel may round the softmax weights to FP8: FP8 products bound it."""
+        """q, k, v and out are moved once. An FP8 kernel may round the softmax weights to FP8 too, so that FP8
+        products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
 
     def _bytes(self, sizes: MhaPrefillSizes, queries: int, keys: int) -> int:
-        return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * BYTES[sizes.dtype]
+        return sizes.heads * (queries * WIDTH + keys * (WIDTH + VALUE)) * attention.BYTES[sizes.dtype]
 
     def operand_bytes(self, sizes: MhaPrefillSizes) -> int:
         return self._bytes(sizes, sizes.queries + 2 * GUARD, sizes.keys + 2 * GUARD)
@@ -158,8 +144,8 @@ class MhaPrefill(Op):
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Two results in fp32, with FP8 operands three; also in fp32, for the longest sequence and some
-        heads, keys, values and their squares, twice; scores and what is computed of them."""
+        """Results; for the longest sequence and some heads, keys, values and their squares, twice; scores and
+        what is computed of them. All are fp32."""
         _, longest = sizes.longest
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)
@@ -176,16 +162,14 @@ class MhaPrefill(Op):
         return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
 
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
-        """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, as
-        kernels/attention.py describes, 1.9 where weights are rounded after they were normalised, 2.0 where
-        cached and new keys' results are rounded to bf16 and then merged
-        (tests/kernels/mha_prefill/right_arithmetic.py). 2.5 passes those; a row of zeros counted as a key
-        reaches 4 times that, weights in fp8 6 times.
+        """The worst rows of random cases, in sigma: 1.3 for a kernel that rounds only twice, 1.9 where
+        weights are rounded after they were normalised, 2.0 where cached and new keys' results are rounded to
+        bf16 and then merged (tests/kernels/mha_prefill/right_arithmetic.py). 2.5 passes those; a row of zeros
+        counted as a key reaches 4 times that, weights in fp8 6 times.
 
-        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, scaled up or not, summed
-        before or after rounding, in sigma_fp8. That is about 15 times as large: a wrong descale reaches 8
-        times the limit, one key lost or let in 5 times, the scale of the 128 alone 3 times; a row of zeros
-        counted as a key, or a scale 5 percent off, does not reach it (mistakes.py). Over all even rows
-        right calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated
-        weights make the output 3 percent low (mistakes.py)."""
+        FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, in sigma_fp8. That is
+        about 15 times as large: a wrong descale reaches 8 times the limit, one key lost or let in 5 times; a
+        row of zeros counted as a key, or a scale 5 percent off, does not reach it. Over all even rows right
+        calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated weights
+        make the output 3 percent low (mistakes.py)."""
         return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

@@ -13,29 +13,30 @@ import itertools
 import math
 from typing import Any
 
-from kernels.attention import needed
+from kernels.attention import BYTES, needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
-from kernels.op import Call, Prepared
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.op import Call, Prepared, sequence
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
-SLACK = 256
-"""Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
+SLACK = 256  # entries in memory behind the end of a list, because kernels fetch whole blocks of it
 
 
-def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /, **further: Any) -> Call:
+def bound(
+    function: Function, o: MlaDecodeOperands, out: torch.Tensor | None = None, /, **further: Any
+) -> Call:
     """The call of a library's function with the operands that it needs, and with further arguments, which
     replace those below. q and the output are packed: [batch * q, heads, width]."""
     usual = {
-        "q": o.packed,
-        "out o": None if out is None else out.flatten(0, 1),
+        "q q_extend": o.packed,
+        "out o o_extend": None if out is None else out.flatten(0, 1),
         "softmax_scale sm_scale": o.scale,
         "cache_seqlens seqused_k b_seq_len kv_len_arr seq_lens": o.lengths,
         "cu_seqlens_q qo_indptr": query_starts(o),
-        "max_seqlen_q": o.q.shape[1],
+        "max_seqlen_q max_len_extend": o.q.shape[1],
         "causal": o.q.shape[1] > 1,
         "num_heads_kv": 1,
         "max_seq_len": o.sizes.model_len,
@@ -46,6 +47,7 @@ def bound(function: Function, o: MlaDecodeOperands, out: torch.Tensor | None, /,
         "page_size": o.page,
         "q_data_type qkv_dtype": o.q.dtype,
         "kv_data_type": o.kv.dtype,
+        "k_scale v_scale kv_scale": o.kv_scale,
     }
     return function.bind(**needed(function, usual) | further)
 
@@ -106,12 +108,6 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor[..., :LATENT], tensor[..., LATENT:]
 
 
-def flattened_bytes(sizes: MlaDecodeSizes) -> int:
-    """The bytes of that table, where sequences have several query tokens."""
-    pages = -(-max(sizes.lengths()) // sizes.page) + 1
-    return sizes.batch * sizes.q * pages * 4 if sizes.q > 1 else 0
-
-
 def partial_bytes(rows: int) -> int:
     """The bytes of partial results in fp32: 512 values and the logarithm of a sum for each row."""
     return rows * (LATENT + 1) * 4
@@ -119,7 +115,7 @@ def partial_bytes(rows: int) -> int:
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of a copy of the cache, to within a page."""
-    return (sizes.used_pages + 4) * sizes.page * WIDTH * KV_BYTES[sizes.kv]
+    return (sizes.used_pages + 4) * sizes.page * WIDTH * BYTES[sizes.kv]
 
 
 class FiniteCache:
@@ -133,8 +129,7 @@ class FiniteCache:
 
     def clear(self) -> None:
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
-        slots = self.kv.view(torch.uint8).flatten(0, 1)
-        slots.index_fill_(0, self.unused, 0)
+        self.kv.view(torch.uint8).flatten(0, 1).index_fill_(0, self.unused, 0)
 
     def prepared(self, out: torch.Tensor | None, call: Call, result: Any = None) -> Prepared:
         """A call that reads this copy. result: as in Prepared"""
@@ -145,18 +140,9 @@ class FiniteCache:
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
     """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
     cache's format, which `after_query` fills."""
-    if not operands.is_fp8:
-        return operands.q
-    return torch.empty_like(operands.q, dtype=operands.kv.dtype)
+    return torch.empty_like(operands.q, dtype=operands.kv.dtype) if operands.is_fp8 else operands.q
 
 
 def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
     """A call that first rounds q into that buffer, then decodes."""
-    if query is operands.q:
-        return decode
-
-    def call() -> object:
-        query.copy_(operands.q)
-        return decode()
-
-    return call
+    return decode if query is operands.q else sequence(lambda: query.copy_(operands.q), decode)

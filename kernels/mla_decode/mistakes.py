@@ -43,18 +43,15 @@ def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Att
 
 
 ATTENTION = AttentionOp(
-    sequences=lambda o: list(range(len(o.host_lengths))),
-    victim=lambda o: max(
-        range(min(1, len(o.host_lengths) - 1), len(o.host_lengths)), key=o.host_lengths.__getitem__
-    ),
+    sequences=lambda o: [*range(len(o.host_lengths))],
+    victim=lambda o: max([*range(1, len(o.host_lengths))] or [0], key=o.host_lengths.__getitem__),
     read=read,
 )
 
 
 # Wrong tokens, pages and page tables
 
-Slots = Callable[[Attended], torch.Tensor]
-"""Returns the rows of the cache that are read for the tokens, int64 [n]."""
+Slots = Callable[[Attended], torch.Tensor]  # returns the rows of the cache that are read, int64 [n]
 
 
 def taken(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Slots:
@@ -106,8 +103,8 @@ SLOTS: Mapping[str, Slots] = {
     "tokens of the previous sequence": lambda a: a.operands.token_slots(a.sequence - 1),
     "page numbers in 16 bits with a sign": partial(by_table, dtype=torch.int16),
 }
+# Those whose errors are near the limit of calls that round to FP8.
 SLOTS_IN_FP8 = ("last page left out", "page in the middle left out", "page read twice in place of the next")
-"""Those whose errors are near the limit of calls that round to FP8."""
 
 
 def of_slots(slots: Slots, call: Callable[[Attended], torch.Tensor]) -> Wrong:
@@ -129,15 +126,10 @@ def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
     return more.by_softmax(scores)
 
 
-def cache_in_the_other_format(a: Attended) -> torch.Tensor:
-    kv = a.operands.kv
-    return read(a.operands.replaced(kv=kv.view(OTHER_FP8[kv.dtype])), a.sequence).out()
-
-
 # Wrong query tokens and causal edges, which one query token does not have
 
+# (what is read, query rows = token * heads + head) -> the last key that each row sees, int64 [rows].
 Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
-"""(what is read, query rows = token * heads + head) -> the last key that each row sees, int64 [rows]."""
 
 
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
@@ -174,7 +166,7 @@ def of_edge(last_seen: Edge) -> Wrong:
 
 
 def output(a: Attended) -> torch.Tensor:
-    """The right one of what is read, [q, heads, width]."""
+    """The right output of what is read, [q, heads, width]."""
     return a.out().unflatten(0, a.operands.q.shape[1:3])
 
 
@@ -196,11 +188,6 @@ def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int
 def stored_token_major(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
     of, sequence = divmod(i * o.sizes.q + token, len(o.q))
     return read(o, sequence), of
-
-
-def pad_token_stored(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
-    """The sequence before computes its last token once more."""
-    return (read(o, i - 1), -1) if token == 0 else (read(o, i), token)
 
 
 def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
@@ -238,7 +225,9 @@ QUERY_MISTAKES: Mapping[str, Wrong] = {
     "first query token's answer for all": output_tokens(lambda out: out[:1].expand_as(out)),
     "output stored head-major": output_tokens(lambda out: out.transpose(0, 1)),
     "output stored token-major": by_token(stored_token_major),
-    "pad token stored over the first of the next sequence": by_token(pad_token_stored),
+    "pad token stored over the first of the next sequence": by_token(
+        lambda o, i, token: (read(o, i), token) if token else (read(o, i - 1), -1)
+    ),
     "sequences repeated in turn for their query tokens": by_token(repeated_in_turn),
     "last query used for the token before too": of_queries(lambda o, i: put(o.q[i], -2, o.q[i, -1])),
     "queries of sequences start one apart": of_queries(lambda o, i: o.packed[i : i + o.sizes.q]),
@@ -264,7 +253,9 @@ OWN_MISTAKES: Mapping[str, Wrong] = {
     "cache's scale left out": lambda a: a.out(scale=a.scale / a.operands.kv_scale) / a.operands.kv_scale,
     "cache's scale left out in scores": lambda a: a.out(scale=a.scale / a.operands.kv_scale),
     "cache's scale left out in values": lambda a: a.out() / a.operands.kv_scale,
-    "cache read in the other FP8 format": cache_in_the_other_format,
+    "cache read in the other FP8 format": lambda a: read(
+        a.operands.replaced(kv=a.operands.kv.view(OTHER_FP8[a.fp8])), a.sequence
+    ).out(),
 }
 
 OWN_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
@@ -288,10 +279,5 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MlaDecodeOperands, rows: list[int], columns: slice) -> Answers:
-    def shaped(answer: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return lambda: answer().unflatten(1, o.q.shape[1:3])  # [sequences, q, heads, columns]
-
     of_tokens = QUERY_MISTAKES if o.sizes.q > 1 else {}
-    found = ATTENTION.answers([read(o, i) for i in rows], {**OWN_MISTAKES, **of_tokens}, columns)
-    # The work is limited: those of query tokens come first.
-    return {name: shaped(found[name]) for name in {**of_tokens, **found}}
+    return ATTENTION.answers([read(o, i) for i in rows], {**of_tokens, **OWN_MISTAKES}, columns)

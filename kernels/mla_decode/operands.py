@@ -1,6 +1,4 @@
-"""Sizes and operands of an MLA decode: queries and a paged cache on which the usual mistakes show, whatever
-the sizes.
-"""
+"""Sizes and operands of an MLA decode: queries and a paged cache on which the usual mistakes show."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernels.attention import SCALE, edges, shift_scores
+from kernels.attention import BYTES, SCALE, check_sizes, edges, shift_scores
 from kernels.formats import fp8_format
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds, draw_normal
@@ -21,7 +19,6 @@ from shapes.lengths import parse_span, spread
 LATENT = 512
 ROPE = 64
 WIDTH = LATENT + ROPE
-KV_BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -34,15 +31,12 @@ class MlaDecodeSizes:
     fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
     # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
     # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
-    # by the longest sequence: set model_len to that. The default is that of DeepSeek-V3 and R1, their
-    # max_position_embeddings.
+    # by the longest sequence: set model_len to that. The default is DeepSeek-V3's max_position_embeddings.
     model_len: int = 163_840
     q: int = 1  # query tokens of each sequence, its last ones: 1 + draft tokens where a step verifies drafts
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads", "page", "q"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"size {name}={getattr(self, name)} of mla_decode must be at least 1")
+        check_sizes("mla_decode", self, ("batch", "heads", "page", "q"), "kv")
         shortest, longest = parse_span(self.ctx)
         if self.q > MOST_QUERIES:
             raise ValueError(f"size q={self.q} of mla_decode must be at most {MOST_QUERIES}")
@@ -56,9 +50,6 @@ class MlaDecodeSizes:
                 f"size ctx={self.ctx} of mla_decode exceeds the server's context length of "
                 f"{self.model_len} tokens; give model_len={longest} or more"
             )
-        if self.kv not in KV_BYTES:
-            raise ValueError(f"size kv={self.kv!r} of mla_decode must be {' or '.join(KV_BYTES)}")
-        fp8_format(self.fp8)
 
     def lengths(self, seed: int = 0) -> list[int]:
         return spread(parse_span(self.ctx), self.batch, seed)
@@ -66,6 +57,11 @@ class MlaDecodeSizes:
     @property
     def tokens(self) -> int:
         return sum(self.lengths())
+
+    @property
+    def rows(self) -> int:
+        """The query's: a head of each query token of each sequence."""
+        return self.batch * self.q * self.heads
 
     @property
     def scored(self) -> int:
@@ -88,18 +84,16 @@ def takes(
     """What a row declares as `fits` that takes caches of this dtype, so many heads and query tokens at most,
     and pages that are a multiple of a number of tokens, or that divide one. Where an argument is left out it
     takes all, but only one query token."""
+    format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
+    queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
+    why = f": {why_most_q}" if why_most_q else ""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
-        format_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
-        queries = "1 query token" if most_q == 1 else f"{most_q} query tokens"
-        why = f": {why_most_q}" if why_most_q else ""
+        few = not most_heads or sizes.heads <= most_heads
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
             need(sizes.q <= most_q, f"takes {queries}, not {sizes.q}{why}"),
-            need(
-                not most_heads or sizes.heads <= most_heads,
-                f"takes up to {most_heads} heads, not {sizes.heads}",
-            ),
+            need(few, f"takes up to {most_heads} heads, not {sizes.heads}"),
             need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
             need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
         )
@@ -149,6 +143,10 @@ class MlaDecodeOperands(Operands):
         token = torch.arange(queries, device=self.q.device).repeat_interleave(self.heads)
         return torch.arange(length, device=self.q.device) > length - queries + token[:, None]
 
+    def one_value(self, value: float) -> torch.Tensor:
+        """A scale as libraries want it, fp32 [1]."""
+        return torch.full((1,), value, dtype=torch.float32, device=self.q.device)
+
     @property
     def page(self) -> int:
         return self.kv.shape[1]
@@ -176,7 +174,7 @@ class MlaDecodeOperands(Operands):
 
     def unused_slots(self) -> torch.Tensor:
         """Rows of kv.view(-1, 576) without a token, int64 [rows]."""
-        unused = torch.ones(self.kv.shape[0] * self.page, dtype=torch.bool, device=self.kv.device)
+        unused = torch.ones(len(self.kv) * self.page, dtype=torch.bool, device=self.kv.device)
         for sequence in range(len(self.host_lengths)):
             unused[self.token_slots(sequence)] = False
         return unused.nonzero().flatten()
@@ -190,16 +188,29 @@ class MlaDecodeOperands(Operands):
 
 
 SPARE_PAGES = 3
-
+# Scales of an FP8 cache: either format ends near 15, three standard deviations above the widest channel.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
-"""Scales of an FP8 cache: with them either format ends near 15, three standard deviations above the widest
-channel."""
-
+# The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q.
 CONSTANT = WIDTH - 1
-"""The channel with which adversarial operands shift scores. Both FP8 formats hold its values in kv and q."""
-
+# A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold.
 PAGES = (1 << 15) + (1 << 12)
-"""A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold."""
+
+
+def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: int = 0) -> MlaDecodeOperands:
+    """The operands for sequences of these lengths, without values of q, the cache and the page table."""
+    counts = [-(-n // sizes.page) for n in lengths]
+    pages = max(sum(counts) + SPARE_PAGES, least_pages)
+    is_fp8 = sizes.kv == "fp8"
+    dtype = fp8_format(sizes.fp8).dtype if is_fp8 else torch.bfloat16
+    return MlaDecodeOperands(
+        q=torch.empty(sizes.batch, sizes.q, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
+        kv=torch.empty(pages, sizes.page, WIDTH, dtype=dtype, device=device),
+        page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
+        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        host_lengths=lengths,
+        kv_scale=KV_SCALE[sizes.fp8] if is_fp8 else 1.0,
+        sizes=sizes,
+    )
 
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
@@ -218,47 +229,37 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     Adversarial operands differ from those of the same seeds in these points:
     - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and
       subtracts 120 from those of another fourth: softmax without its maximum overflows, one that starts from
-      a maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has only 4 bits left
-      for fractions.
+      a maximum of 0 underflows, and a masked token of score 0 has all the weight.
     - Tokens at the edges of the second page, the last page and the second half are landmarks too.
     - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
       sum nothing shows how the others are rounded.
     - There are so many small pages that their numbers exceed 16 bits.
     """
     lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
-    counts = [-(-n // sizes.page) for n in lengths]
-    total = sum(counts) + SPARE_PAGES
-    if seeds.adversarial and PAGES * sizes.page * WIDTH * KV_BYTES[sizes.kv] <= 200 << 20:
-        total = max(total, PAGES)
-    pages = list(range(total))
+    many = seeds.adversarial and PAGES * sizes.page * WIDTH * BYTES[sizes.kv] <= 200 << 20
+    operands = empty(sizes, lengths, device, PAGES if many else 0)
+    pages = list(range(len(operands.kv)))
     random.Random(seeds.stationary).shuffle(pages)
     poison, free = pages[0], iter(pages[1:])
-    width = max(counts) + 1
-    table = [[next(free) for _ in range(n)] + [poison] * (width - n) for n in counts]
+    counts = [-(-n // sizes.page) for n in lengths]
+    table = [[next(free) for _ in range(n)] + [poison] * (max(counts) + 1 - n) for n in counts]
+    operands.page_table.copy_(torch.tensor(table))
 
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        drawn = torch.empty(shape, dtype=dtype, device=device)
-        draw_normal(drawn, generator)
-        return drawn
-
-    q = normal(sizes.batch, sizes.q, sizes.heads, WIDTH)
-    kv = normal(total, sizes.page, WIDTH, dtype=torch.bfloat16)
-    operands = MlaDecodeOperands(
-        q=q,
-        kv=kv,
-        page_table=torch.tensor(table, dtype=torch.int32, device=device),
-        lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
-        host_lengths=lengths,
-        kv_scale=1.0,
-        sizes=sizes,
+    # They are rounded to the dtypes of the case at the end.
+    q, kv = (
+        torch.empty_like(operands.q, dtype=torch.float32),
+        torch.empty_like(operands.kv, dtype=torch.bfloat16),
     )
+    operands.q, operands.kv = q, kv
+    draw_normal(q, generator)
+    draw_normal(kv, generator)
     # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
     sharpest = 0.0 if seeds.adversarial and sizes.kv == "fp8" else 2.2
     sharpness = torch.logspace(-2.5, sharpest, sizes.heads, base=2.0, device=device)
     q *= sharpness[torch.randperm(sizes.heads, generator=generator, device=device)][:, None]
-    direction = normal(sizes.batch, ROPE)
+    direction = torch.empty(sizes.batch, ROPE, device=device)
+    draw_normal(direction, generator)
     if seeds.adversarial:
         direction[:, CONSTANT - LATENT] = 0.0
     _add_landmarks(operands, direction, seeds.adversarial)
@@ -272,7 +273,6 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     kv.view(-1, WIDTH)[operands.unused_slots()] = float("nan")
     if sizes.kv == "fp8":
         fmt = fp8_format(sizes.fp8)
-        operands.kv_scale = KV_SCALE[sizes.fp8]
         operands.kv = (kv.float() / operands.kv_scale).clamp(-fmt.max, fmt.max).to(fmt.dtype)
     return operands
 

@@ -13,17 +13,16 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from kernels.attention import LEAST_SIGMA, UNIT, fp8_variance, is_even, rounding_variance, with_squares
+from kernels import attention
 from kernels.formats import fp8_format, rounding_deviation
 from kernels.lazy import torch
 from kernels.mla_decode.operands import (
-    KV_BYTES,
-    KV_SCALE,
     LATENT,
     SPARE_PAGES,
     WIDTH,
     MlaDecodeOperands,
     MlaDecodeSizes,
+    empty,
     generate,
 )
 from kernels.op import Op, Reference, Tolerance, Work, affordable, spread
@@ -33,52 +32,48 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     """The reference in fp64, one sequence at a time. Above `max_flops` or MOST_ELEMENTS it takes the
     shortest, the longest, the first and the last sequence and then others at even distances, as many as fit.
 
-    sigma_fp8, where the cache is FP8, is the sigma of a call that rounds q and the softmax weights to FP8.
-    The root mean square error of a weight is 2^-4 / sqrt(3) of itself. An error d of q
-    (formats.rounding_deviation) changes score j of the head by d . kv_j, and so the output by d . C to first
-    order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights. d is doubled, because
-    two tokens that share the weight give a row errors that are multiples of one normally distributed number,
-    which reaches 5 standard deviations in millions of rows. First order holds for scores that deviate by up
-    to 8, not by 60.
+    sigma_fp8 is that of a call that rounds q and the softmax weights to FP8. The root mean square error of a
+    weight is 2^-4 / sqrt(3) of itself. An error d of q (formats.rounding_deviation) changes score j of the
+    head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the
+    covariance under the weights. d is doubled, because two tokens that share the weight give a row errors
+    that are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
+    rows. First order holds for scores that deviate by up to 8, not by 60.
     """
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if rows is None else rows
-    shape = (len(sequences), *o.q.shape[1:3], LATENT)
-    value = torch.empty(shape, dtype=torch.float64, device=o.q.device)
-    sigma = torch.empty_like(value)
-    sigma_fp8: torch.Tensor | None = None
-    even: torch.Tensor | None = None
-    if o.is_fp8:
-        sigma_fp8 = torch.empty_like(value)
-        even = torch.empty(shape[:-1], dtype=torch.bool, device=value.device)
-    flat = o.kv.view(-1, WIDTH)
+    shape = len(sequences), *o.q.shape[1:3], LATENT
+    results = attention.empty_results(shape, torch.float64, o.q.device, o.is_fp8)
     for i, sequence in enumerate(sequences):
-        kv = flat[o.token_slots(sequence)].double() * o.kv_scale
-        v = with_squares(kv[:, :LATENT])
-        q = o.q[sequence].flatten(0, 1)  # [q * heads, 576], as all rows below
-        scores, hidden = q.double() @ kv.T * o.scale, o.hidden(len(kv))
-        p = (scores if hidden is None else scores.masked_fill(hidden, -math.inf)).softmax(-1)
-        exact = p @ v[:, :LATENT]
-        # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
-        relative = UNIT + 24 * 2.0**-24 * scores.abs()
-        variance = rounding_variance(p * relative, v, exact) + (UNIT * exact) ** 2
-        variance += (LEAST_SIGMA * v[:, :LATENT].abs().amax()) ** 2
-        value[i], sigma[i] = exact.view(shape[1:]), variance.sqrt().view(shape[1:])
-        if sigma_fp8 is not None and even is not None:
-            fmt = fp8_format(o.sizes.fp8)
-            kv = kv.float()
-            v = v.float()
-            p = p.float()
-            out = exact.float()
-            deviation = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
-            of_weights, common = fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
-            of_rows = zip(deviation, p, out, strict=True)
-            of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_rows]
-            independent = of_weights + torch.stack(of_q)
-            sigma_fp8[i] = (variance + independent + common).sqrt().view(shape[1:])
-            even[i] = is_even(p, independent, common).view(shape[1:-1])
-    return Reference(value, sigma, rows, sigma_fp8, even)
+        for target, result in zip(results, _attend(o, sequence), strict=True):
+            target[i] = result.view_as(target[i])
+    value, sigma, *of_fp8 = results
+    return Reference(value, sigma, rows, *of_fp8)
+
+
+def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
+    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512] each, and even [q *
+    heads]."""
+    q = o.q[sequence].flatten(0, 1)
+    kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
+    v = attention.with_squares(kv[:, :LATENT])
+    scores, hidden = q.double() @ kv.T * o.scale, o.hidden(len(kv))
+    p = (scores if hidden is None else scores.masked_fill(hidden, -math.inf)).softmax(-1)
+    value = p @ v[:, :LATENT]
+    # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
+    relative = attention.UNIT + 24 * 2.0**-24 * scores.abs()
+    variance = attention.rounding_variance(p * relative, v, value) + attention.output_variance(v, value)
+    if not o.is_fp8:
+        return value, variance.sqrt()
+    fmt = fp8_format(o.sizes.fp8)
+    kv, v, p, out = kv.float(), v.float(), p.float(), value.float()
+    deviation = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
+    of_weights, common = attention.fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
+    of_rows = zip(deviation, p, out, strict=True)
+    of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_rows]
+    independent = of_weights + torch.stack(of_q)
+    sigma_fp8 = (variance + independent + common).sqrt()
+    return value, variance.sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
 def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
@@ -118,59 +113,41 @@ class MlaDecode(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """2 * heads * (576 + 512) flops for each key that a query token sees; each cached row, q, out moved
-        once. On an FP8 cache a kernel may round q and the softmax weights to FP8 and multiply those: FP8
-        products bound it."""
+        """Each cached row, q and out are moved once. On an FP8 cache a kernel may round q and the softmax
+        weights to FP8, so that FP8 products bound it."""
         flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
-        rows = sizes.batch * sizes.q * sizes.heads
-        moved = sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0
+        moved = sizes.tokens * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
 
     def operand_bytes(self, sizes: MlaDecodeSizes) -> int:
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
-        return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.q * sizes.heads * WIDTH * 2
+        return slots * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * WIDTH * 2
 
     def output_shape(self, sizes: MlaDecodeSizes) -> tuple[int, ...]:
         return sizes.batch, sizes.q, sizes.heads, LATENT
 
     def streamed_bytes(self, sizes: MlaDecodeSizes, turns: int = 1) -> int:
-        return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
+        return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
         """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
         weights."""
-        longest = max(sizes.lengths())
-        return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (
-            WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads
-        )
+        of_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
+        return 3 * 4 * self.output_bytes(sizes) + max(sizes.lengths()) * of_token
 
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
-        lengths = sizes.lengths()
-        counts = [-(-n // sizes.page) for n in lengths]
-        fp8 = sizes.kv == "fp8"
-        kv = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
-        return MlaDecodeOperands(
-            q=torch.empty(sizes.batch, sizes.q, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
-            kv=torch.empty(sum(counts) + SPARE_PAGES, sizes.page, WIDTH, dtype=kv, device=device),
-            page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
-            lengths=torch.empty(sizes.batch, dtype=torch.int32, device=device),
-            host_lengths=lengths,
-            kv_scale=KV_SCALE[sizes.fp8] if fp8 else 1.0,
-            sizes=sizes,
-        )
+        return empty(sizes, sizes.lengths(), device)
 
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
-        """A kernel that rounds only twice, as kernels/attention.py describes, has a row error of 1 sigma or
-        less. The worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16
-        partial results too, 1.75 where weights are rounded after they were normalised
-        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser:
-        weights in fp8 reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single
-        elements of millions reach 4 to 5 times their row's error.
+        """The worst rows of 200 random cases, in sigma: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with
+        bf16 partial results too, 1.75 where weights are rounded after they were normalised
+        (tests/kernels/mla_decode/right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8
+        reach 5 times the limit, scores in bf16 exceed it where softmax is peaked. Single elements of millions
+        reach 4 to 5 times their row's error.
 
-        Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit, a scale of q five
-        times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls
-        err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
-        weights make the output 3 percent low (mistakes.py).
+        Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit. Over all even
+        rows right calls err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more,
+        and truncated weights make the output 3 percent low (mistakes.py).
 
         With 2 to 8 query tokens right calls reach 1.45 in bf16 and 1.65 in FP8. More cases then have only
         8 to 12 even rows, of one short sequence; over those right calls err by up to 0.655."""

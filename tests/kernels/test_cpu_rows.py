@@ -143,6 +143,8 @@ CASES = [
     Case(MLA, "batch=2 ctx=250..600 page=64", twist=scaled(q=8)),
     Case(MLA, "batch=2 ctx=100 heads=20 page=7 kv=fp8", twist=scaled(q=8)),
     Case(MLA, "batch=3 ctx=3..300 page=16 kv=fp8 fp8=e4m3fnuz", twist=loud_token),
+    Case(MLA, "batch=3 ctx=2..50 page=16 q=2"),
+    Case(MLA, "batch=3 ctx=8..70 heads=8 page=16 kv=fp8 q=8"),
 ]
 
 

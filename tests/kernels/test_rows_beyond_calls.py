@@ -275,9 +275,6 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     assert lengths[0] is o.cu_q and lengths[1] is o.cu_k
     assert lengths[2:] == [max(new for new, _ in at), max(length for _, length in at)] and given == options
     assert torch.equal(out, (o.q + 1)[..., :128])
-    if version is OLDER:
-        with pytest.raises(Unsupported, match="takes no scale"):
-            torch_eager.varlen().prepare(o.replaced(scale=1.0), out)
 
 
 def test_aiter_that_imports_flydsl_needs_it(monkeypatch):

@@ -2,7 +2,8 @@
 
 import torch
 
-from kernels.mistakes import kept
+from kernels.attention_mistakes import AttentionOp, Wrong
+from kernels.mistakes import Mistake, kept
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:
@@ -38,3 +39,13 @@ def exp2_cubic(x: torch.Tensor) -> torch.Tensor:
     rest = x - whole
     cubic = 0.07711909 * rest + 0.22756439
     return torch.ldexp((cubic * rest + 0.69514614) * rest + 1.0, whole.int())
+
+
+def right(op: AttentionOp, *ways: dict[str, Wrong]) -> tuple[Mistake, ...]:
+    """Right calls of attention as mistakes. ways: those of bf16, those that truncate, the same two in FP8"""
+    kinds = (("bf16", False), ("bf16", True), ("fp8", False), ("fp8", True))
+    return tuple(
+        Mistake(name + ", in FP8" * (kind == "fp8"), op.everywhere(way), "core", kind, truncates)
+        for (kind, truncates), named in zip(kinds, ways, strict=True)
+        for name, way in named.items()
+    )

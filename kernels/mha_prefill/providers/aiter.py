@@ -17,7 +17,7 @@ from kernels.attention import needed
 from kernels.binding import BindingError, Function, Symbol
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import DESCALES, VARLEN, allocated_bytes, bound, varlen
-from kernels.mha_prefill.operands import BYTES, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Aiter
@@ -74,18 +74,19 @@ def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     return bound(DISPATCH, operands, out)
 
 
-def within_4_gib(sizes: MhaPrefillSizes) -> Support:
-    extent = sizes.longest[1] * sizes.heads * WIDTH * 2
-    return need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB")
-
-
 @implementation(
     "aiter.asm",
     Aiter,
     since="0.1.5",
     requires="AITER 0.1.5 or later, gfx942 or gfx950",
     symbols=(ASM,),
-    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), within_4_gib(sizes)),
+    fits=lambda sizes: Support.all_of(
+        takes("bf16")(sizes),
+        need(
+            sizes.longest[1] * sizes.heads * WIDTH * 2 < 1 << 32,
+            "its byte offsets within a sequence's keys end at 4 GiB",
+        ),
+    ),
 )
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
@@ -149,7 +150,7 @@ def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     allocates=True,
     symbols=(PER_TENSOR,),
     fits=takes("fp8"),
-    workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * BYTES["bf16"],
+    workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * 2,
 )
 def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
@@ -187,12 +188,6 @@ PERSISTENT = Function(
 )
 
 
-def fits_persistent(sizes: MhaPrefillSizes) -> Support:
-    heads = ", ".join(map(str, REDUCED_HEADS))
-    taken = need(sizes.heads in REDUCED_HEADS, f"takes {heads} heads, not {sizes.heads}")
-    return Support.all_of(takes("fp8")(sizes), taken)
-
-
 def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the rows'
     sums of exponentials, and a number for each key."""
@@ -209,39 +204,32 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     archs=("gfx950",),
     activations="fp8",
     symbols=(INFO, PLAN, PERSISTENT),
-    fits=fits_persistent,
+    fits=lambda sizes: Support.all_of(
+        takes("fp8")(sizes),
+        need(
+            sizes.heads in REDUCED_HEADS,
+            f"takes {', '.join(map(str, REDUCED_HEADS))} heads, not {sizes.heads}",
+        ),
+    ),
     workspace=persistent_bytes,
 )
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
-    beforehand, and the reduction of those tiles that were split over keys."""
-    # Every key is a page of its own, in order.
-    pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
-    return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, planned(o)))
-
-
-def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """The tiles that each program takes, and how their parts are put together. The host plans."""
-    shapes: Any = bound(INFO, o, None, qlen_granularity=TILE)()
+    beforehand, by the host, and the reduction of those tiles that were split over keys."""
+    shapes: Any = bound(INFO, o, qlen_granularity=TILE)()
     if len(shapes) != len(TENSORS):
         raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(TENSORS)}")
     tensors = {
         names: torch.empty(shape, dtype=dtype, device=o.q.device)
         for names, (shape, dtype) in zip(TENSORS, shapes, strict=True)
     }
-    fill = bound(
-        PLAN,
-        o,
-        None,
-        seqlens_qo_indptr=o.cu_q.cpu(),
-        pages_kv_indptr=o.cu_k.cpu(),
-        context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
-        gqa_ratio=1,
-        qhead_granularity=1,
-        qlen_granularity=TILE,
-        kvlen_granularity=KEYS,
-        block_size=1,
-        **needed(PLAN, tensors),
-    )
-    fill()
-    return tensors
+    lengths = {
+        "seqlens_qo_indptr": o.cu_q.cpu(),
+        "pages_kv_indptr": o.cu_k.cpu(),
+        "context_lens": torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
+    }
+    tiles = {"qhead_granularity": 1, "qlen_granularity": TILE, "kvlen_granularity": KEYS, "block_size": 1}
+    bound(PLAN, o, gqa_ratio=1, **lengths, **tiles, **needed(PLAN, tensors))()
+    # Every key is a page of its own, in order.
+    pages = torch.arange(len(o.k), dtype=torch.int32, device=o.k.device)
+    return bound(PERSISTENT, o, out, kv_page_indices=pages, **needed(PERSISTENT, tensors))

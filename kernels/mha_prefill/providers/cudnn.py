@@ -97,9 +97,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 def engine_of(graph: Any) -> str:
     """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
-    if not hasattr(graph, "selected_engine"):
-        return ""
-    return getattr(graph.selected_engine, "name", "cuDNN")
+    return getattr(graph.selected_engine, "name", "cuDNN") if hasattr(graph, "selected_engine") else ""
 
 
 @contextmanager
@@ -124,12 +122,8 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         torch.int32: types.INT32,
         torch.int64: types.INT64,
     }
-    graph = GRAPH.bind(
-        io_data_type=kinds[o.q.dtype],
-        intermediate_data_type=types.FLOAT,
-        compute_data_type=types.FLOAT,
-        handle=handle,
-    )()
+    computes = {"intermediate_data_type": types.FLOAT, "compute_data_type": types.FLOAT}
+    graph = GRAPH.bind(io_data_type=kinds[o.q.dtype], **computes, handle=handle)()
 
     def number(tensor: torch.Tensor) -> int:
         bound[len(bound) + 1] = tensor
@@ -139,9 +133,9 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         uid = number(tensor)
         return TENSOR.bind(of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=uid)()
 
-    def like(tensor: torch.Tensor) -> Any:
-        """A node for a small tensor, as it lies in memory."""
-        return node(tensor, list(tensor.shape), list(tensor.stride()))
+    def small(values: torch.Tensor) -> Any:
+        """A node for values [n], as [n, 1, 1, 1]."""
+        return node(values.view(-1, 1, 1, 1), [len(values), 1, 1, 1], [1] * 4)
 
     heads, (most_new, longest) = o.q.shape[1], o.sizes.longest
     ragged = {
@@ -155,15 +149,13 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         # Sizes, and strides of tokens that follow each other.
         strides = [tokens * heads * width, width, heads * width, 1]
         shapes[name] = [len(o.sequences), heads, tokens, width], strides
-        # Where each sequence begins, in elements, int64 [batch + 1, 1, 1, 1].
-        begins[name] = like((starts.long() * (heads * width)).view(-1, 1, 1, 1))
+        begins[name] = small(starts.long() * (heads * width))  # of each sequence, in elements
     nodes = {name: node(tensor, *shapes[name]) for name, tensor in o.live_tensors().items()}
     for name, given in nodes.items():
         given.set_ragged_offset(begins[name])
     options = {
-        # int32 [batch, 1, 1, 1]
-        "seq_len_q": like(o.cu_q.diff().view(-1, 1, 1, 1)),
-        "seq_len_kv": like(o.cu_k.diff().view(-1, 1, 1, 1)),
+        "seq_len_q": small(o.cu_q.diff()),
+        "seq_len_kv": small(o.cu_k.diff()),
         "use_padding_mask": True,
         "attn_scale": o.scale,
         "generate_stats": False,
@@ -172,11 +164,11 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
     if not o.is_fp8:
         attended, _ = SDPA.bind(of=graph, **nodes, **options)()
     else:
-        # fp32 [1, 1, 1, 1] each: the operands' descales, and factors for the weights and the output.
+        # The operands' descales, and factors for the weights and the output.
         scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
-        of_scales = {name: like(scale.view(1, 1, 1, 1)) for name, scale in scales.items()}
+        of_scales = {name: small(scale) for name, scale in scales.items()}
         attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **of_scales, **options)()
         for most in largest:
             uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))

@@ -8,9 +8,10 @@ cuDNN ran on an H200 (0.6.16); others are untested on hardware.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from kernels.binding import Function
+from kernels.binding import Function, Taken
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import bound
 from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
@@ -40,8 +41,7 @@ PLAN_CUDNN = PLAN.needing(
 )
 RUN = method("run", needs="q k v out")
 RUN_FP8 = RUN.needing("q_scale k_scale v_scale", when="dtype=fp8")
-RUN_0_7_1 = method("run", wishes="lse_base")
-"""The argument came together with offsets in tokens for cuDNN."""
+RUN_0_7_1 = method("run", wishes="lse_base")  # which came together with offsets in tokens for cuDNN
 
 TRTLLM = Function(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
@@ -53,95 +53,84 @@ TRTLLM = Function(
 CUTE_DSL = TRTLLM.needing("backend", when="flashinfer.cute_dsl")
 
 
-def wrapper_bytes(sizes: MhaPrefillSizes) -> int:
-    return WORKSPACE + PLAN_BYTES
+class Fa2(FlashInfer):
+    """The wrapper of a backend, planned for the lengths."""
+
+    name = "flashinfer.fa2"
+    since = "0.2.3"
+    requires = "flashinfer-python 0.2.3 or later, CUDA sm_80 or later"
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
+    symbols: ClassVar[Sequence[Taken]] = (MAKE, PLAN, RUN)
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
+        return takes(*self.dtypes)(sizes)
+
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
+        return WORKSPACE + PLAN_BYTES
+
+    def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+        return self.planned(o, out, PLAN_FP8 if o.is_fp8 else PLAN)
+
+    def planned(
+        self, o: MhaPrefillOperands, out: torch.Tensor, plan: Function, **lengths: torch.Tensor
+    ) -> Call:
+        room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
+        backend = self.name.removeprefix("flashinfer.")
+        wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
+        scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
+        bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
+        return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, of=wrapper, **scales)
 
 
-@implementation(
-    "flashinfer.fa2",
-    FlashInfer,
-    since="0.2.3",
-    requires="flashinfer-python 0.2.3 or later, CUDA sm_80 or later",
-    archs=SINCE_AMPERE,
-    symbols=(MAKE, PLAN, RUN),
-    fits=takes("bf16"),
-    workspace=wrapper_bytes,
-)
-def fa2(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa2")
+class Fa3(Fa2):
+    """It has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)."""
+
+    name = "flashinfer.fa3"
+    requires = "flashinfer-python 0.2.3 or later, CUDA sm_90"
+    archs = ("sm_90",)
 
 
-@implementation(
-    "flashinfer.fa3",
-    FlashInfer,
-    since="0.2.3",
-    requires="flashinfer-python 0.2.3 or later, CUDA sm_90",
-    archs=("sm_90",),
-    symbols=(MAKE, PLAN, RUN),
-    fits=takes("bf16"),  # it has FP8 for equal head sizes only (csrc/batch_prefill_fp8_sm90.cu)
-    workspace=wrapper_bytes,
-)
-def fa3(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    return ragged(operands, out, "fa3")
-
-
-@implementation(
-    "flashinfer.cutlass",
-    FlashInfer,
-    since="0.6.0",
-    requires="flashinfer-python 0.6.0 or later, CUDA sm_100 or sm_103",
-    archs=BLACKWELL,
-    activations="fp8",
-    symbols=(MAKE, PLAN, RUN, PLAN_FP8, RUN_FP8),
-    fits=takes("bf16", "fp8"),
-    # Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan).
-    workspace=lambda sizes: wrapper_bytes(sizes) + (32 << 20) + 3 * 4 * 131072,
-)
-def cutlass(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
+class Cutlass(Fa2):
     """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
     0.33)."""
-    return ragged(operands, out, "cutlass")
+
+    name = "flashinfer.cutlass"
+    since = "0.6.0"
+    requires = "flashinfer-python 0.6.0 or later, CUDA sm_100 or sm_103"
+    archs = BLACKWELL
+    activations = "fp8"
+    symbols = (MAKE, PLAN, RUN, PLAN_FP8, RUN_FP8)
+    dtypes = ("bf16", "fp8")
+
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
+        """Further 32 MiB of its own, and a plan of three tables (fmha_varlen and fmha_varlen_plan)."""
+        return super().workspace(sizes) + (32 << 20) + 3 * 4 * 131072
 
 
-def offsets_fit(sizes: MhaPrefillSizes) -> Support:
-    most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
-    return need(most < 1 << 31, "its offsets in elements are int32: too many tokens")
-
-
-@implementation(
-    "flashinfer.cudnn",
-    FlashInfer,
-    since="0.6.2",
-    requires="flashinfer-python 0.6.2 or later, nvidia-cudnn-frontend 1.13 or later, CUDA sm_90 or later",
-    archs=("sm_90", *BLACKWELL),
-    also=("cudnn",),
-    symbols=(MAKE, PLAN_CUDNN, RUN),
-    fits=lambda sizes: Support.all_of(takes("bf16")(sizes), offsets_fit(sizes)),
-    workspace=wrapper_bytes,
-)
-def cudnn(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+class CudnnGraph(Fa2):
     """cuDNN's graph as FlashInfer builds it; the row `cudnn` is the same graph without that. Offsets are in
     tokens from 0.7.1 on, in elements before (`plan` of both says so)."""
-    offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
-    if not RUN_0_7_1.takes("lse_base"):
-        widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
-        offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
-    lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
-    return ragged(o, out, "cudnn", PLAN_CUDNN, **offsets, **lengths)
 
+    name = "flashinfer.cudnn"
+    since = "0.6.2"
+    requires = "flashinfer-python 0.6.2 or later, nvidia-cudnn-frontend 1.13 or later, CUDA sm_90 or later"
+    archs = ("sm_90", *BLACKWELL)
+    also = ("cudnn",)
+    symbols = (MAKE, PLAN_CUDNN, RUN)
 
-def ragged(
-    o: MhaPrefillOperands, out: torch.Tensor, backend: str, plan: Function = PLAN, **lengths: torch.Tensor
-) -> Call:
-    """The wrapper of one backend, planned for the lengths."""
-    room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
-    wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
-    run, scales = RUN, {}
-    if o.is_fp8:
-        plan, run = PLAN_FP8, RUN_FP8
-        scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
-    bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
-    return bound(run, o, out, of=wrapper, **scales)
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
+        most = max(sizes.queries, sizes.keys) * sizes.heads * WIDTH
+        in_range = need(most < 1 << 31, "its offsets in elements are int32: too many tokens")
+        return Support.all_of(super().fits(sizes), in_range)
+
+    def prepare(self, o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+        offsets = {"qo_indptr": o.cu_q, "kv_indptr": o.cu_k, "v_indptr": o.cu_k, "o_indptr": o.cu_q}
+        if not RUN_0_7_1.takes("lse_base"):
+            widths = {"qo_indptr": WIDTH, "kv_indptr": WIDTH, "v_indptr": VALUE, "o_indptr": VALUE}
+            offsets = {name: offset * (o.q.shape[1] * widths[name]) for name, offset in offsets.items()}
+        lengths = {"seq_lens": o.cu_k.diff().view(-1, 1, 1, 1), "seq_lens_q": o.cu_q.diff().view(-1, 1, 1, 1)}
+        return self.planned(o, out, PLAN_CUDNN, **offsets, **lengths)
 
 
 @implementation(
@@ -153,7 +142,7 @@ def ragged(
     activations="fp8",
     symbols=(TRTLLM,),
     fits=takes("bf16", "fp8"),
-    workspace=wrapper_bytes,
+    workspace=lambda sizes: WORKSPACE + PLAN_BYTES,
 )
 def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`trtllm_ragged_attention_deepseek`: TensorRT-LLM's kernels, downloaded as binaries."""
@@ -169,7 +158,7 @@ def trtllm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     activations="fp8",
     symbols=(CUTE_DSL,),
     fits=takes("fp8"),
-    workspace=wrapper_bytes,
+    workspace=lambda sizes: WORKSPACE + PLAN_BYTES,
 )
 def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The same entry with FlashInfer's own kernels in CuTe. At this width they are of FP8: none is published

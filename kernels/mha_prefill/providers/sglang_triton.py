@@ -28,20 +28,10 @@ EXTEND = extend_attention()
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
     k, v, copy = new_tokens(o)
-    begins = torch.tensor([0, *(s.prefix for s in o.sequences)], dtype=torch.int32).cumsum(0).int()
+    begins = torch.tensor([0, *(s.prefix for s in o.sequences)]).cumsum(0).int().to(o.k.device)
     cached = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]
-    attend = bound(
-        EXTEND,
-        o,
-        out,
-        k_extend=k,
-        v_extend=v,
-        kv_indptr=begins.to(o.k.device),
-        kv_indices=torch.cat(cached).to(o.k.device),
-        custom_mask=None,
-        mask_indptr=None,
-        k_scale=1.0,
-        v_scale=1.0,
-        extend_seq_lens_cpu=[s.new for s in o.sequences],
-    )
+    lists = {"kv_indptr": begins, "kv_indices": torch.cat(cached).to(o.k.device)}
+    of_new = {"k_extend": k, "v_extend": v, "extend_seq_lens_cpu": [s.new for s in o.sequences]}
+    fixed = {"custom_mask": None, "mask_indptr": None, "k_scale": 1.0, "v_scale": 1.0}
+    attend = bound(EXTEND, o, out, **lists, **of_new, **fixed)
     return Prepared(o, out, attend, after_load=copy)

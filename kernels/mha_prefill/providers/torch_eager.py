@@ -5,6 +5,7 @@ one for all; and flex_attention, which torch's compiler makes for all sequences 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -12,14 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from kernels import platform as platforms
 from kernels.lazy import torch
 from kernels.mha_prefill.layouts import allocated_bytes, padded, padded_bytes, reading
-from kernels.mha_prefill.operands import (
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    MhaPrefillSizes,
-    Sequence,
-    takes,
-)
+from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, Sequence, takes
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -32,8 +26,8 @@ ROWS = 256  # query rows at once: all heads' scores of a whole sequence would no
 
 def naive_bytes(sizes: MhaPrefillSizes) -> int:
     _, longest = sizes.longest
-    row = longest + 2 * WIDTH + 2 * VALUE
-    return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
+    of_rows = 3 * ROWS * (longest + 2 * WIDTH + 2 * VALUE)
+    return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + of_rows)
 
 
 @implementation("torch.naive", requires="torch", rebinds=True, scratch=naive_bytes)
@@ -75,11 +69,10 @@ class Sdpa(Implementation):
 
     # The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any.
     backend: ClassVar[str] = ""
-    # Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write it
-    # so; the output's columns from the 128th on are dropped.
+    # v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write it so; the
+    # output's columns from the 128th on are dropped.
     padded: ClassVar[bool] = True
-    # Platforms that have the kernel.
-    kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")
+    kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")  # platforms that have the kernel
 
     def available(self, platform: Platform) -> Support:
         return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
@@ -117,14 +110,14 @@ class Sdpa(Implementation):
 
         v = padded(o.v) if self.padded else o.v
         masks = [causal(s, out.device) for s in o.sequences]
-        kernel = None
+        held: Callable[[], Any] = contextlib.nullcontext
         if self.backend:
             self.ask(o, v, masks)
             kernel = getattr(torch.nn.attention.SDPBackend, f"{self.backend.upper()}_ATTENTION")
+            held = functools.partial(torch.nn.attention.sdpa_kernel, kernel)
 
         def call() -> None:
-            held = contextlib.nullcontext() if kernel is None else torch.nn.attention.sdpa_kernel(kernel)
-            with held:
+            with held():
                 for sequence, mask in zip(o.sequences, masks, strict=True):
                     attended = torch.nn.functional.scaled_dot_product_attention(
                         *batched(o, v, sequence), attn_mask=mask, scale=o.scale
@@ -173,8 +166,8 @@ class Cudnn(Sdpa):
     padded = False
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
-        cached = any(prefix for prefix, _ in sizes.lengths())
-        return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
+        fresh = sizes.keys == sizes.queries
+        return need(fresh, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
 
 
 def batched(
@@ -211,11 +204,9 @@ def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     except ImportError:
         raise Unsupported("this torch has no torch.nn.attention.varlen (2.10 or later has)") from None
     takes = inspect.signature(varlen_attn).parameters
-    if "scale" not in takes and o.scale != WIDTH**-0.5:
-        raise Unsupported("this torch's varlen_attn takes no scale")
     attend = cast("Callable[..., torch.Tensor]", varlen_attn)  # its signature differs by version
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-    if "scale" in takes:
+    if "scale" in takes:  # those without take q's width ** -0.5, as here
         options["scale"] = o.scale
     v = padded(o.v)
 
@@ -231,19 +222,16 @@ BLOCK = 128  # rows of the mask's blocks, and keys
 SHAPES = 256  # one process may compile for so many; beyond torch's default of 8 they would run unfused
 
 
-def mask_bytes(sizes: MhaPrefillSizes) -> int:
-    """The mask's tables, which backward products would read too."""
-    blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
-    return sizes.queries * 16 + blocks * 4 * 8
-
-
 @implementation(
     "torch.compile",
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     available=lambda platform: platform.compiler(),
     per_size=True,
     fits=takes("bf16"),
-    workspace=mask_bytes,
+    # The mask's tables, which backward products would read too.
+    workspace=lambda sizes: (
+        sizes.queries * 16 + (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1) * 4 * 8
+    ),
     scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
 )
 def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
@@ -270,8 +258,7 @@ def block_mask(o: MhaPrefillOperands) -> BlockMask:
 
     # The first key that each query row sees, and the last, which is its own: int64 [T] each.
     first_key = torch.cat([torch.full((s.new,), s.keys.start) for s in o.sequences]).to(o.q.device)
-    own_key = torch.cat([torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences])
-    own_key = own_key.to(o.q.device)
+    own_key = torch.cat([torch.arange(s.keys.stop - s.new, s.keys.stop) for s in o.sequences]).to(o.q.device)
 
     def sees(batch, head, row, key):
         return (key >= first_key[row]) & (key <= own_key[row])

@@ -18,12 +18,6 @@ BACKEND = Symbol(PLACE)
 ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
 
-def extend_bytes(sizes: MhaPrefillSizes) -> int:
-    """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
-    table = 8 * sizes.batch * sizes.longest[1]
-    return table + new_tokens_bytes(sizes)
-
-
 @implementation(
     "vllm.extend",
     VllmCpu,
@@ -31,7 +25,8 @@ def extend_bytes(sizes: MhaPrefillSizes) -> int:
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
     fits=takes("bf16"),
-    workspace=extend_bytes,
+    # Its table of rows, and the new tokens' keys and values where they are apart from cached ones.
+    workspace=lambda sizes: 8 * sizes.batch * sizes.longest[1] + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
@@ -41,19 +36,10 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):
         row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
-    lengths = (
-        torch.arange(len(o.sequences)),
-        torch.tensor([s.length for s in o.sequences]),
-        torch.tensor([s.new for s in o.sequences]),
-        o.cu_q[:-1].long(),
-    )
-    given = (o.q, k, v, out, o.k, o.v, table, *lengths, most_new, o.scale)
+    lengths = torch.tensor([s.length for s in o.sequences]), torch.tensor([s.new for s in o.sequences])
+    places = (table, torch.arange(len(o.sequences)), *lengths, o.cu_q[:-1].long())
+    given = (o.q, k, v, out, o.k, o.v, *places, most_new, o.scale)
     return Prepared(o, out, EXTEND.bind(*given, 0.0, False, 0, None, None), after_load=copy)
-
-
-def fits_dense(sizes: MhaPrefillSizes) -> Support:
-    fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
-    return Support.all_of(takes("bf16")(sizes), fresh)
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
@@ -73,7 +59,9 @@ def dense_bytes(sizes: MhaPrefillSizes) -> int:
     allocates=True,
     rebinds=True,
     symbols=(BACKEND, ATTEND),
-    fits=fits_dense,
+    fits=lambda sizes: Support.all_of(
+        takes("bf16")(sizes), need(sizes.keys == sizes.queries, "takes no cached prefix")
+    ),
     workspace=dense_bytes,
 )
 def dense(o: MhaPrefillOperands, out: None) -> Call:

@@ -10,17 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernels.attention import BYTES
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import (
-    BYTES,
-    NOPE,
-    ROPE,
-    VALUE,
-    WIDTH,
-    MhaPrefillOperands,
-    MhaPrefillSizes,
-    takes,
-)
+from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
 from kernels.op import Call
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
@@ -44,11 +36,6 @@ class FlashConfig:
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
     waves: int = 0  # of a SIMD, for which AMD's compiler must leave registers; 0: it decides
     turned: bool = False  # a kernel before it writes FP8 values so that keys are side by side
-
-    def options(self) -> dict[str, int]:
-        """Triton's options."""
-        common = options(self.warps, self.stages, self.instruction)
-        return common | {"waves_per_eu": self.waves} if self.waves else common
 
 
 def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
@@ -144,10 +131,8 @@ class FlashVarlen(SuiteTriton):
     def workspace(self, sizes: MhaPrefillSizes) -> int:
         """Bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
-        total = 12 * programs
-        if sizes.dtype == "fp8":
-            total += columns(sizes.keys, sizes.batch) * (sizes.heads * VALUE + 1)
-        return total
+        of_column = sizes.heads * VALUE + 1 if sizes.dtype == "fp8" else 0
+        return 12 * programs + columns(sizes.keys, sizes.batch) * of_column
 
     def interpreted_s(self, sizes: MhaPrefillSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -192,21 +177,13 @@ class FlashVarlen(SuiteTriton):
         lengths = [(s.prefix, s.new) for s in o.sequences]
         programs = order(lengths, sizes.heads, config.rows, target, (WIDTH + VALUE) * BYTES[sizes.dtype])
         formats = {"bf16": tl.bfloat16, "e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}
+        listed = torch.tensor(programs, dtype=torch.int32, device=device)
+        tensors = (q, k, v, prepared.written, o.cu_q, o.cu_k, listed)
+        scales = (o.scale * math.log2(math.e), o.q_descale, o.k_descale, o.v_descale)
+        blocks_of = descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5
         flash = functools.partial(
             flash_kernel[(len(programs),)],
-            q,
-            k,
-            v,
-            prepared.written,
-            o.cu_q,
-            o.cu_k,
-            torch.tensor(programs, dtype=torch.int32, device=device),
-            o.scale * math.log2(math.e),
-            o.q_descale,
-            o.k_descale,
-            o.v_descale,
-            width,
-            *(descriptors(q, k, v, config) if target.kind == "cuda" else (None,) * 5),
+            *(*tensors, *scales, width, *blocks_of),
             **shared,
             NOPE=NOPE,
             ROPE=ROPE,
@@ -216,7 +193,8 @@ class FlashVarlen(SuiteTriton):
             HEADROOM=headroom,
             PRODUCT=tl.float32 if prepared.interpreted else formats[kind],
             FNUZ_BITS=q.dtype == torch.uint8,
-            **config.options(),
+            **options(config.warps, config.stages, config.instruction),
+            **({"waves_per_eu": config.waves} if config.waves else {}),
         )
         prepared.launches = [*launches, flash]
         return prepared
@@ -224,20 +202,18 @@ class FlashVarlen(SuiteTriton):
 
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
-) -> tuple[TensorDescriptor, ...]:
+) -> list[TensorDescriptor]:
     """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
     or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    q, k = q.flatten(1), k.flatten(1)
-    v, block = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
-    return (
-        TensorDescriptor.from_tensor(q, [config.rows, NOPE]),
-        TensorDescriptor.from_tensor(q, [config.rows, ROPE]),
-        TensorDescriptor.from_tensor(k, [config.keys, NOPE]),
-        TensorDescriptor.from_tensor(k, [config.keys, ROPE]),
-        TensorDescriptor.from_tensor(v, block),
-    )
+    parts = [
+        (tensor.flatten(1), [rows, columns])
+        for tensor, rows in ((q, config.rows), (k, config.keys))
+        for columns in (NOPE, ROPE)
+    ]
+    of_v = (v, [VALUE, config.keys]) if config.turned else (v.flatten(1), [config.keys, VALUE])
+    return [TensorDescriptor.from_tensor(tensor, block) for tensor, block in (*parts, of_v)]
 
 
 class Tile(NamedTuple):
@@ -277,30 +253,21 @@ def order(
     the end.
     """
     cache = target.pick(CACHES)
+    most = cache.bytes // key_bytes  # keys of a section, but for one of a single head
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key
     load = [(0, die) for die in range(cache.dies)]
-    dealt: list[list[tuple[int, int]]] = [[] for _ in range(cache.dies)]
+    section, keys = [0] * cache.dies, [0] * cache.dies  # the last section of each die, and its keys so far
+    queues: list[list[tuple[int, int, Tile]]] = [[] for _ in range(cache.dies)]
     for sequence in sorted(range(len(lengths)), key=lambda s: -work[s]):
+        prefix, new = lengths[sequence]
         for head in range(heads):
             so_far, die = load[0]
             heapq.heapreplace(load, (so_far + work[sequence], die))
-            dealt[die].append((head, sequence))
-    queues = [_in_sections(pairs, lengths, rows, cache.bytes // key_bytes) for pairs in dealt]
-    return [tile for turn in zip_longest(*queues) for tile in turn if tile is not None]
-
-
-def _in_sections(
-    pairs: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int, most: int
-) -> list[Tile]:
-    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair, each section
-    from the tile with the most keys on."""
-    tiles: list[tuple[tuple[int, int], Tile]] = []
-    section = keys = 0
-    for head, sequence in pairs:
-        prefix, new = lengths[sequence]
-        if keys and keys + prefix + new > most:
-            section, keys = section + 1, 0
-        keys += prefix + new
-        for first in range(0, new, rows):
-            tiles.append(((section, -(prefix + first)), Tile(head, sequence, first)))
-    return [tile for _, tile in sorted(tiles, key=lambda placed: placed[0])]
+            if keys[die] and keys[die] + prefix + new > most:
+                section[die], keys[die] = section[die] + 1, 0
+            keys[die] += prefix + new
+            for first in range(0, new, rows):
+                queues[die].append((section[die], -(prefix + first), Tile(head, sequence, first)))
+    for queue in queues:
+        queue.sort(key=lambda placed: placed[:2])  # tiles of one place stay in order
+    return [placed[-1] for turn in zip_longest(*queues) for placed in turn if placed is not None]

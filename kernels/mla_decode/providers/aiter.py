@@ -13,7 +13,8 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels.attention import needed
@@ -36,27 +37,24 @@ from kernels.support import Support, need
 from kernels.vendor import Aiter, is_older
 from shapes.case import Case
 
+# Sequences of the server's context length for which engines make the list of pages that they record into a
+# graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs.
 REQUESTS = {"sglang": 512, "vllm": 1024}
-"""Sequences of the server's context length for which engines make the list of pages that they record into a
-graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
-
+# Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer changes:
+# tried with get_meta_param for 256 and 304 compute units and all batches up to 512.
 ENOUGH = 163_840
-"""Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer
-changes: tried with get_meta_param for 256 and 304 compute units and all batches up to 512."""
-
+# The most parts into which SGLang has a sequence split without data-parallel attention, without and with
+# speculation (max_split_per_batch).
 SPLITS_OF_SGLANG, SPLITS_WITH_DRAFTS = 64, 32
-"""The most parts into which SGLang has a sequence split without data-parallel attention, without and with
-speculation (max_split_per_batch)."""
-
+# The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
+# parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
-"""The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
-parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
 SCHEDULED = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
+# The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE = ("work_meta_data work_metadata_ptrs", *SCHEDULED.split())
-"""The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes."""
 
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALED}")
 DECODE_FP8 = DECODE.needing(SCALED, when="kv=fp8")
@@ -88,27 +86,29 @@ class Asm(Aiter):
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
+    # Heads -> the first release that is right with one query token; the others are in all.
+    first: ClassVar[Mapping[int, str]] = {}
 
+    def supports(self, case: Case, platform: Platform) -> Support:
+        sizes = sizes_of(case)
+        most = self.most_q(sizes, platform.arch)
+        return Support.all_of(
+            super().supports(case, platform),
+            need(
+                sizes.q <= most,
+                f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads "
+                f"with kv={sizes.kv}; the most are {most}",
+            ),
+            has_release(sizes, platform, self.first.get(sizes.heads, "")),
+        )
 
-def fits_asm(sizes: MlaDecodeSizes) -> Support:
-    """A query on an FP8 cache is FP8 too."""
-    heads = (8, 16, 128) if sizes.kv == "fp8" else (8, 16, 32, 64, 128)
-    return need(sizes.heads in heads, f"takes {', '.join(map(str, heads))} heads with kv={sizes.kv}")
-
-
-def supports_asm(case: Case, platform: Platform) -> Support:
-    """By the kernels in hsa/*/mla/mla_asm.csv; with FP8, by AITER's table of splits too, which ends at 512
-    query tokens times heads, and has not 80, 96 or 112. For one query token of 64 heads gfx950 has a kernel
-    and gfx942 has none. Of 8 heads there is one of two query tokens on gfx950, with a causal mask and
-    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
-    sizes = sizes_of(case)
-    most = 4 if sizes.kv == "fp8" else MOST_QUERIES
-    lacks = (platform.arch, sizes.kv, sizes.heads, sizes.q) == ("gfx942", "bf16", 64, 1)
-    return Support.all_of(
-        has_kernel(sizes, platform, 1 if sizes.heads == 8 else most),
-        need(not lacks, "AITER has no kernel of 64 heads for one query token"),
-        has_release(sizes, platform, {8: "0.1.15", 32: "0.1.13", 64: "0.1.13"}.get(sizes.heads, "")),
-    )
+    @staticmethod
+    def most_q(sizes: MlaDecodeSizes, arch: str) -> int:
+        """The most query tokens for which AITER has a persistent kernel (hsa/*/mla/mla_asm.csv). gfx942 has
+        those of 16 heads, and of 128 with FP8; gfx950 has those of any number with bf16, and of powers of two
+        with FP8. AITER folds other heads into query tokens of 16 heads."""
+        has_many = arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
+        return MOST_QUERIES if has_many else 4
 
 
 def sizes_of(case: Case) -> MlaDecodeSizes:
@@ -117,26 +117,16 @@ def sizes_of(case: Case) -> MlaDecodeSizes:
     return sizes
 
 
-def has_kernel(sizes: MlaDecodeSizes, platform: Platform, most_q: int) -> Support:
-    """most_q: the most query tokens for which AITER has a kernel"""
-    return need(
-        sizes.q <= most_q,
-        f"AITER has no kernel on {platform.arch} for {sizes.q} query tokens of {sizes.heads} heads with "
-        f"kv={sizes.kv}; the most are {most_q}",
-    )
-
-
 def is_before(platform: Platform, first: str) -> bool:
     """Whether the AITER that is installed here is older than a release; False where there is none."""
     return platform.here and is_older(platforms.version("aiter") or "", first)
 
 
 def has_release(
-    sizes: MlaDecodeSizes, platform: Platform, first: str = "", first_of_several: str = "0.1.18"
+    sizes: MlaDecodeSizes, platform: Platform, first: str, first_of_several: str = "0.1.18"
 ) -> Support:
-    """first: the first release that is right with one query token; empty: any
-    first_of_several: and with several. Before 0.1.18 some releases mask or fold several query tokens wrongly,
-    depending on their number and on the heads; others have no kernel."""
+    """first, first_of_several: the first release that is right with one query token, and with several; empty:
+    any. Before 0.1.18 some releases mask or fold several query tokens wrongly, or have no kernel."""
     wanted = first if sizes.q == 1 else first_of_several
     return need(
         not wanted or not is_before(platform, wanted),
@@ -146,16 +136,34 @@ def has_release(
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     """The bytes of partial results of so many splits, of q in FP8 and of the copy of the cache."""
-    rows = sizes.batch * sizes.q * sizes.heads
-    return layouts.partial_bytes(rows * splits) + rows * WIDTH + layouts.cache_bytes(sizes)
+    return layouts.partial_bytes(sizes.rows * splits) + sizes.rows * WIDTH + layouts.cache_bytes(sizes)
+
+
+# A query on an FP8 cache is FP8 too.
+HEADS_OF_ASM = {"bf16": "8, 16, 32, 64, 128", "fp8": "8, 16, 128"}
+
+
+def most_q_of_asm(sizes: MlaDecodeSizes, arch: str) -> int:
+    """With FP8 it follows from AITER's table of splits, too, which ends at 512 query tokens times heads, and
+    has not 80, 96 or 112. Of 8 heads there is a kernel of two query tokens on gfx950, with a causal mask and
+    without: AITER chooses between them by the order of a hash table (hsa/codegen.py)."""
+    return 1 if sizes.heads == 8 else 4 if sizes.kv == "fp8" else MOST_QUERIES
 
 
 @implementation(
     "aiter.asm",
     Asm,
     symbols=(DECODE, DECODE_FP8),
-    supports=supports_asm,
-    fits=fits_asm,
+    first={8: "0.1.15", 32: "0.1.13", 64: "0.1.13"},
+    most_q=staticmethod(most_q_of_asm),
+    supports=lambda case, platform: need(
+        platform.arch == "gfx950" or sizes_of(case).heads != 64 or sizes_of(case).q > 1,
+        "AITER has no kernel of 64 heads for one query token",
+    ),
+    fits=lambda sizes: need(
+        str(sizes.heads) in HEADS_OF_ASM[sizes.kv].split(", "),
+        f"takes {HEADS_OF_ASM[sizes.kv]} heads with kv={sizes.kv}",
+    ),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
     workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
 )
@@ -173,20 +181,10 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
     output of these; the cache."""
-    tiles, heads = sizes.batch + layouts.MOST_UNITS, padded(sizes.heads)
-    rows = sizes.batch * sizes.q * heads
-    repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
-    return layouts.partial_bytes(tiles * sizes.q * heads) + repeated + layouts.cache_bytes(sizes)
-
-
-def supports_persistent(case: Case, platform: Platform) -> Support:
-    """By the kernels in hsa/*/mla/mla_asm.csv. gfx942 has those of 16 heads, and of 128 with FP8; gfx950 has
-    those of any number with bf16, and of powers of two with FP8. AITER folds other heads into query tokens of
-    16 heads."""
-    sizes = sizes_of(case)
-    has_many = platform.arch == "gfx950" or (sizes.kv == "fp8" and padded(sizes.heads) == 128)
-    most = MOST_QUERIES if has_many else 4
-    return Support.all_of(has_kernel(sizes, platform, most), has_release(sizes, platform))
+    heads = padded(sizes.heads)
+    of_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
+    partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
+    return partial + sizes.batch * sizes.q * heads * of_row + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -194,7 +192,6 @@ def supports_persistent(case: Case, platform: Platform) -> Support:
     Asm,
     truncates=True,
     symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
-    supports=supports_persistent,
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
     layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
     workspace=persistent_bytes,
@@ -209,11 +206,11 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
     clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
     code."""
-    rows, heads = len(o.packed), o.heads
-    cache, query, answer = layouts.FiniteCache(o), layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
+    heads, cache = o.heads, layouts.FiniteCache(o)
+    query, answer = layouts.query_buffer(o).flatten(0, 1), out.flatten(0, 1)
     if padded(heads) > heads:
-        query = cache.kv.new_empty(rows, padded(heads), WIDTH)
-        answer = out.new_empty(rows, padded(heads), LATENT)
+        query = cache.kv.new_empty(len(query), padded(heads), WIDTH)
+        answer = out.new_empty(len(query), padded(heads), LATENT)
     given = arguments(o, cache, query, answer, REQUESTS["vllm"])
     given |= {"q_dtype dtype_q": query.dtype, "is_causal": True, "fast_mode": True}
     decode = scheduled(SHAPES, PLAN, PERSISTENT_FP8 if o.is_fp8 else PERSISTENT, given)
@@ -223,7 +220,8 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     own = written.view_as(written)
 
     def call() -> None:
-        repeat_heads(o.packed, query)
+        if query.data_ptr() != o.q.data_ptr():
+            repeat_heads(o.packed, query)
         written.set_(own)
         decode()
 
@@ -236,26 +234,19 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 
 def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
     """Copies heads one by one where that gives the number, else all of them, as vLLM does."""
-    if query.data_ptr() == q.data_ptr():
-        return
     times, rest = divmod(query.shape[1], q.shape[1])
     if rest == 0:
         query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
-        return
-    for part in query.split(q.shape[1], 1):
-        part.copy_(q[:, : part.shape[1]])
+    else:
+        for part in query.split(q.shape[1], 1):
+            part.copy_(q[:, : part.shape[1]])
 
 
-def supports_sglangs(case: Case, platform: Platform) -> Support:
-    sizes, on_gfx950 = sizes_of(case), platform.arch == "gfx950"
-    least = min(sizes.lengths())
-    return Support.all_of(
-        has_kernel(sizes, platform, MOST_QUERIES if on_gfx950 else 4),
-        has_release(sizes, platform),
-        need(
-            not on_gfx950 or least >= LEAST_TOKENS,
-            f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
-        ),
+def divides(case: Case, platform: Platform) -> Support:
+    least = min(sizes_of(case).lengths())
+    return need(
+        platform.arch != "gfx950" or least >= LEAST_TOKENS,
+        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
     )
 
 
@@ -264,7 +255,7 @@ def supports_sglangs(case: Case, platform: Platform) -> Support:
     Asm,
     truncates=True,
     symbols=(PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG),
-    supports=supports_sglangs,
+    supports=divides,
     fits=lambda sizes: Support.all_of(
         need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
         need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
@@ -328,13 +319,9 @@ def arguments(
     if o.is_fp8:
         # The scale of a query in FP8 is static as in engines, whose checkpoints may bring another. The widest
         # values of q lie near 30, a tenth of what either format holds.
-        scales = {"q_scale": one_value(1.0, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        scales = {"q_scale": o.one_value(1.0), "kv_scale": o.one_value(o.kv_scale)}
         given |= {**scales, "intra_batch_mode": False}
     return given
-
-
-def one_value(value: float, device: torch.device) -> torch.Tensor:
-    return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
 def scheduled(shapes: Function, plan: Function, decode: Function, given: dict[str, Any]) -> Call:
@@ -382,9 +369,7 @@ class AiterTriton(Aiter):
         takes(most_q=MOST_QUERIES)(sizes),
     ),
     # Partial results of 128 segments; the cache.
-    workspace=lambda sizes: (
-        sizes.batch * sizes.q * sizes.heads * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
-    ),
+    workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
@@ -399,7 +384,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         block_tables=layouts.full_pages(o, page),
         causal=True,
         q_descale=None,
-        kv_descale=one_value(o.kv_scale, o.kv.device) if o.is_fp8 else None,
+        kv_descale=o.one_value(o.kv_scale) if o.is_fp8 else None,
         out_scale=None,
         shuffled_kv_cache=False,
     )
@@ -419,16 +404,6 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
 
 
-def fits_gluon(sizes: MlaDecodeSizes) -> Support:
-    cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
-    return Support.all_of(
-        need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
-        # The most heads that all versions take, in batches of any size.
-        takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
-        need(cache <= 2 << 30, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
-    )
-
-
 @implementation(
     "aiter.gluon",
     AiterTriton,
@@ -437,7 +412,15 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
     symbols=(GLUON,),
     # At 0.1.15 it takes one sequence of 49152 tokens or more.
     supports=lambda case, platform: has_release(sizes_of(case), platform, "0.1.16", "0.1.19"),
-    fits=fits_gluon,
+    fits=lambda sizes: Support.all_of(
+        need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
+        # The most heads that all versions take, in batches of any size.
+        takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
+        need(
+            (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2 <= 2 << 30,
+            "takes a cache of up to 2 GiB, beyond which it masks no loads",
+        ),
+    ),
     layout=lambda sizes: sizes.tokens * 4,
     # Partial results in bf16, and in fp32 the logarithms of their sums, of 256 work groups or more.
     workspace=lambda sizes: max(sizes.batch * sizes.q, 256) * sizes.heads * (LATENT * 2 + 4),
@@ -448,21 +431,17 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     tokens it takes as [batch, q, heads, width]."""
     several = o.q.shape[1] > 1
     q_nope, q_pe = layouts.parts(o.q if several else o.packed)
+    lists = {"page_table": layouts.page_list(o, 1), "seq_info": layouts.page_starts(o, 1)}
+    cache = {"kv_c": o.kv.view(-1, WIDTH), "k_pe": None, "kv_pe_offset": LATENT, "use_2d_view": False}
     return layouts.bound(
         GLUON,
         o,
-        None,
         o=out if several else out[:, 0],
         q_nope=q_nope,
         q_pe=q_pe,
-        kv_c=o.kv.view(-1, WIDTH),
-        page_table=layouts.page_list(o, 1),
-        seq_info=layouts.page_starts(o, 1),
-        k_pe=None,
-        kv_pe_offset=LATENT,
-        use_2d_view=False,
         min_kv_seq_len=min(o.host_lengths) if several else 1,  # as vLLM has it
-        kv_scale=1.0,
+        **lists,
+        **cache,
     )
 
 

@@ -11,6 +11,7 @@ flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from kernels import vendor
@@ -19,7 +20,7 @@ from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MOST_QUERIES, MlaDecodeOperands, MlaDecodeSizes, takes
-from kernels.op import Call, Prepared, implementation
+from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 
 ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
@@ -44,22 +45,22 @@ SGLANG_WITH_CACHE = Function(
     "sgl_kernel.flash_attn.flash_attn_with_kvcache", needs=f"{ATTEND} cu_seqlens_q max_seqlen_q num_splits"
 )
 
+# The most parts into which vLLM has a sequence split where it records graphs
+# (flash_attn_max_num_splits_for_cuda_graph).
 SPLITS_OF_VLLM = 32
-"""The most parts into which vLLM has a sequence split where it records graphs
-(flash_attn_max_num_splits_for_cuda_graph)."""
 
 FA4_VARLEN = Function(
     "flash_attn.cute.flash_attn_varlen_func",
     needs="q k v qv seqused_k page_table softmax_scale causal",
     wishes="max_seqlen_k num_splits",
 )
+# FlashAttention 4 splits MLA's sequences where it has this; before, it refuses what it would split.
 MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
-"""FlashAttention 4 splits MLA's sequences where it has this; before, it refuses what it would split."""
 
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
     """The bytes of the copy of the cache and of partial results: the call allocates for all splits."""
-    return layouts.partial_bytes(sizes.batch * splits * sizes.q * sizes.heads) + layouts.cache_bytes(sizes)
+    return layouts.partial_bytes(sizes.rows * splits) + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -76,9 +77,8 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     table = layouts.full_pages(o, o.page)
     # The call chooses its splits by the longest sequence that the table has room for.
     longest = table.shape[1] * o.page
-    schedule = layouts.bound(SCHEDULE, o, None, max_seqlen_k=longest)()
-    cache, call = attend(WITH_CACHE, o, o.q, table, scheduler_metadata=schedule)
-    return cache.prepared(None, call)
+    schedule = layouts.bound(SCHEDULE, o, max_seqlen_k=longest)()
+    return attend(WITH_CACHE, o, o.q, table, scheduler_metadata=schedule)
 
 
 @implementation(
@@ -96,10 +96,9 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     table = layouts.full_pages(o, o.page)
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
-    schedule = layouts.bound(VLLM_SCHEDULE, o, None, max_seqlen_k=max(o.host_lengths), **common)()
+    schedule = layouts.bound(VLLM_SCHEDULE, o, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
-    cache, call = attend(VLLM_VARLEN, o, o.packed, table, **common, **of_call)
-    return cache.prepared(None, call, result=o.unpacked)
+    return attend(VLLM_VARLEN, o, o.packed, table, o.unpacked, **common, **of_call)
 
 
 @implementation(
@@ -116,8 +115,7 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
     table = layouts.full_pages(o, o.page, tokens=o.sizes.model_len)
-    cache, call = attend(SGLANG_WITH_CACHE, o, o.packed, table, causal=True, num_splits=0)
-    return cache.prepared(None, call, result=o.unpacked)
+    return attend(SGLANG_WITH_CACHE, o, o.packed, table, o.unpacked, causal=True, num_splits=0)
 
 
 @implementation(
@@ -142,19 +140,24 @@ def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     one query token; with more, another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
     table, splits = layouts.full_pages(o, o.page), 0 if MLA_PLAN.exists() else 1
     further = {"max_seqlen_k": max(o.host_lengths), "num_splits": splits}
-    cache, call = attend(FA4_VARLEN, o, o.q, table, **further)
-    return cache.prepared(None, call, result=lambda answer: answer[0])
+    return attend(FA4_VARLEN, o, o.q, table, lambda answer: answer[0], **further)
 
 
 def attend(
-    function: Function, o: MlaDecodeOperands, q: torch.Tensor, table: torch.Tensor, **further: Any
-) -> tuple[layouts.FiniteCache, Call]:
-    """A cache without NaN, and the call on it. q: [..., heads, 576]"""
+    function: Function,
+    o: MlaDecodeOperands,
+    q: torch.Tensor,
+    table: torch.Tensor,
+    result: Callable[[Any], torch.Tensor] | None = None,
+    **further: Any,
+) -> Prepared:
+    """The call on a cache without NaN. q: [..., heads, 576]; result: as in Prepared"""
     cache = layouts.FiniteCache(o)
     qv, q = layouts.parts(q)
     v, k = layouts.parts(cache.kv[:, :, None])
     parts = {"q": q, "qv q_v": qv, "k k_cache": k, "v v_cache": v, "page_table block_table": table}
-    return cache, layouts.bound(function, o, None, **needed(function, parts), **further)
+    call = layouts.bound(function, o, **needed(function, parts), **further)
+    return cache.prepared(None, call, result)
 
 
 def most_splits(rows: int, tokens: int) -> int:

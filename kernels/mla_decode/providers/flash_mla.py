@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.binding import Function
-from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import MOST_QUERIES, WIDTH, MlaDecodeOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.vendor import Vendor, Vllm
 
@@ -49,22 +48,20 @@ VLLM_METADATA = Function(f"{VLLM}.get_mla_metadata", positions=3)
 VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions=3, when="kv=fp8")
 
 
-def workspace(sizes: MlaDecodeSizes) -> int:
-    """Partial results of all parts; the table; q in FP8."""
-    partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.q * sizes.heads)
-    table = sizes.batch * max(sizes.lengths()) // PAGE * 4
-    return partial + table + sizes.batch * sizes.q * sizes.heads * WIDTH
-
-
+# What both rows declare.
 DENSE: dict[str, Any] = {
     "kinds": ("cuda",),
     "archs": ("sm_90",),
     "activations": "fp8",
     "allocates": True,
     "fits": takes(pages_of=PAGE, most_q=MOST_QUERIES),
-    "workspace": workspace,
+    # Partial results of all parts; the table; q in FP8.
+    "workspace": lambda sizes: (
+        layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.q * sizes.heads)
+        + sizes.batch * max(sizes.lengths()) // PAGE * 4
+        + sizes.rows * WIDTH
+    ),
 }
-"""What both rows declare."""
 
 
 @implementation(
@@ -84,13 +81,12 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     fills, which is not timed, and None. The older forms differ in the name of their second argument and the
     newer ones ignore all, so they go by position."""
     schedule, splits = METADATA.bind(o.lengths, o.sizes.q * o.heads, 1)()
-    of_fp8: dict[str, Any] = {}
     if o.is_fp8:
         if not DECODE.takes("descale_k"):
             raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
         filled = METADATA_FP8.bind(o.lengths, o.sizes.q * o.heads, 1, is_fp8_kvcache=True, use_legacy=True)()
         schedule.tile_scheduler_metadata, schedule.num_splits = filled
-        of_fp8 = {"is_fp8_kvcache": True}
+    of_fp8 = {"is_fp8_kvcache": True} if o.is_fp8 else {}
     return decoding(o, DECODE, schedule, splits, **of_fp8, use_legacy=True)
 
 
@@ -113,13 +109,11 @@ def decoding(
 ) -> Prepared:
     query = layouts.query_buffer(o)
     if o.is_fp8:
-        # fp32 [1] each. That of a query in FP8 is static, as in engines.
-        named = {"descale_q": 1.0, "descale_k": o.kv_scale}
-        further |= {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}
+        # That of a query in FP8 is static, as in engines.
+        further |= {"descale_q": o.one_value(1.0), "descale_k": o.one_value(o.kv_scale)}
     decode = layouts.bound(
         function,
         o,
-        None,
         q=query,
         k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
         block_table=layouts.full_pages(o, PAGE),

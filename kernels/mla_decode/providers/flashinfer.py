@@ -10,7 +10,7 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from kernels.binding import Function
 from kernels.lazy import torch
@@ -22,11 +22,9 @@ from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 from shapes.case import Case
 
-WORKSPACE = 128 << 20
-"""Bytes that the wrappers ask for."""
+WORKSPACE = 128 << 20  # bytes that the wrappers ask for
 
-TILE = 128
-"""Tokens that the Blackwell kernels take at a time: their tables are padded to whole tiles."""
+TILE = 128  # tokens that the Blackwell kernels take at a time: their tables are padded to whole tiles
 
 WRAPPER = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper", positions=1, needs="backend")
 PLAN = Function(
@@ -47,16 +45,19 @@ DECODE = Function(
     wishes="multi_ctas_kv_counter_buffer cum_seq_lens_q max_q_len",
 )
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
-COUNTER = (COUNTER_BYTES, DECODE)
-"""Before 0.6.15 a call takes no counters, and their size is not asked for."""
+COUNTER = (COUNTER_BYTES, DECODE)  # before 0.6.15 a call takes no counters, and their size is not asked for
 
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 
 
-class Planned(FlashInfer):
+class Fa2(FlashInfer):
     """`BatchMLAPagedAttentionWrapper`, planned before timing. It dequantises an FP8 cache on the way, on
     Hopper only: products are of bf16."""
 
+    name = "flashinfer.fa2"
+    since = "0.2.2"
+    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
+    requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
     symbols = (WRAPPER, PLAN, RUN)
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -75,37 +76,21 @@ class Planned(FlashInfer):
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + (8 << 20)
 
-
-@implementation(
-    "flashinfer.fa2",
-    Planned,
-    since="0.2.2",
-    archs=SINCE_AMPERE,
-    requires="flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)",
-)
-def fa2(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    return planned(operands, out, "fa2")
+    def prepare(self, o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+        if o.is_fp8 and not RUN.takes("ckv_scale"):
+            raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
+        wrapper = WRAPPER.bind(workspace(o), backend=self.name.removeprefix("flashinfer."))()
+        lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
+        layouts.bound(PLAN, o, of=wrapper, **lists)()
+        scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
+        return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
 
 
-@implementation(
-    "flashinfer.fa3",
-    Planned,
-    since="0.2.3",
-    archs=("sm_90",),
-    requires="flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)",
-)
-def fa3(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    return planned(operands, out, "fa3")
-
-
-def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
-    if o.is_fp8 and not RUN.takes("ckv_scale"):
-        raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
-    wrapper = WRAPPER.bind(workspace(o), backend=backend)()
-    lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
-    layouts.bound(PLAN, o, None, of=wrapper, **lists)()
-    scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
-    return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
+class Fa3(Fa2):
+    name = "flashinfer.fa3"
+    since = "0.2.3"
+    archs = ("sm_90",)
+    requires = "flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)"
 
 
 @implementation(
@@ -155,7 +140,7 @@ class Paged(FlashInfer):
         return takes(pages_of=32, most_q=MOST_QUERIES)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
+        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.rows * WIDTH
 
 
 @implementation(
@@ -192,12 +177,6 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     return paged(operands, "cute-dsl")
 
 
-def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
-    """Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
-    (_TRTLLM_GEN_MLA_MAX_BATCH)."""
-    return Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT)
-
-
 @implementation(
     "flashinfer.auto",
     Paged,
@@ -205,7 +184,9 @@ def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
-    workspace=workspace_and_batches,
+    # Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
+    # (_TRTLLM_GEN_MLA_MAX_BATCH).
+    workspace=lambda sizes: Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT),
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
@@ -236,7 +217,6 @@ def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
     decode = layouts.bound(
         DECODE,
         o,
-        None,
         query=query.flatten(0, 1) if packed else query,
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),

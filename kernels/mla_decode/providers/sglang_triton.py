@@ -21,9 +21,9 @@ from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang, extend_attention
 
+# Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
+# sgl_kernel/utils.py).
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
-"""Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
-sgl_kernel/utils.py)."""
 
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
@@ -72,9 +72,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         raise Unsupported(f"{function.release} has no scales for an FP8 cache")
     if function is EXTEND:
         return verify(o, out)
-    device = o.q.device
+    device, batch, heads = o.q.device, len(o.q), o.heads
     platform, cores = of(device), layouts.compute_units(device)
-    batch, heads = len(o.q), o.heads
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
@@ -82,8 +81,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     counts = torch.empty(batch, dtype=torch.int32, device=device)
     launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
     given = (counts, o.lengths, batch, 1, heads, 1, most, cores)
-    room = max(256, power_of_two(batch))
-    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
+    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=max(256, power_of_two(batch)), uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return layouts.bound(
         DECODE,
@@ -98,8 +96,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         attn_lse=torch.empty_like(partial[..., 0]),
         num_kv_splits=counts,
         max_kv_splits=most,
-        k_scale=o.kv_scale,
-        v_scale=o.kv_scale,
         has_mla=True,
         use_pdl=platform.arch in WITH_PDL,
         uneven_batch=uneven,
@@ -123,24 +119,19 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
     cache = o.kv.view(-1, 1, WIDTH)
     ends = itertools.accumulate(n - queries for n in o.host_lengths)
+    of_new = {"k_extend": new, "v_extend": new[..., :LATENT]}
+    of_cache = {"k_buffer": cache, "v_buffer": cache[..., :LATENT]}
     attend = layouts.bound(
         EXTEND,
         o,
         out,
-        q_extend=o.packed,
-        k_extend=new,
-        v_extend=new[..., :LATENT],
-        o_extend=out.flatten(0, 1),
-        k_buffer=cache,
-        v_buffer=cache[..., :LATENT],
+        **of_new,
+        **of_cache,
         kv_indptr=torch.tensor([0, *ends], dtype=torch.int32, device=device),
         kv_indices=torch.cat([slots[:-queries] for slots in of_sequences]),
         custom_mask=torch.cat(masks).to(device),
         mask_indptr=torch.tensor([0, *itertools.accumulate(map(len, masks))], device=device),
-        max_len_extend=queries,
         is_causal=True,
-        k_scale=o.kv_scale,
-        v_scale=o.kv_scale,
     )
     return Prepared(o, out, attend, after_load=copy)
 

@@ -8,7 +8,6 @@ compiled offline for these four, untested on hardware.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels import platform as platforms
@@ -17,7 +16,7 @@ from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, takes
 from kernels.mla_decode.triton.split_kv_plan import WORTH_OF_HEAD, plan
-from kernels.op import Prepared, implementation
+from kernels.op import Prepared, implementation, sequence
 from kernels.support import Support, need
 from kernels.vendor import TileLang
 
@@ -25,6 +24,7 @@ SOURCES = "kernels.mla_decode.providers.tilelang_jit"
 
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
+# What these programs take beside what all do.
 LANGUAGE = (
     Symbol("tilelang.language.GemmWarpPolicy"),
     Function("tilelang.language.gemm", positions=3, needs="transpose_B policy"),
@@ -34,20 +34,20 @@ LANGUAGE = (
     Function("tilelang.language.reduce_max", positions=2, needs="dim clear"),
     Function("tilelang.language.reduce_sum", positions=2, needs="dim"),
 )
-"""What these programs take beside what all do."""
 
 
 class AttendTile(NamedTuple):
-    """What a program takes: heads, tokens a step, threads, stages of the pipeline, and whether the query lies
-    in registers."""
+    """What a program takes."""
 
     heads: int
-    tokens: int
+    tokens: int  # of a step
     threads: int
-    stages: int
+    stages: int  # of the pipeline
     query_in_registers: bool = False
 
 
+# Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared memory
+# of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them.
 TILES = {
     "sm_90": (AttendTile(16, 64, 128, 2), AttendTile(64, 32, 256, 2)),
     # TileLang 0.1.15 finds no layout there for 64 heads and 32 tokens.
@@ -55,10 +55,6 @@ TILES = {
     "gfx942": (AttendTile(16, 32, 128, 0), AttendTile(64, 32, 128, 0, query_in_registers=True)),
     "gfx950": (AttendTile(16, 64, 256, 0), AttendTile(64, 64, 256, 0)),
 }
-"""Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
-memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
-
-
 COMBINE_THREADS = 128
 
 
@@ -89,29 +85,15 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     programs = max(1, compute_units(out.device) // (heads // tile.heads))
     parts = plan(tuple(o.host_lengths), tile.tokens, programs, WORTH_OF_HEAD * tile.heads)
 
-    def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        return torch.tensor(rows, dtype=torch.int32, device=out.device)
-
+    places, split = (
+        torch.tensor(x, dtype=torch.int32, device=out.device) for x in (parts.parts, parts.split)
+    )
     partial, log_sums = parts.buffers(heads, out.device)
     scale = o.scale * math.log2(math.e)
-    given = (
-        o.packed,
-        cache.kv.view(-1, WIDTH),
-        o.page_table,
-        table(parts.parts),
-        scale,
-        partial,
-        log_sums,
-        out[:, 0],
-    )
+    given = (o.packed, cache.kv.view(-1, WIDTH), o.page_table, places, scale, partial, log_sums, out[:, 0])
     attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
     if not parts.split:
         return cache.prepared(out, attend)
     kernel = TileLang.compiled(SOURCES, "combine", heads, COMBINE_THREADS)
-    combine = COMBINE.bind(partial, log_sums, table(parts.split), out[:, 0], of=kernel)
-
-    def call() -> None:
-        attend()
-        combine()
-
-    return cache.prepared(out, call)
+    combine = COMBINE.bind(partial, log_sums, split, out[:, 0], of=kernel)
+    return cache.prepared(out, sequence(attend, combine))

@@ -13,8 +13,7 @@ from kernels.mla_decode.operands import WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Prepared, implementation
 from kernels.vendor import BLACKWELL, Vendor
 
-QUERIES = 8
-"""Query tokens of a request for which vLLM's workspace has room."""
+QUERIES = 8  # query tokens of a request for which vLLM's workspace has room
 
 DECODE = Function(
     "tokenspeed_mla.tokenspeed_mla_decode",
@@ -27,7 +26,7 @@ UNITS = Function("tokenspeed_mla.get_num_sm", positions=1)
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     partial = layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
-    return partial + layouts.cache_bytes(sizes) + sizes.batch * sizes.q * sizes.heads * WIDTH
+    return partial + layouts.cache_bytes(sizes) + sizes.rows * WIDTH
 
 
 @implementation(
@@ -54,7 +53,6 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     call = layouts.bound(
         DECODE,
         o,
-        None,
         query=query,
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),

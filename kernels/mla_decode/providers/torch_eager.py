@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.attention import BYTES
 from kernels.lazy import torch
-from kernels.mla_decode.operands import KV_BYTES, LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Implementation, Prepared, implementation
 
 Tables = tuple["torch.Tensor", "torch.Tensor"]
@@ -72,7 +73,7 @@ class SdpaMlaDecode(TorchMlaDecode):
     def scratch(self, sizes: MlaDecodeSizes) -> int:
         """The gathered rows, which all sets share; of an FP8 cache in fp32 and bf16, too."""
         slots = sizes.batch * max(sizes.lengths())
-        return slots * WIDTH * (KV_BYTES[sizes.kv] + (6 if sizes.kv == "fp8" else 0))
+        return slots * WIDTH * (BYTES[sizes.kv] + (6 if sizes.kv == "fp8" else 0))
 
     def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         return self.prepare_turn(None, operands, out)

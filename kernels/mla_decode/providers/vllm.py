@@ -17,17 +17,14 @@ from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOp
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 
+# Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py).
 PREFILL = "vLLM verifies drafts by its prefill path"
-"""Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py)."""
 
-HEADS = 128
-"""CUTLASS's output has so many, and vLLM pads the query to them."""
+HEADS = 128  # CUTLASS's output has so many, and vLLM pads the query to them
 
-TILE = 128
-"""Tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles."""
+TILE = 128  # tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles
 
-WORKSPACE = 128 << 20
-"""Bytes that vLLM begins with for CUTLASS's kernel."""
+WORKSPACE = 128 << 20  # bytes that vLLM begins with for CUTLASS's kernel
 
 CUTLASS = Function("vllm._custom_ops.sm100_cutlass_mla_decode", positions=10)
 CUTLASS_BYTES = Function(
@@ -60,21 +57,13 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
     table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
-    unwanted_lse = torch.empty(0, device=out.device)
+    answers = padded[:, 0], torch.empty(0, device=out.device)  # and the log-sums, which are not wanted
     # With -1 the kernel chooses the number of splits.
-    decode = CUTLASS.bind(
-        padded[:, 0],
-        unwanted_lse,
-        *layouts.parts(padded_q[:, 0]),
-        cache.kv,
-        o.lengths,
-        table,
-        room,
-        o.scale,
-        -1,
+    given = (*layouts.parts(padded_q[:, 0]), cache.kv, o.lengths, table, room, o.scale, -1)
+    inputs, result = {"q": q, "kv": cache.kv}, padded[:, :, :heads]
+    return Prepared(
+        o, out, CUTLASS.bind(*answers, *given), inputs=inputs, after_load=cache.clear, result=result
     )
-    inputs = {"q": q, "kv": cache.kv}
-    return Prepared(o, out, decode, inputs=inputs, after_load=cache.clear, result=padded[:, :, :heads])
 
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
@@ -95,7 +84,10 @@ TRITON = Function(
     any_fp8=True,
     symbols=(TRITON,),
     fits=takes(most_q=MOST_QUERIES),
-    layout=layouts.flattened_bytes,
+    # The table that several query tokens have.
+    layout=lambda sizes: (
+        sizes.batch * sizes.q * (-(-max(sizes.lengths()) // sizes.page) + 1) * 4 if sizes.q > 1 else 0
+    ),
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
@@ -136,9 +128,7 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
 
 def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
     """The bytes of partial results, for as many splits as the largest device makes."""
-    return layouts.partial_bytes(
-        sizes.batch * sizes.q * sizes.heads * splits_for(longest, layouts.MOST_UNITS)
-    )
+    return layouts.partial_bytes(sizes.rows * splits_for(longest, layouts.MOST_UNITS))
 
 
 def splits_for(longest: int, units: int) -> int:
@@ -165,15 +155,9 @@ AMX = vllm_operator("decode_attention_cpu", positions=17)
     stationary=lambda operands: operands.split_pages(VEC_PAGE),
     fits=takes("bf16", pages_of=VEC_PAGE, why_most_q=PREFILL),
 )
-def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
+def vec(o: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     """`mla_decode_kvcache`, of the backend CPU_MLA: one thread for each sequence."""
-    o = operands
     return VEC.bind(out[:, 0], o.packed, o.kv.view(-1, VEC_PAGE, WIDTH), o.scale, table, o.lengths)
-
-
-def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rows of tokens, int32 [batch, tokens], the requests and the lengths, int64 [batch]."""
-    return operands.split_pages(1), torch.arange(len(operands.q)), operands.lengths.long()
 
 
 @implementation(
@@ -182,17 +166,16 @@ def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, tor
     symbols=(AMX,),
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
-    stationary=tables,
+    # The rows of tokens, int32 [batch, tokens], the requests and the lengths, int64 [batch].
+    stationary=lambda o: (o.split_pages(1), torch.arange(len(o.q)), o.lengths.long()),
     fits=takes("bf16", why_most_q=PREFILL),
     # Partial results of 64 splits at most.
     workspace=lambda sizes: layouts.partial_bytes(sizes.batch * sizes.heads * 64) + sizes.tokens * 4,
 )
-def amx(
-    operands: MlaDecodeOperands, out: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-) -> Call:
+def amx(o: MlaDecodeOperands, out: torch.Tensor, tables: tuple[torch.Tensor, ...]) -> Call:
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with a
     combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
-    o, kv = operands, operands.kv.view(-1, 1, WIDTH)
+    kv = o.kv.view(-1, 1, WIDTH)
     # As _compute_num_kv_splits of vllm/v1/attention/backends/mla/amx_mla.py of vLLM 0.32.
     splits = splits_for(max(o.host_lengths), torch.get_num_threads())
     partial = torch.zeros(len(o.packed), o.heads, splits, LATENT + 1)

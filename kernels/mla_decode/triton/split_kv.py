@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.mla_decode.layouts import MOST_UNITS
+from kernels.attention import BYTES
+from kernels.mla_decode.layouts import MOST_UNITS, partial_bytes
 from kernels.mla_decode.operands import (
-    KV_BYTES,
     LATENT,
     MOST_QUERIES,
     ROPE,
@@ -33,7 +33,6 @@ COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 
 PER_UNIT = (1, 2, 4, 8)
-MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 
 
@@ -84,37 +83,27 @@ _TILES = {
 # bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
 # memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
 # compiling, not by timing.
-HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
-    "cuda": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
-        "many": SplitKvConfig(64, 64, warps=8, stages=2),
-        "many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
-    },
-    "sm_100": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
-        "many": SplitKvConfig(64, 32, warps=8, stages=3),
-        "few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
-        "many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
-    },
-    "rocm": {
-        "few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
-        "many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
-    },
-    "gfx950": {
-        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
-        "many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
-        # 32 tokens spill with Triton 3.6.
-        "many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
-    },
-    "cpu": {
-        "few": SplitKvConfig(16, 128, per_unit=2),
-        "many": SplitKvConfig(64, 128, per_unit=2),
-    },
+HEURISTIC = {
+    "cuda few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+    "cuda many": SplitKvConfig(64, 64, warps=8, stages=2),
+    "cuda many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
+    "sm_100 few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+    "sm_100 many": SplitKvConfig(64, 32, warps=8, stages=3),
+    "sm_100 few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+    "sm_100 many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
+    "rocm few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+    "rocm many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
+    "gfx950 few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+    "gfx950 many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
+    # 32 tokens spill with Triton 3.6.
+    "gfx950 many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
+    "cpu few": SplitKvConfig(16, 128, per_unit=2),
+    "cpu many": SplitKvConfig(64, 128, per_unit=2),
 }
 FEW = 32  # rows
 
+# (architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens.
 SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
-"""(architecture, rows, tokens, warps, stages) that spill where rows see different numbers of tokens."""
 
 
 def rows_of(sizes: MlaDecodeSizes) -> int:
@@ -145,10 +134,9 @@ class SplitKv(SuiteTriton):
             if block not in (blocks or [32, 64]):
                 continue
             for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
-                in_registers = tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
-                if target.kind == "rocm" and in_registers > target.shared:
-                    continue
-                if sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES:
+                in_registers = tokens * WIDTH * BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
+                spills = sizes.q > 1 and (target.arch, block, tokens, w, s) in SPILLS_AT_EDGES
+                if spills or (target.kind == "rocm" and in_registers > target.shared):
                     continue
                 config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
                 yield config
@@ -159,8 +147,8 @@ class SplitKv(SuiteTriton):
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         rows = "few" if rows_of(sizes) <= FEW else "many"
-        rule = target.pick(HEURISTIC)
-        return rule.get(f"{rows} {sizes.kv}", rule[rows])
+        names = (f"{where} {rows}{kv}" for where in (target.arch, target.kind) for kv in (f" {sizes.kv}", ""))
+        return next(HEURISTIC[name] for name in names if name in HEURISTIC)
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """The lengths of the sequences, however they were given. Rows count, under the name that they have in
@@ -172,19 +160,17 @@ class SplitKv(SuiteTriton):
             "longest": max(lengths),
             "heads": rows_of(sizes),
             "page": sizes.page,
-            "kv_bytes": KV_BYTES[sizes.kv],
+            "kv_bytes": BYTES[sizes.kv],
             **({"q": sizes.q} if sizes.q > 1 else {}),
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         """An upper bound over all platforms and configurations. A plan has no more slots than programs or
         than two a sequence, and a split sequence no more than parts of the least length, and one."""
-        programs = MOST_UNITS * MOST_PER_UNIT // math.ceil(rows_of(sizes) / MOST_HEADS)
-        slots = min(
-            max(programs, 2 * min(sizes.batch, programs)),
-            sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS),
-        )
-        return slots * rows_of(sizes) * (LATENT + 1) * 4
+        programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
+        of_programs = max(programs, 2 * min(sizes.batch, programs))
+        slots = min(of_programs, sizes.batch + sizes.tokens // (WORTH_OF_HEAD * LEAST_HEADS))
+        return partial_bytes(slots * rows_of(sizes))
 
     def interpreted_s(self, sizes: MlaDecodeSizes) -> float:
         config = self.heuristic(CPU, sizes)
@@ -209,18 +195,13 @@ class SplitKv(SuiteTriton):
         nothing = [(0, 0, 0, -1)] * (-len(split.parts) % xcds)
         parts = torch.tensor([*split.parts, *nothing], dtype=torch.int32, device=out.device)
         partial, log_sums = split.buffers(rows, out.device)
-        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64.
+        # The rows of sm_90's fast instruction, and the fewest of sm_100's, are 64. See split_kv_jit.
         wide = config.heads >= 64 and config.warps > 4
-        apart = target.kind == "cuda" and wide and not config.swap  # see split_kv_jit
+        apart = target.kind == "cuda" and wide and not config.swap
+        tensors = (o.q, kv, o.page_table, parts, partial, log_sums, prepared.written)
         first = functools.partial(
             split_kernel[(len(parts) * blocks,)],
-            o.q,
-            kv,
-            o.page_table,
-            parts,
-            partial,
-            log_sums,
-            prepared.written,
+            *tensors,
             table_width=o.page_table.shape[1],
             score_scale=o.scale * o.kv_scale * math.log2(math.e),
             value_scale=o.kv_scale,
@@ -233,8 +214,8 @@ class SplitKv(SuiteTriton):
             BLOCK_H=config.heads,
             BLOCK_N=config.tokens,
             SWAP=config.swap,
-            APART=apart,
             RELOAD=config.reload,
+            APART=apart,
             XCDS=xcds,
             PRODUCT=tl.float32 if prepared.interpreted else tl.bfloat16,
             FNUZ_BITS=kv.dtype == torch.uint8,
@@ -242,7 +223,8 @@ class SplitKv(SuiteTriton):
         )
         prepared.launches = [first]
         if split.split:
-            most = 1 << (split.most - 1).bit_length()  # of its slots, rounded up to a power of two
+            # The most slots of a sequence, rounded up to a power of two.
+            most = 1 << (max(count for *_, count in split.split) - 1).bit_length()
             columns = min(LATENT, COMBINE_VALUES // most)
             kernel = combine_kernel[(len(split.split) * rows, LATENT // columns)]
             entries = torch.tensor(split.split, dtype=torch.int32, device=out.device)

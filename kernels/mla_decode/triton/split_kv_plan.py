@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -16,11 +17,10 @@ WORTH = 1.25  # a second pass pays where the longest sequence is so much longer 
 
 @dataclass(frozen=True)
 class SplitPlan:
+    # (sequence, first token, end, slot of the result); slot -1: the part is the whole sequence.
     parts: tuple[tuple[int, int, int, int], ...]
-    """(sequence, first token, end, slot of the result); slot -1: the part is the whole sequence."""
-
+    # (sequence, first slot, number of slots) of each sequence that is split.
     split: tuple[tuple[int, int, int], ...]
-    """(sequence, first slot, number of slots) of each sequence that is split."""
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for what parts find, at least one slot, fp32: values [slots, heads, 512] and log-sums [slots,
@@ -31,11 +31,6 @@ class SplitPlan:
     @property
     def slots(self) -> int:
         return sum(count for *_, count in self.split)
-
-    @property
-    def most(self) -> int:
-        """The most slots of a sequence."""
-        return max((count for *_, count in self.split), default=0)
 
 
 @functools.lru_cache(4096)
@@ -50,13 +45,13 @@ def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> Sp
     parts, split, slots = [], [], 0
     for sequence, (length, count) in enumerate(zip(lengths, steps, strict=True)):
         cuts = math.ceil(count / most)
-        bounds = [count * i // cuts * tokens for i in range(cuts)] + [length]
-        slot = slots if cuts > 1 else -1
-        if cuts > 1:
-            split.append((sequence, slots, cuts))
-            slots += cuts
-        for i in range(cuts):
-            parts.append((sequence, bounds[i], bounds[i + 1], slot + i))
+        if cuts == 1:
+            parts.append((sequence, 0, length, -1))
+            continue
+        bounds = [*(count * i // cuts * tokens for i in range(cuts)), length]
+        parts += [(sequence, bounds[i], bounds[i + 1], slots + i) for i in range(cuts)]
+        split.append((sequence, slots, cuts))
+        slots += cuts
     return SplitPlan(tuple(sorted(parts, key=lambda part: part[1] - part[2])), tuple(split))
 
 
@@ -65,13 +60,10 @@ def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:
     more sequences than programs, as many as a program takes on average, so that no sequence outlasts the
     others."""
     low = max(least, math.ceil(sum(steps) / programs))
-    high = longest = max(low, *steps)
-    if len(steps) >= programs:
-        high = low
-    while low < high:
-        middle = (low + high) // 2
-        if sum(math.ceil(count / middle) for count in steps) <= programs:
-            high = middle
-        else:
-            low = middle + 1
+    longest = max(low, *steps)
+    if len(steps) < programs:
+        # The number of parts falls as they grow.
+        low += bisect.bisect_left(
+            range(low, longest), -programs, key=lambda most: -sum(math.ceil(count / most) for count in steps)
+        )
     return low if low * WORTH < longest else longest

@@ -10,11 +10,19 @@ from functools import partial
 
 import torch
 
-from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine
+from kernels.attention_mistakes import IN_BF16, Arithmetic, Attended, Wrong, attend, combine
 from kernels.mha_prefill.mistakes import ATTENTION
 from kernels.mha_prefill.operands import Sequence
-from kernels.mistakes import Mistake, Round, bf16, exact, fp8
-from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
+from kernels.mistakes import Round, bf16, exact, fp8
+from tests.support.library_roundings import (
+    away,
+    exp2_cubic,
+    exp2_fast,
+    flushed,
+    fourteen_bits,
+    right,
+    truncated,
+)
 
 Ends = Callable[[Sequence], list[int]]
 """Where parts of a sequence's keys end, but for the last."""
@@ -33,10 +41,7 @@ def every_fifth(s: Sequence) -> list[int]:
 
 
 def flash(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    ends: Ends | None = None,
-    results: Round = exact,
+    a: Attended, how: Arithmetic = IN_BF16, ends: Ends | None = None, results: Round = exact
 ) -> torch.Tensor:
     scores, length = a.scores, a.sequence.length
     bounds = {0, length, *(end for end in (ends(a.sequence) if ends else ()) if 0 < end < length)}
@@ -46,10 +51,7 @@ def flash(
 
 
 def fp8_call(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    summed: bool = False,
-    ends: Ends | None = None,
+    a: Attended, how: Arithmetic = IN_BF16, summed: bool = False, ends: Ends | None = None
 ) -> torch.Tensor:
     """The weights in the operands' format. summed: whether they are summed as they are rounded"""
     rounded = partial(fp8, a.fp8)
@@ -74,7 +76,7 @@ A = Arithmetic
 BF16: dict[str, Wrong] = {
     # torch.sdpa's math path: aten/src/ATen/native/transformers/attention.cpp, torch 2.13
     "weights normalised, then rounded": normalised_first,
-    # flash_attn.fa4@vllm: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
+    # flash_attn.fa4, in larger blocks: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
     "correction skipped below 2^8, blocks of 16": partial(flash, how=A(block=16, lazy=8.0)),
     # aiter.opus on gfx950: assumed, AITER e404860
     "correction skipped below 2^8, fast exp2": partial(flash, how=A(lazy=8.0, exp2=exp2_fast)),
@@ -84,19 +86,12 @@ BF16: dict[str, Wrong] = {
     "chunks of cached keys in bf16, rounded weights summed": partial(
         flash, how=A(sums=bf16), ends=chunks, results=bf16
     ),
-    # flash_attn.fa4: flash_attn/cute/softmax.py (rescale_threshold), 4.0.0b36
-    "correction skipped below 2^8": partial(flash, how=A(block=128, lazy=8.0)),
     # flash_attn.fa4: flash_attn/cute/utils.py, 4.0.0b36
     "correction skipped below 2^8, cubic exp2, the last block first": partial(
         flash, how=A(block=128, lazy=8.0, exp2=exp2_cubic, backwards=True)
     ),
-    # assumed: flashinfer.trtllm comes compiled
-    "correction skipped below 2^4": partial(flash, how=A(block=128, lazy=4.0, exp2=exp2_fast)),
-    # torch.sdpa on CPUs: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, torch 2.13
-    "blocks of 512": partial(flash, how=A(block=512)),
-    # torch.flex: torch/_inductor/kernel/flex, torch 2.13
-    "blocks of 128": partial(flash, how=A(block=128)),
-    # triton.flash: kernels/mha_prefill/triton/flash_jit.py
+    # triton.flash: kernels/mha_prefill/triton/flash_jit.py; in larger blocks aten/src/ATen/native/cpu/
+    # FlashAttentionKernel.cpp (torch.sdpa) and torch/_inductor/kernel/flex, torch 2.13
     "blocks of 64": flash,
     # vllm.extend: csrc/cpu/sgl-kernels/extend.cpp, vLLM 0.33 (assumed; the row itself is checked)
     "cached and new keys by themselves, merged": partial(flash, ends=at_prefix),
@@ -104,18 +99,13 @@ BF16: dict[str, Wrong] = {
     "cached keys in blocks of 32, then new ones": partial(
         flash, how=A(block=32, exp2=exp2_fast), ends=at_prefix
     ),
-    # flash_attn.fa3: hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp, hopper/tile_size.h, FlashAttention 0251105
+    # flash_attn.fa3: hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp, hopper/tile_size.h, FlashAttention 0251105;
+    # flash_attn.fa2 and flashinfer.fa3 in blocks of 64 and 96
     "the last block first, of 112": partial(flash, how=A(block=112, backwards=True, exp2=exp2_fast)),
-    # flash_attn.fa2: csrc/flash_attn/src/flash_fwd_kernel.h, FlashAttention 2.8.3
-    "the last block first, of 64": partial(flash, how=A(backwards=True, exp2=exp2_fast)),
-    # flashinfer.fa3: include/flashinfer/attention/hopper/mainloop_mma.cuh, flashinfer 0.6.18
-    "the last block first, of 96": partial(flash, how=A(block=96, exp2=exp2_fast, backwards=True)),
     # flashinfer.fa2: include/flashinfer/attention/prefill.cuh, flashinfer 0.6.18
     "rounded weights summed by the tensor cores": partial(flash, how=A(sums=bf16, exp2=exp2_fast)),
     # flashinfer's split prefill: include/flashinfer/attention/cascade.cuh, flashinfer 0.6.18
     "five parts of tiles, in bf16": partial(flash, ends=every_fifth, results=bf16),
-    # flash_attn with splits: hopper/flash_fwd_combine_kernel.h, FlashAttention 0251105
-    "five parts of tiles": partial(flash, ends=every_fifth),
     # assumed: cudnn comes compiled
     "pairs of blocks": partial(flash, how=A(pairs=True, block=128)),
     # aiter.asm on gfx942, how_v3_bf16_cvt=1: aiter/ops/mha.py, AITER e404860
@@ -126,10 +116,10 @@ BF16: dict[str, Wrong] = {
     "subnormal numbers flushed": partial(
         flash, how=A(weights=lambda x: bf16(flushed(x)), accumulator=flushed)
     ),
-    # the reference of FlashAttention's own tests: tests/test_util.py, FlashAttention 2.8.3
-    "one block": partial(flash, how=A(block=1 << 20)),
     # torch.naive: kernels/mha_prefill/providers/torch_eager.py
     "softmax in fp32": Attended.out,
+    # torch.sdpa: kernels/mha_prefill/providers/torch_eager.py (Sdpa.prepare)
+    "FP8 operands made bf16": widened,
 }
 TRUNCATED: dict[str, Wrong] = {
     # aiter.ck under vLLM's chunks: aiter/jit/optCompilerConfig.json, AITER e404860
@@ -144,10 +134,6 @@ TRUNCATED: dict[str, Wrong] = {
     ),
     # aiter.ck, weights by its asm: assumed, AITER e404860
     "output truncated": truncating(flash),
-}
-OF_FP8: dict[str, Wrong] = {
-    # torch.sdpa: kernels/mha_prefill/providers/torch_eager.py (Sdpa.prepare)
-    "FP8 operands made bf16": widened,
 }
 FP8: dict[str, Wrong] = {
     # flash_attn.fa3 before max_offset: hopper/softmax.h, FlashAttention 2.7.4
@@ -164,32 +150,17 @@ FP8: dict[str, Wrong] = {
     "sums and scores of 14 bits": partial(
         fp8_call, how=A(accumulator=fourteen_bits, scores=fourteen_bits, headroom=7.0)
     ),
-    # aiter.fp8: module_mha_varlen_fwd, AITER e404860
-    "blocks of 128": partial(fp8_call, how=A(block=128)),
     # flash_attn.fa4: flash_attn/cute/softmax.py, 4.0.0b36
     "correction skipped below 2^4": partial(fp8_call, how=A(block=128, lazy=4.0)),
     # aiter.fp8_ps: csrc/kernels/mla/reduce.cu, AITER e404860
     "five parts of tiles": partial(fp8_call, ends=every_fifth),
-    # op_tests/test_mla_prefill_ps.py, AITER e404860
-    "one block": partial(fp8_call, how=EXACT),
     # flash_attn.fa4: flash_attn/cute/utils.py (max_offset 4), 4.0.0b36
     "cubic exp2": partial(fp8_call, how=A(block=128, exp2=exp2_cubic, headroom=4.0)),
 }
 FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.fp8: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
-    "output truncated": truncating(partial(fp8_call, how=A(block=128))),
+    "output truncated": truncating(partial(fp8_call, how=A(block=128)))
 }
 
 
-def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", ATTENTION.everywhere(of), "core", "fp8", truncates)
-
-
-RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, ATTENTION.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
-    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in OF_FP8.items()),
-    *(in_fp8(name, of) for name, of in FP8.items()),
-    *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
-)
-"""As mistakes, but for being right."""
+RIGHT = right(ATTENTION, BF16, TRUNCATED, FP8, FP8_TRUNCATED)

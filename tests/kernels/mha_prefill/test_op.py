@@ -188,21 +188,6 @@ def test_a_mistake_of_one_key_is_caught_in_any_single_row(mistake):
         assert found["row_error"] > 3 * found["row_limit"], row
 
 
-@pytest.mark.parametrize("least", [0.0, 2.0**-126])
-def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
-    """As in MLA decode: in half of the columns the first key, which alone is heard, has 0."""
-    o = made("batch=1 new=20 heads=2", Seeds(1, 1))
-    o.k[..., -1], o.q[..., -1] = 0.0, 90.0
-    o.k[0, :, -1] = 90.0
-    o.v[0, :, : VALUE // 2] = 0.0
-    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
-    weights = scores(o, o.sequences[0]).masked_fill(hidden, -math.inf).softmax(-1)
-    weights = weights.clamp(min=least).masked_fill(hidden, 0.0)
-    out, reference = torch.einsum("hqk,khd->qhd", weights, o.v.double()).bfloat16(), OP.reference(o)
-    assert out[..., : VALUE // 2].any() == (least > 0)
-    assert reference.sigma.min() > 0 and compare_output(out, reference, OP.tolerance(o.sizes))["ok"]
-
-
 # Implementations
 
 

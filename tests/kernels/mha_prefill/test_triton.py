@@ -47,14 +47,8 @@ MORE = [
     ("batch=1 new=300 prefix=40 heads=1", "cpu", FlashConfig(128, 128)),
     ("batch=1 new=1 prefix=1000 heads=1", "sm_90", FlashConfig(64, 128)),
     (RAGGED, "sm_90", FlashConfig(16, 64)),
-    ("batch=2 new=64 prefix=1 heads=2", "gfx942", FlashConfig(32, 32)),
     (f"{SHORT} {FP8['e4m3fn']}", "cpu", FlashConfig(32, 32)),
     (f"batch=1 new=1 prefix=1000 heads=1 {FP8['e4m3fn']}", "sm_90", FlashConfig(64, 128, turned=True)),
-    (
-        f"batch=2 new=64 prefix=1 heads=1 {FP8['e4m3fnuz']}",
-        "gfx942",
-        FlashConfig(64, 64, instruction=32, turned=True),
-    ),
 ]
 
 

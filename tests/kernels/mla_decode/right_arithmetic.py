@@ -12,9 +12,17 @@ from typing import Any
 import torch
 
 from kernels.attention_mistakes import EXACT, IN_BF16, Arithmetic, Attended, Wrong, attend, combine, evenly
-from kernels.mistakes import Mistake, Round, bf16, exact, fp8
+from kernels.mistakes import Round, bf16, exact, fp8
 from kernels.mla_decode.mistakes import ATTENTION
-from tests.support.library_roundings import away, exp2_cubic, exp2_fast, flushed, fourteen_bits, truncated
+from tests.support.library_roundings import (
+    away,
+    exp2_cubic,
+    exp2_fast,
+    flushed,
+    fourteen_bits,
+    right,
+    truncated,
+)
 
 
 def normalised_first(a: Attended) -> torch.Tensor:
@@ -22,11 +30,7 @@ def normalised_first(a: Attended) -> torch.Tensor:
 
 
 def split(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    parts: int = 1,
-    unit: int = 1,
-    results: Round = exact,
+    a: Attended, how: Arithmetic = IN_BF16, parts: int = 1, unit: int = 1, results: Round = exact
 ) -> torch.Tensor:
     """In so many parts of whole units of tokens."""
     scores, places = a.scores, evenly(len(a.v), parts, unit)
@@ -55,11 +59,7 @@ def uneven(a: Attended, how: Arithmetic = IN_BF16, output: Round = exact) -> tor
 
 
 def fp8_call(
-    a: Attended,
-    how: Arithmetic = IN_BF16,
-    q_scale: str = "one",
-    summed: bool = False,
-    **parts: Any,
+    a: Attended, how: Arithmetic = IN_BF16, q_scale: str = "one", summed: bool = False, **parts: Any
 ) -> torch.Tensor:
     """q and the weights in the cache's format. q_scale: one; or of the tensor's or the head's largest.
     summed: whether weights are summed as they are rounded"""
@@ -76,10 +76,8 @@ def fp8_call(
 
 A = Arithmetic
 BF16: dict[str, Wrong] = {
-    # flash_attn.fa4: flash_attn/cute/flash_fwd_mla_sm100.py (rescale_threshold), 4.0.0b36
+    # flash_attn.fa4: flash_attn/cute/flash_fwd_mla_sm100.py (rescale_threshold), 4.0.0b36; others: 2^4
     "correction skipped below 2^8": partial(split, how=A(block=128, lazy=8.0)),
-    # tokenspeed_mla: tokenspeed_mla/mla_decode.py (skip_correction_threshold), 2.0.4
-    "correction skipped below 2^4": partial(split, how=A(block=128, lazy=4.0, exp2=exp2_fast)),
     # flashmla: csrc/sm90/decode/dense/splitkv_mla.cuh (wg0_scale_rP0), FlashMLA 9241ae3
     "pairs of blocks, the first one's weights rescaled": partial(split, how=A(pairs=True, exp2=exp2_fast)),
     # torch.sdpa's math path: aten/src/ATen/native/transformers/attention.cpp, torch 2.13
@@ -98,8 +96,6 @@ BF16: dict[str, Wrong] = {
     "8 parts in blocks of 256": partial(split, how=A(block=256), parts=8),
     # flashmla: csrc/smxx/decode/combine/combine.cu, FlashMLA 9241ae3
     "5 parts of pairs of blocks": partial(split, how=A(pairs=True), parts=5, unit=64),
-    # flashmla@vllm: third_party/flashmla, vLLM 0.33
-    "2 parts in blocks of 64": partial(split, how=A(exp2=exp2_fast), parts=2, unit=64),
     # flash_attn.fa3: hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp, FlashAttention 0251105
     "the last block first": partial(split, how=A(block=128, backwards=True)),
     # flash_attn.fa3@vllm: hopper/flash_fwd_combine_kernel.h, FlashAttention 0251105
@@ -112,30 +108,18 @@ BF16: dict[str, Wrong] = {
     "4 parts, rounded weights summed by the tensor cores": partial(
         split, how=A(sums=bf16, exp2=exp2_fast, backwards=True), parts=4, unit=64
     ),
-    # flashinfer.fa3: include/flashinfer/attention/mla_hopper.cuh, flashinfer 0.6.18
-    "2 parts, the last block first": partial(split, how=A(backwards=True, exp2=exp2_fast), parts=2),
     # flashinfer.cutlass, vllm.cutlass: csrc/attention/mla/cutlass_sm100_mla, vLLM 0.33
     "16 parts in blocks of 128": partial(split, how=A(block=128, exp2=exp2_fast), parts=16, unit=128),
-    # flashinfer.cute_dsl: mla_decode_fp16.py (skip_correction_threshold), flashinfer 0.7.2.post1
-    "32 parts, correction skipped below 2^8": partial(
-        split, how=A(block=128, lazy=8.0, exp2=exp2_fast), parts=32, unit=128
-    ),
     # tilelang: kernels/mla_decode/providers/tilelang_jit.py
     "5 parts in blocks of 32": partial(split, how=A(block=32), parts=5),
-    # vllm.triton: v1/attention/ops/triton_decode_attention.py, vLLM 0.33
+    # vllm.triton: v1/attention/ops/triton_decode_attention.py, vLLM 0.33; sglang.triton in blocks of 32
     "4 parts in blocks of 16, one after the other": partial(
         one_part_after_the_other, how=A(block=16), parts=4
-    ),
-    # sglang.triton: srt/layers/attention/triton_ops/decode_attention.py, SGLang 0.5.23
-    "16 parts in blocks of 32, one after the other": partial(
-        one_part_after_the_other, how=A(block=32), parts=16
     ),
     # aiter.asm: aiter/mla.py (_fwd_kernel_stage2_asm), AITER e404860
     "16 parts one after the other, ties away from zero": partial(
         one_part_after_the_other, how=A(weights=away, block=32), parts=16
     ),
-    # aiter.triton: aiter/ops/triton/_triton_kernels/attention/mla.py, AITER e404860
-    "8 parts in blocks of 64": partial(split, parts=8, unit=64),
     # aiter.gluon: aiter/ops/triton/gluon/mla_gluon.py, AITER e404860
     "64 parts": partial(split, how=A(exp2=exp2_fast), parts=64),
     # aiter.asm_persistent: csrc/kernels/mla/metadata/v1_2_device.cuh, AITER e404860
@@ -146,8 +130,6 @@ BF16: dict[str, Wrong] = {
     ),
     # torch.naive: kernels/mla_decode/providers/torch_eager.py
     "softmax in fp32": Attended.out,
-    # vllm.vec: csrc/cpu/mla_decode.cpp, vLLM 0.33 (assumed; the row itself is checked)
-    "blocks of 16 in fp32": partial(split, how=A(block=16, weights=exact)),
 }
 TRUNCATED: dict[str, Wrong] = {
     # as a build of OPUS for older architectures would: csrc/include/opus/opus.hpp, AITER e404860
@@ -168,8 +150,6 @@ FP8: dict[str, Wrong] = {
     ),
     # aiter.asm: op_tests/test_mla_persistent.py, AITER e404860
     "blocks of 64": fp8_call,
-    # flash_attn/cute/flash_fwd_mla_1cta_sm100.py (max_offset), 4.0.0b36
-    "weights up to 2^7": partial(fp8_call, how=A(headroom=7.0)),
     # flashinfer.cute_dsl: mla_decode_fp8.py (skip_correction_threshold), flashinfer 0.7.2.post1
     "correction skipped below 2^7": partial(fp8_call, how=A(block=128, lazy=7.0)),
     # the reference of flashmla's FP8 tests: tests/test_flash_mla_dense_decoding.py, FlashMLA 9241ae3
@@ -178,8 +158,6 @@ FP8: dict[str, Wrong] = {
     "3 parts, weights up to 2^7, rounded ones summed": partial(
         fp8_call, how=A(headroom=7.0), summed=True, parts=3
     ),
-    # tokenspeed_mla/mla_decode.py (skip_correction_threshold), 2.0.4
-    "2 parts, correction skipped below 2^4": partial(fp8_call, how=A(block=128, lazy=4.0), parts=2),
     # assumed: flashinfer.trtllm comes compiled
     "4 parts in bf16": partial(fp8_call, parts=4, results=bf16),
     # aiter.asm_persistent@sglang: aiter/mla.py (intra_batch_mode), AITER e404860
@@ -187,18 +165,8 @@ FP8: dict[str, Wrong] = {
 }
 FP8_TRUNCATED: dict[str, Wrong] = {
     # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu, AITER e404860
-    "5 parts, output truncated": lambda a: truncated(fp8_call(a, parts=5)),
+    "5 parts, output truncated": lambda a: truncated(fp8_call(a, parts=5))
 }
 
 
-def in_fp8(name: str, of: Wrong, truncates: bool = False) -> Mistake:
-    return Mistake(f"{name}, in FP8", ATTENTION.everywhere(of), "core", "fp8", truncates)
-
-
-RIGHT: tuple[Mistake, ...] = (
-    *(Mistake(name, ATTENTION.everywhere(of)) for name, of in BF16.items()),
-    *(Mistake(name, ATTENTION.everywhere(of), truncates=True) for name, of in TRUNCATED.items()),
-    *(in_fp8(name, of) for name, of in FP8.items()),
-    *(in_fp8(name, of, truncates=True) for name, of in FP8_TRUNCATED.items()),
-)
-"""As mistakes, but for being right."""
+RIGHT = right(ATTENTION, BF16, TRUNCATED, FP8, FP8_TRUNCATED)

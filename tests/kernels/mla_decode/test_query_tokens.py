@@ -1,10 +1,7 @@
-"""Several query tokens: what is wrong with them is refused and named, and calls with one token agree."""
+"""Several query tokens: what is wrong with them is refused and named."""
 
 import itertools
-import math
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +9,8 @@ import torch
 import kernels
 from harness.workers.child.diagnosis import Layout
 from harness.workers.child.judge import compare_output
-from kernels.compose import bind
 from kernels.mla_decode.mistakes import ATTENTION, QUERY_MISTAKES, answers
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.op import Implementation
 from tests.kernels.test_mistakes import is_refused, mistakes, problem, sizes_of
 
 OP = kernels.OPS["mla_decode"]
@@ -81,30 +76,3 @@ def test_wrong_query_tokens_are_named_and_nothing_is_new_with_one_token():
     assert sorted(unnamed.values()) == sorted(kinds), unnamed
     one = problem("mla_decode", "batch=3 ctx=1..9 heads=4 page=16", "core", False, "cpu").operands
     assert not QUERY_MISTAKES.keys() & answers(one, [0], slice(0, 512)).keys()
-
-
-def output(row: Implementation, o: MlaDecodeOperands) -> torch.Tensor:
-    out = OP.empty_output(o.sizes, "cpu").fill_(math.nan)
-    bind(OP, row, o, out).call()
-    return out
-
-
-def apart(row: Implementation, o: MlaDecodeOperands) -> dict[str, Any]:
-    """The judge's report on a row's output, with that of calls with one token each in place of the reference:
-    token t of a sequence of n is the only one of a sequence of n - q + 1 + t tokens."""
-    q, of_tokens = o.sizes.q, []
-    for t in range(q):
-        lengths = [n - q + 1 + t for n in o.host_lengths]
-        one = {"lengths": torch.tensor(lengths, dtype=torch.int32), "host_lengths": lengths}
-        sizes = replace(o.sizes, q=1, ctx=f"{min(lengths)}..{max(lengths)}")
-        of_tokens.append(output(row, o.replaced(q=o.q[:, t : t + 1].contiguous(), sizes=sizes, **one)))
-    calls = replace(OP.reference(o), value=torch.cat(of_tokens, 1).double())
-    return compare_output(output(row, o), calls, OP.tolerance(o.sizes))
-
-
-@pytest.mark.parametrize("name", ["torch.naive", "torch.sdpa"])
-@pytest.mark.parametrize("case", ["ctx=2..50 page=16 q=2", "ctx=8..70 heads=8 page=16 kv=fp8 q=8"])
-def test_a_call_is_as_many_calls_with_one_query_token(name, case):
-    row = next(each for each in kernels.implementations("mla_decode") if each.name == name)
-    report = apart(row, problem("mla_decode", f"batch=3 {case}", "core", True, "cpu").operands)
-    assert report["ok"], report["reason"]

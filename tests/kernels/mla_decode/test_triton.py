@@ -47,14 +47,12 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
 ]
 # Slow: further pairings of what the cases above have.
 MORE: list[tuple[str, str, int, dict[str, Any]]] = [
-    (RAGGED, "rocm", 5, STEPS | {"reload": True}),
     (f"{RAGGED} heads=20", "rocm", 16, STEPS | {"per_unit": 2}),
     ("batch=3 ctx=1..130 heads=128 page=64", "cuda", 8, {"heads": 64, "tokens": 64, "warps": 8}),
     ("batch=2 ctx=31..300 heads=80 kv=fp8", "cuda", 8, {"heads": 64, "tokens": 32, "warps": 8}),
     (f"{RAGGED} page=512", "cpu", 5, STEPS),
     ("batch=3 q=8 ctx=8..200 heads=8", "cuda", 8, {"heads": 64, "tokens": 64, "warps": 8}),
     ("batch=3 q=4 ctx=4..129 heads=16 kv=fp8", "cuda", 8, {"heads": 64, "tokens": 32, "warps": 8}),
-    (f"{RAGGED} page=1 {FNUZ}", "cuda", 5, STEPS | {"swap": True}),
 ]
 
 

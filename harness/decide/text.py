@@ -231,20 +231,31 @@ def crossover_text(of: Crossover) -> str:
 
 def to_measure(decision: Decision) -> Iterator[str]:
     """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
-    same rounds; variables that a run of `toggle` measured in other cases by `toggle`."""
+    same rounds; variables that a run of `toggle` measured in other cases by `toggle`. None for a row that had
+    no time in the case."""
     launches, mix = decision.launches, decision.mix
-    every = [decision.undecided, *(each.missing for each in decision.choices)]
-    lacking = {case for missing in every for case, why in missing.items() if NO_ROW not in why}
-    cases = [each for each in mix.cases if each.text in lacking]
+    without = [({}, decision.undecided), *((each.settings, each.missing) for each in decision.choices)]
+
+    def failed(case: Weighed) -> set[str]:
+        return {name for sheet in launches.sheets(case) for name in sheet.untimed}
+
+    cases = [
+        case
+        for case in mix.cases
+        if any(
+            case.text in missing and launches.row_name(case, settings) not in {"", *failed(case)}
+            for settings, missing in without
+        )
+    ]
     measured = {op for op, _ in launches.measured.sheets}
     others = [each for each in mix.uncovered if each.op not in measured or mix.covered < ENOUGH]
     for op, own in grouped([*cases, *others], lambda case: case.op).items():
         rows: dict[str, None] = {}
         for case in own:
-            failed = {name for sheet in launches.sheets(case) for name in sheet.untimed}
             names = [launches.row_name(case, each) for each in ({}, *launches.candidates)]
-            if names[0] and names[0] not in failed:
-                rows |= dict.fromkeys(name for name in names if name and name not in failed)
+            unable = {"", *failed(case)}
+            if names[0] not in unable:
+                rows |= dict.fromkeys(name for name in names if name not in unable)
         if not rows:
             continue
         which = mix.words if op not in measured else _which(decision, own)

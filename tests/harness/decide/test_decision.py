@@ -159,6 +159,13 @@ def test_a_choice_with_a_case_that_was_not_measured_is_not_taken(tmp_path):
     assert not by_value(found)["A"].is_complete
 
 
+def test_the_default_is_not_measured_again_beside_rows_that_cannot_run(tmp_path):
+    """As on a node without the engine."""
+    unable = dict.fromkeys(("moe.a", "moe.b", "moe.c", "moe.both"))
+    found = made(run(tmp_path / "run", [(moe(8), {"moe.default": 50.0, **unable})]))
+    assert found.choices and not [*to_measure(found)]
+
+
 def test_a_launch_that_also_swaps_rows_without_times_says_so(tmp_path):
     times = [
         (mla(64), {"mla.default": 100.0, "mla.both": 60.0}),

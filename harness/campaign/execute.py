@@ -311,13 +311,14 @@ def run_campaign(
         driver.add(jobs)
         display.begin(driver, {type: len(devices) for type, devices in types.items()})
         driver.run()
+    runs: dict[str, list[Path]] = {type: [] for type in types}
     for job in jobs:
-        if isinstance(job, RunJob) and not job.run.journal.finished():
+        if isinstance(job, RunJob) and job.run.journal.finished():
+            runs[job.type].append(job.run.journal.folder)
+        elif isinstance(job, RunJob):
             job.run.journal.remove()
-    measured = [job for job in jobs if isinstance(job, RunJob) and job.done]
-    for type in types:
-        runs = [job.run.journal.folder for job in measured if job.type == type]
-        conclude(folder if alone else folder / type, runs)
+    for type, of_type in runs.items():
+        conclude(folder if alone else folder / type, of_type)
     archive = pack(folder, [step.name for step in steps])
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))

@@ -203,7 +203,12 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
     assert code == 1 and (before["status"] == "crashed").sum() == 28
-    campaign(pool("a"), budget_s=30.0, resume=True)
+    told: list[list[Path]] = []
+    code, shown = campaign(
+        pool("a"), budget_s=30.0, resume=True, conclude=lambda folder, runs: told.append(runs)
+    )
+    assert code == 1 and sum(step.statuses.get("crashed", 0) for step in shown.outcome.jobs) == 28
+    assert [*map(sorted, told)] == [sorted(run_folders(tmp_path / "here"))]
     assert len(load(tmp_path / "here")) == len(before)
     monkeypatch.setattr("tests.support.simulated_pool.records", records)
     campaign(pool("a"), resume=True)

@@ -52,10 +52,9 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @options.gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
     """Measure all that this machine can tell in a given time. The most valuable comes first. Without a file:
-    the machine and its limits, the engine itself, each op at `smoke`, then at `r1-tp8`, races of the Triton
-    kernels, flags, the replay of a step. It ends
-    with what `decide` says of each engine. The result is a folder and one zip file to carry home, which
-    `report` and `harness.results.load` read as it is."""
+    the machine and its limits, each op at `smoke`, then at `r1-tp8`, races of the Triton kernels, flags, the
+    replay of a step. It ends with what `decide` says of each engine. The result is a folder and one zip file
+    to carry home, which `report` and `harness.results.load` read as it is."""
     from harness.campaign.execute import run_campaign
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan

@@ -291,6 +291,8 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
         assert step.is_for("a type", kind) and not step.is_for("a type", "another")
     if kind != "cpu":  # what users ask for comes before what proves the suite
         assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
+    # In all boundaries they would take 11 of 25 minutes on a GPU, and the model's own cases the rest.
+    assert all("core" in step.arguments for step in made if step.name.endswith("-smoke"))
     assert {step.op for step in made if step.command == "run"} == {
         "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill",
     }  # fmt: skip

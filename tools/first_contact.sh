@@ -29,7 +29,8 @@ done > "$out/machine.txt" 2>&1
 step() {
   local name=$1 limit=$2 left=$((${WITHIN:-540} - SECONDS)) began=$SECONDS
   case $wanted in "  " | *" $name "*) ;; *) return ;; esac
-  [ $left -ge 15 ] || return
+  [ $left -ge 15 ] || { echo "[$SECONDS s] $name: left out, no time" | tee -a "$out/log.txt"; return; }
+  rm -rf "${runs:?}/$name"  # of an earlier call, which runs.tgz has
   echo "==== $name: ${*:3}" >> "$out/log.txt"
   timeout -s INT -k 10 $((limit < left ? limit : left)) "$python" -m harness "${@:3}" >> "$out/log.txt" 2>&1
   local code=$?

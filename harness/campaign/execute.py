@@ -272,12 +272,13 @@ def run_campaign(
     began: float,
     read: ReadStep,
     display: CampaignDisplay,
-    conclude: Callable[[Path], None] = lambda folder: None,
+    conclude: Callable[[Path, Sequence[Path]], None] = lambda folder, runs: None,
 ) -> int:
     """Returns the exit code; raises HarnessError.
 
     began:    when the command did, by time.monotonic()
-    conclude: what the runs of one type of devices say together, by their folder; it may write beside them
+    conclude: what the campaign's runs of one type of devices say together; it may write into their folder,
+              which may hold runs of other commands too
     """
     resumed = _resumed_steps(folder) if request.resume else None
     if not resumed and (folder / FILE).exists():
@@ -310,11 +311,14 @@ def run_campaign(
         driver.add(jobs)
         display.begin(driver, {type: len(devices) for type, devices in types.items()})
         driver.run()
+    runs: dict[str, list[Path]] = {type: [] for type in types}
     for job in jobs:
-        if isinstance(job, RunJob) and not job.run.journal.finished():
+        if isinstance(job, RunJob) and job.run.journal.finished():
+            runs[job.type].append(job.run.journal.folder)
+        elif isinstance(job, RunJob):
             job.run.journal.remove()
-    for type in types:
-        conclude(folder if alone else folder / type)
+    for type, of_type in runs.items():
+        conclude(folder if alone else folder / type, of_type)
     archive = pack(folder, [step.name for step in steps])
     wall_s = time.monotonic() - began
     display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -52,10 +52,9 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @options.gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
     """Measure all that this machine can tell in a given time. The most valuable comes first. Without a file:
-    the machine and its limits, the engine itself, each op at `smoke`, then at `r1-tp8`, races of the Triton
-    kernels, flags, the replay of a step. It ends
-    with what `decide` says of each engine. The result is a folder and one zip file to carry home, which
-    `report` and `harness.results.load` read as it is."""
+    the machine and its limits, each op at `smoke`, then at `r1-tp8`, races of the Triton kernels, flags, the
+    replay of a step. It ends with what `decide` says of each engine. The result is a folder and one zip file
+    to carry home, which `report` and `harness.results.load` read as it is."""
     from harness.campaign.execute import run_campaign
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan
@@ -105,32 +104,31 @@ def campaign(request: CampaignRequest) -> None:
         sys.exit(run_campaign(pool, request, folder, began, read, display, partial(conclude, display)))
 
 
-def conclude(display: CampaignTables, folder: Path) -> None:
+def conclude(display: CampaignTables, folder: Path, runs: Sequence[Path]) -> None:
     """Writes decision/ENGINE.json and .html, and prints the answer, for each engine that knows the device."""
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided
     from kernels.engines import SPELLED, archs
 
-    for engine, spelled in SPELLED.items():
+    for engine, spelled in SPELLED.items() if runs else ():
+        target = folder / "decision" / engine
         try:
-            measured = read_measured([str(folder)])
+            measured = read_measured([*map(str, runs)])
             if measured.arch not in archs(engine):
                 continue
             decision, worth = decided(engine, measured, {}, {})
+            target.parent.mkdir(exist_ok=True)
+            options.write_json(f"{target}.json", facts(decision, worth))
+            display.print(f"{spelled}: {answer(decision, worth)}")
+            with suppress(ModuleNotFoundError):  # a node may lack what draws
+                from harness.page.decision import decision_page
+                from harness.page.html import write_page
+
+                write_page(decision_page(decision, worth), f"{target}.html", str(folder))
         except Exception as error:  # what was measured is packed all the same
             why = str(error) if isinstance(error, HarnessError) else one_line(error)
             display.log(f"no decision for {spelled}: {why}")
-            continue
-        target = folder / "decision" / engine
-        target.parent.mkdir(exist_ok=True)
-        options.write_json(f"{target}.json", facts(decision, worth))
-        with suppress(ModuleNotFoundError):  # a node may lack what draws
-            from harness.page.decision import decision_page
-            from harness.page.html import write_page
-
-            write_page(decision_page(decision, worth), f"{target}.html", str(folder))
-        display.print(f"{spelled}: {answer(decision, worth)}")
 
 
 def read_step(

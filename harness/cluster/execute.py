@@ -69,8 +69,8 @@ class RunJob(Job):
         # What is recorded of devices, in earlier commands too.
         self.of_devices: list[Record] = [*journal.devices(), *journal.calibrations()]
         # Cases that are measured again come last: what broke may break again.
-        before = journal.finished()
-        again = sorted(self.run.left, key=lambda key: key in before)
+        self.before = journal.finished()
+        again = sorted(self.run.left, key=lambda key: key in self.before)
         self.waiting.extend(Task(self.name, key) for key in again)
 
     @property
@@ -83,8 +83,8 @@ class RunJob(Job):
 
     @property
     def statuses(self) -> Counter[str]:
-        """How many rows have each status."""
-        records = itertools.chain.from_iterable(self.run.finished.values())
+        """How many rows have each status, also of cases that --resume is to measure again and did not."""
+        records = itertools.chain.from_iterable({**self.before, **self.run.finished}.values())
         return Counter(record.status for record in records if isinstance(record, Cell))
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 import kernels
 from harness.decide.choices import launch_text, rows_of, words_of
-from harness.decide.decision import NO_ROW, Compared, Crossover, Decision
+from harness.decide.decision import LEAST, NO_ROW, Compared, Crossover, Decision
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
 from harness.engine import as_given
@@ -73,8 +73,10 @@ def _left(decision: Decision) -> str:
         return f"Leave it: {gain}, but in other ops it loses, fails, or has no times: see below."
     if best.saved_us <= 0:
         return f"Leave it: none of {choices} is faster than {default}."
-    tried_best = f"The best of {choices} is {launch} with {ratio} in {best.op}"
-    return f"Not told from the default: leave it. {tried_best}."
+    tried_best = f"best of {choices} is {launch} with {ratio} in {best.op}"
+    if not _open(decision):
+        return f"Leave it: the {tried_best}, which cannot save {decision.margin:.1%}."
+    return f"Not told from the default: leave it. The {tried_best}."
 
 
 def _in_serving(worth: Worth) -> str:
@@ -123,9 +125,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
     yield from _beyond(decision)
     yield from _also_changed(decision)
-    # Where verdicts tell all choices of the launch with the least time, another reason speaks against it.
-    all_clear = all(each.is_clear for each in decision.made_by(decision.likely))
-    if decision.likely != decision.chosen and not all_clear:
+    if decision.likely != decision.chosen and _open(decision):
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
     for concurrency, predicted in worth.predicted.items() if worth else ():
@@ -192,6 +192,15 @@ def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
             yield "not compared", f"{text}: {', '.join(sorted(read))}"
 
 
+def _open(decision: Decision) -> bool:
+    """Whether more rounds could tell that the launch with the least time by the estimates is to be taken."""
+    made = decision.made_by(decision.likely)
+    unclear = [each for each in made if not each.is_clear]
+    of, least = (unclear, LEAST * decision.margin) if decision.chosen else (made, decision.margin)
+    most = sum(each.share_interval[1] if each.share_interval else math.inf for each in of)
+    return bool(unclear) and most >= least
+
+
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
     """Choices that could not be compared, by the reason."""
     reasons: dict[str, dict[str, None]] = {}
@@ -231,20 +240,31 @@ def crossover_text(of: Crossover) -> str:
 
 def to_measure(decision: Decision) -> Iterator[str]:
     """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
-    same rounds; variables that a run of `toggle` measured in other cases by `toggle`."""
+    same rounds; variables that a run of `toggle` measured in other cases by `toggle`. None for a row that had
+    no time in the case."""
     launches, mix = decision.launches, decision.mix
-    every = [decision.undecided, *(each.missing for each in decision.choices)]
-    lacking = {case for missing in every for case, why in missing.items() if NO_ROW not in why}
-    cases = [each for each in mix.cases if each.text in lacking]
+    without = [({}, decision.undecided), *((each.settings, each.missing) for each in decision.choices)]
+
+    def failed(case: Weighed) -> set[str]:
+        return {name for sheet in launches.sheets(case) for name in sheet.untimed}
+
+    cases = [
+        case
+        for case in mix.cases
+        if any(
+            case.text in missing and launches.row_name(case, settings) not in {"", *failed(case)}
+            for settings, missing in without
+        )
+    ]
     measured = {op for op, _ in launches.measured.sheets}
     others = [each for each in mix.uncovered if each.op not in measured or mix.covered < ENOUGH]
     for op, own in grouped([*cases, *others], lambda case: case.op).items():
         rows: dict[str, None] = {}
         for case in own:
-            failed = {name for sheet in launches.sheets(case) for name in sheet.untimed}
             names = [launches.row_name(case, each) for each in ({}, *launches.candidates)]
-            if names[0] and names[0] not in failed:
-                rows |= dict.fromkeys(name for name in names if name and name not in failed)
+            unable = {"", *failed(case)}
+            if names[0] not in unable:
+                rows |= dict.fromkeys(name for name in names if name not in unable)
         if not rows:
             continue
         which = mix.words if op not in measured else _which(decision, own)

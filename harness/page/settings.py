@@ -22,7 +22,8 @@ from harness.report.text import microseconds, ratio_text, short_ratio, significa
 from harness.results.comparison import Compared
 from harness.results.read import RecordedRun
 
-RAN = {"the same": "circle", "other kernels": "diamond"}  # shapes of the dots, by what ran
+RAN = {"the same": "circle", "other kernels": "diamond", "not seen": "cross"}
+"""Shapes of the dots, by what ran."""
 
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:

@@ -46,11 +46,13 @@ FAR = "with addresses of more than 32 bits: "
 HELP = {
     "hypervisor": "use a host without other guests",
     "quota": "raise the CPU quota or give fewer --threads",
-    "heat": "let it cool",
+    **dict.fromkeys(("heat", "thermal"), "let it cool"),
     "MHz": "fix its clock",
     "process": "stop what runs beside",
 }
 """What to do against a disturbance, by a word of a monitor's reason."""
+DISTURBING = ("clocks", "clock reasons", "GPU metrics", "processes", "others_percent")
+"""What monitors take a disturbance from, by its name in `not_read`."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
@@ -199,6 +201,10 @@ def _conclusions(case: CaseResult) -> Notes:
         fate = "left out and made again" if dropped else "counted all the same"
         what = f"{len(disturbed)} of {made} rounds, {fate}; e.g. {disturbed[0].reason}"
         notes.append(("disturbed", what))
+    not_read = {name: why for each in case.done.conditions for name, why in each.get("not_read", {}).items()}
+    if unseen := [name for name in DISTURBING if name in not_read]:
+        text = f"what these would tell of disturbances: {', '.join(unseen)} ({not_read[unseen[0]]})"
+        notes.append(("not seen", text))
     return notes
 
 

@@ -161,8 +161,9 @@ def setting_comparisons(case: CaseResult, run: Run) -> list[SettingComparison]:
         for cell in group:
             ran, change = "", cell.reason
             if cell.time_us is not None:
-                change = changes(baseline, cell)
-                ran = "other kernels" if change else "the same"
+                seen = all(each.kernels or each.picked or each.ran for each in (baseline, cell))
+                change = changes(baseline, cell) if seen else ""
+                ran = "other kernels" if change else "the same" if seen else "not seen"
             if cell is not baseline:
                 others.append(Row(cell, verdicts.get(cell.name), is_baseline=False, ran=ran, change=change))
         name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)

@@ -163,7 +163,7 @@ class CaseChecks:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.stop()
+            worker.end()
         if "judge" in vars(self):
             self.judge.kill()
         self.pool.shutdown()

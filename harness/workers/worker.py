@@ -44,6 +44,7 @@ class Worker:
         self.process: WorkerProcess | None = None
         self.restore: list[tuple[str, dict[str, Any]]] = []
         self.prepared: set[str] = set()
+        self.ended = False
 
     @property
     def living(self) -> list[Entry]:
@@ -63,9 +64,11 @@ class Worker:
 
     def start(self) -> None:
         """Starts a process and makes its device ready. Raises WorkerFailure."""
+        if self.ended:
+            raise WorkerFailure("error", "its case has ended")
         process, threads = self.new_process()
-        process.hello(self.platform, threads, self.deadlines.prepare)
         self.process = process
+        process.hello(self.platform, threads, self.deadlines.prepare)
         self.prepared.clear()
         for entry in self.entries:
             entry.pinned = process.facts["pinned"]
@@ -75,6 +78,11 @@ class Worker:
         if self.process is not None:
             self.process.kill()
             self.process = None
+
+    def end(self) -> None:
+        """Kills the process for good: a thread that still asks, as after control-C, starts no new one."""
+        self.ended = True
+        self.stop()
 
     def pause(self) -> None:
         """Suspends the process (SIGSTOP) until the next request."""

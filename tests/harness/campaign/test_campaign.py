@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections import Counter, deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from harness.cli.campaign_display import CampaignTables
 from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.assemble import inputs
+from harness.paths import ROOT
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
@@ -64,14 +66,16 @@ Campaign = Callable[..., tuple[int, Shown]]
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     (tmp_path / "spec.toml").write_text(SPEC)
 
-    def run(pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, name: str = "here", to=Shown):
+    def run(
+        pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, name: str = "here", to=Shown, **more
+    ):
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
         shown = to()
         folder = tmp_path / name
         goes_on = str(folder) if resume else None
         request = CampaignRequest(str(tmp_path / "spec.toml"), f"{budget_s}s", resume=goes_on, threads=3)
-        return run_campaign(pool, request, folder, pool.now, read_step, shown), shown
+        return run_campaign(pool, request, folder, pool.now, read_step, shown, **more), shown
 
     Driver = execute.Driver
     return run
@@ -91,6 +95,16 @@ def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
             1e5,
         ),
     }
+
+
+def test_it_concludes_from_its_own_runs(campaign, tmp_path):
+    """On an H200 it is written to results/h200, where runs of earlier commits lie."""
+    shutil.copytree(ROOT / "results/epyc-zen4-2core/mla_decode-smoke", tmp_path / "here" / "earlier")
+    told: list[tuple[Path, list[Path]]] = []
+    campaign(pool("a"), conclude=lambda *what: told.append(what))
+    ((folder, runs),) = told
+    assert folder == tmp_path / "here"
+    assert {*runs} == {*run_folders(folder)} - {folder / "earlier"}
 
 
 def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot):
@@ -189,7 +203,12 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
     assert code == 1 and (before["status"] == "crashed").sum() == 28
-    campaign(pool("a"), budget_s=30.0, resume=True)
+    told: list[list[Path]] = []
+    code, shown = campaign(
+        pool("a"), budget_s=30.0, resume=True, conclude=lambda folder, runs: told.append(runs)
+    )
+    assert code == 1 and sum(step.statuses.get("crashed", 0) for step in shown.outcome.jobs) == 28
+    assert [*map(sorted, told)] == [sorted(run_folders(tmp_path / "here"))]
     assert len(load(tmp_path / "here")) == len(before)
     monkeypatch.setattr("tests.support.simulated_pool.records", records)
     campaign(pool("a"), resume=True)
@@ -272,6 +291,8 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
         assert step.is_for("a type", kind) and not step.is_for("a type", "another")
     if kind != "cpu":  # what users ask for comes before what proves the suite
         assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
+    # In all boundaries they would take 11 of 25 minutes on a GPU, and the model's own cases the rest.
+    assert all("core" in step.arguments for step in made if step.name.endswith("-smoke"))
     assert {step.op for step in made if step.command == "run"} == {
         "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill",
     }  # fmt: skip

@@ -98,7 +98,7 @@ def test_calls_of_a_case_decide_which_choice_saves_most(tmp_path):
 
 
 def test_what_is_not_told_from_the_default_is_left(tmp_path):
-    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 99.97})]))
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 98.8})], apart=0.02))
     assert not found.chosen
     assert found.gain is None
     assert answer(found, None).startswith("Not told from the default: leave it.")
@@ -157,6 +157,21 @@ def test_a_choice_with_a_case_that_was_not_measured_is_not_taken(tmp_path):
     assert found.chosen == B
     assert [*by_value(found)["A"].missing.values()] == ["mla.a is unsupported: needs cuda"]
     assert not by_value(found)["A"].is_complete
+
+
+def test_more_rounds_are_not_asked_for_where_nothing_can_be_saved(tmp_path):
+    found = made(run(tmp_path / "run", [(mla(64), {"mla.default": 100.0, "mla.a": 99.97})]))
+    said = answer(found, None)
+    assert said.startswith("Leave it: the best of 1 choice is --attention-backend A with 1.000")
+    assert said.endswith(" in mla_decode, which cannot save 1.0%.")
+    assert "not told" not in dict(notes(found, None))
+
+
+def test_the_default_is_not_measured_again_beside_rows_that_cannot_run(tmp_path):
+    """As on a node without the engine."""
+    unable = dict.fromkeys(("moe.a", "moe.b", "moe.c", "moe.both"))
+    found = made(run(tmp_path / "run", [(moe(8), {"moe.default": 50.0, **unable})]))
+    assert found.choices and not [*to_measure(found)]
 
 
 def test_a_launch_that_also_swaps_rows_without_times_says_so(tmp_path):

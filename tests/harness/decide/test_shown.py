@@ -14,6 +14,7 @@ from harness.decide.worth import decided
 from harness.page.decision import decision_page
 from harness.page.html import html
 from harness.report.terminal import plain
+from harness.results.read import run_folders
 from tests.support.decision_runs import PLACE, gemm, mla, moe, run
 from tests.support.decision_worlds import ENGINE, set_rules
 from tests.support.page_text import page_text
@@ -145,7 +146,7 @@ class Display:
 
 def test_a_campaign_ends_with_the_decision_of_each_engine(runs):
     display = Display()
-    conclude(display, runs)
+    conclude(display, runs, run_folders(runs))
     assert [line.partition(":")[0] for line in display.printed] == ["SGLang", "vLLM"]
     assert display.printed[1].startswith("vLLM: Use --attention-backend A")
     written = sorted(path.name for path in (runs / "decision").iterdir())
@@ -155,15 +156,25 @@ def test_a_campaign_ends_with_the_decision_of_each_engine(runs):
 def test_a_node_that_cannot_draw_has_the_decision_without_a_page(runs, monkeypatch):
     for name in ("harness.page.decision", "altair"):
         monkeypatch.setitem(sys.modules, name, None)
-    conclude(Display(), runs)
+    conclude(Display(), runs, run_folders(runs))
     assert sorted(path.name for path in (runs / "decision").iterdir()) == ["sglang.json", "vllm.json"]
+
+
+def test_a_decision_that_cannot_be_written_does_not_lose_the_archive(runs, monkeypatch):
+    def facts(decision: object, worth: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("harness.decide.text.facts", facts)
+    display = Display()
+    conclude(display, runs, run_folders(runs))
+    assert display.logged == [f"no decision for {name}: ValueError: no" for name in ("SGLang", "vLLM")]
 
 
 def test_a_campaign_without_times_ends_without_one(tmp_path):
     display = Display()
     broken = run(tmp_path / "run", [(mla(64), {"mla.default": 10.0})])
     (broken / "cells.jsonl").write_text("")
-    conclude(display, tmp_path)
+    conclude(display, tmp_path, [broken])
     assert display.printed == []
     assert len(display.logged) == 2
     assert not (tmp_path / "decision").exists()

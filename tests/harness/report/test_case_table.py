@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.report.case_table import case_table
+from harness.report.notes import disturbance
 from harness.report.terminal import WIDTH, plain
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
 from tests.support.written_runs import a_cell
@@ -101,6 +102,22 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
 
 def test_tables_say_what_is_committed(snapshot):
     snapshot(SNAPSHOT, "\n".join(f"=== {name}\n{table(*records)}\n" for name, records in TABLES.items()))
+
+
+def test_what_could_not_be_watched_is_said():
+    """As in a container that may not see other processes; a clock alone disturbs nothing."""
+    clock = {"sm_clock_mhz": "Not Supported"}
+    blind = [{"not_read": clock}, {"not_read": clock | {"processes": "Not Supported"}}]
+    shown = [table(*TWO, DONE.model_copy(update={"conditions": part})) for part in (blind[:1], blind)]
+    assert ["not seen" in each for each in shown] == [False, True]
+    assert "not seen  what these would tell of disturbances: processes (Not Supported)" in shown[1]
+
+
+def test_a_hot_gpu_is_to_cool():
+    hot = [each.model_copy(update={"reason": "hardware thermal slowdown seen"}) for each in ROUNDS]
+    assert disturbance([SPENT.model_copy(update={"disturbed": hot})]).endswith(
+        "(hardware thermal slowdown seen): let it cool, or give a longer --budget"
+    )
 
 
 def test_the_long_name_of_a_race_s_baseline_widens_no_column():

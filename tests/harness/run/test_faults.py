@@ -157,6 +157,22 @@ def test_control_c(start, tmp_path):
     assert Journal(out).finished() == {}
 
 
+def test_control_c_while_a_worker_hangs_in_a_check(start, tmp_path):
+    """The thread that waits for the killed worker starts no other one for the next row, which hangs too."""
+    plugin, second = tmp_path / "plugin.py", '\nclass Other(Waiting):\n    name = "waiting.other"\n'
+    plugin.write_text(WAITING.replace("len(calls) > 2 and len(operands.host_lengths) == 2 and ", "") + second)
+    (tmp_path / "wait").touch()
+    run = start(
+        *(*SMALL, "--case", "batch=2 ctx=5..20", "--impl", "torch.naive,waiting.*"),
+        *("--out", tmp_path / "run"),
+        KERNEL_BENCH_PLUGINS=plugin,
+    )
+    assert comes((tmp_path / "waits").exists)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=30)
+    assert (run.returncode, workers()) == (130, {})
+
+
 @pytest.mark.slow
 def test_a_run_killed_after_a_case_keeps_it_and_measures_the_rest(cli, start, tmp_path):
     out = tmp_path / "run"

@@ -111,6 +111,14 @@ class TritonTables:
                 if shaped and stem != used:
                     text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
+            foreign = [
+                file
+                for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
+                if not file.rsplit("/", 1)[1].startswith("gfx") and file.endswith((*asked, f"-{name}.json"))
+            ]
+            if foreign:
+                text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
+                found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
 
 

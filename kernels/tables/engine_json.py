@@ -125,7 +125,7 @@ class EngineTables:
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
-        if stop := self._stop(table, m):
+        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
@@ -157,8 +157,8 @@ class EngineTables:
             )
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        for table in (up, down):
-            if table and (stop := self._stop(table, tokens)):
+        for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
+            if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop)
         entry, notes = None, tuple[str, ...]()
         config = self._rules.moe_default(tokens, target.kind == "rocm")
@@ -262,6 +262,8 @@ class EngineTables:
                 if re.fullmatch(IMPOSSIBLE, said["device"]):
                     other += ", and no driver reports that name"
                 unasked[other] += 1
+            elif said and not said["device"]:
+                unasked["without the device's name"] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
@@ -277,8 +279,8 @@ class EngineTables:
             yield Problem(
                 table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
             )
-        if table.thin:
-            yield Problem(table.file, 0, table.thin)
+        for text in filter(None, (table.unknown, table.thin)):
+            yield Problem(table.file, 0, text)
 
     def _elsewhere(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
@@ -312,7 +314,7 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
-        key, notes = nearest_of(table.by_m, m), [table.thin]
+        key, notes = nearest_of(table.by_m, m), [table.unknown, table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -327,10 +329,17 @@ class EngineTables:
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
-    def _stop(self, table: Configurations, m: int) -> str:
-        """What happens instead of a launch; empty where nothing fails."""
+    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
+        """What happens instead of a launch; empty where nothing fails.
+
+        of_all: the size that SGLang reads from every entry, whichever it uses; empty for none
+        """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
+        for at, wrong in table.bad.items() if self.engine == "sglang" and of_all else ():
+            config = table.by_m[at]
+            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
+                return f"none, sglang stops at M {at}: {wrong}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails at M {key}: {wrong}"
         return ""
@@ -444,6 +453,11 @@ def _grouped(problems: list[Problem]) -> list[Problem]:
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """The sizes without which a launch fails."""
+OPTIONS = (
+    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
+    "num_warps", "waves_per_eu",
+)  # fmt: skip
+"""Options for which the kernels have defaults."""
 
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
 
@@ -475,6 +489,13 @@ class Configurations:
             return f"thin: only entries for M {', '.join(map(str, keys))}"
         return f"thin: no entry below M {keys[0]}" if keys and keys[0] > 64 else ""
 
+    @property
+    def unknown(self) -> str:
+        """Names the options that no kernel has, such as a misspelled one."""
+        names = {name for m in self.by_m.keys() - self.bad.keys() for name in self.by_m[m]}
+        others = sorted(names - {*TILE, *OPTIONS})
+        return f"no kernel is known to take {', '.join(others)}" if others else ""
+
 
 def parse(file: str, text: str, says_triton: bool) -> Configurations:
     """Reads a file's text. says_triton: whether the engine accepts the key `triton_version` beside the M."""
@@ -505,7 +526,8 @@ def _refused(config: object) -> str:
         return "not a configuration"
     if missing := [name for name in TILE if name not in config]:
         return f"no {', '.join(missing)}"
-    wrong = [name for name in TILE if not isinstance(config[name], int) or config[name] < 1]
+    wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]
+    wrong += [name for name in TILE if name not in wrong and config[name] < 1]
     return ", ".join(f"{name} is {config[name]!r}" for name in wrong)
 
 

@@ -620,6 +620,8 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps(
             {"M_LEQ_64": bucket(5), "M_LEQ_5": bucket(6)}
         ),
+        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
         f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
@@ -631,6 +633,8 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
         assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
     assert not any("preshuffled" in each for each in said)
+    foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
+    assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"any": 3}', b"\xff\xfe\x00", '{"M_LEQ_64": []}'])

@@ -203,6 +203,7 @@ FAULTS = {
         "stops: the key 'triton_version' is not a number of rows",
     ),
     "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails at M 1: no BLOCK_SIZE_N"),
+    "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails at M 1: num_warps is '4'"),
     "below one": (table(m=0), "the launch fails at M 1: BLOCK_SIZE_M is 0"),
     "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails at M 1: not a configuration"),
 }
@@ -226,7 +227,7 @@ def test_what_harms_no_load_is_said(tables):
         8: table().replace("\n", "\r\n"),
         32: "{}",
         64: table((2048, 3072, 4096)),
-        128: '{"triton_version": "3.1.0",' + table()[1:],
+        128: '{"triton_version": "3.1.0",' + table(tile_m=1)[1:],
         256: table(range(65, 75)),
     }
     read = tables(
@@ -237,12 +238,13 @@ def test_what_harms_no_load_is_said(tables):
         8: (),
         32: (f"{founds[32].table} has no entry",),
         64: ("thin: only entries for M 2048, 3072, 4096", "the nearest M is 2048, for 16"),
-        128: ("tuned with Triton 3.1.0, here 3.4.0",),
+        128: ("no kernel is known to take tile_m", "tuned with Triton 3.1.0, here 3.4.0"),
         256: ("thin: no entry below M 65", "the nearest M is 65, for 16"),
     }
-    assert read.moe(replace(MI300X, triton=""), 16, 256, 128).notes == ()
+    assert read.moe(replace(MI300X, triton=""), 16, 256, 128).notes == founds[128].notes[:1]
     assert founds[32].fallback == "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"
     assert [line.partition("json: ")[2] for line in said(read)] == [
+        "no kernel is known to take tile_m",
         "thin: no entry below M 65",
         "no entry, so the default runs",
         "thin: only entries for M 2048, 3072, 4096",
@@ -267,6 +269,7 @@ def test_names_that_lead_nowhere(tables):
         gemm_name("vllm", "AMD_Instinct_MI325_OAM"),
         gemm_name("vllm", "AMD_Instinct_MI325_OAM", 7168),
         gemm_name("vllm", "amd_instinct_mi325x"),
+        gemm_name("vllm", ""),
         gemm_name("sglang", "AMD_Instinct_MI325X"),
         gemm_name("vllm", "AMD_Instinct_MI300X"),
         gemm_name("vllm", "NVIDIA_H200"),
@@ -278,6 +281,7 @@ def test_names_that_lead_nowhere(tables):
     assert sorted(line for line in said(read, MI325X) if line.startswith(folder)) == [
         f"{folder}: 1 file for the device amd_instinct_mi325x; this one is AMD_Instinct_MI325X",
         f"{folder}: 1 file with a block that vllm writes as [128,128]",
+        f"{folder}: 1 file without the device's name",
         f"{folder}: 2 files for the device AMD_Instinct_MI325_OAM; this one is AMD_Instinct_MI325X, "
         "and no driver reports that name",
         f"{folder}: shapes without a file for AMD_Instinct_MI325X have one for AMD_Instinct_MI300X",
@@ -341,6 +345,20 @@ def test_a_folder_that_is_no_version_breaks_sglang_unless_the_exact_one_has_the_
     stop = "none, sglang stops: the name triton_3_8_0+rocm is not triton_ and a version"
     assert read.moe(replace(H200, triton="3.7.0"), 1, 256, 256).fallback == stop
     assert any("triton_3_8_0+rocm" in line for line in said(read, H200))
+
+
+def test_what_sglang_reads_of_every_entry_stops_it(tables):
+    """w8a8: BLOCK_SIZE_K of all; MoE: BLOCK_SIZE_M of all entries of the file for down, which may be up's."""
+    folder, name = RULES["sglang"].moe, moe_name("sglang", "NVIDIA_H200")
+    bad = json.dumps({1: config(), 512: {key: size for key, size in config().items() if key[-1] not in "MK"}})
+    gemm = f"{RULES['sglang'].gemm}/{gemm_name('sglang', 'NVIDIA_H200')}"
+    read = tables("sglang", {gemm: bad, f"{folder}/triton_3_7_1/{name}": bad})
+    stops = "none, sglang stops at M 512: no BLOCK_SIZE_M, BLOCK_SIZE_K, GROUP_SIZE_M"
+    assert read.gemm(H200, 1, 512, 7168).fallback == read.moe(H200, 1, 256, 256).fallback == stops
+    with_down = {f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}": table()}
+    read = tables("sglang", with_down)
+    assert read.moe(H200, 1, 256, 256).entry
+    assert read.moe(H200, 512, 256, 256).fallback.startswith("none, the launch fails at M 512")
 
 
 def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):

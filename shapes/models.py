@@ -99,6 +99,8 @@ class ModelConfig:
             least = 0 if field.default == 0 or field.name in MAY_BE_ZERO else 1
             if field.type == "int" and (type(value) is not int or value < least):
                 raise ValueError(f"its {field.name} is {value!r}, no whole number from {least} on")
+            if field.type == "float" and type(value) not in (int, float):
+                raise ValueError(f"its {field.name} is {value!r}, no number")
             found[field.name] = value
         layers, dense = found["num_hidden_layers"], found["first_k_dense_replace"]
         if layers <= dense:
@@ -248,6 +250,8 @@ def read_model(path: Path) -> ModelConfig:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"cannot read {file}: {error}") from None
+    except (TypeError, AttributeError, re.error) as error:
+        raise ValueError(f"cannot read {file}: a value of another kind than expected: {error}") from None
     except KeyError as error:
         reason = f"it has no {error.args[0]!r}, so it is no MoE model of DeepSeek's architecture"
         raise ValueError(f"cannot read {file}: {reason}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
-STOPPED = 130  # by control-C, as in shells
+STOPPED = 130  # after control-C, as in shells
 
 
 class HarnessError(Exception):

@@ -132,7 +132,7 @@ class Attended:
     q: torch.Tensor  # [query tokens * heads, width] or [heads, new, width]
     k: torch.Tensor  # [(heads,) keys, width]
     v: torch.Tensor
-    scale: float  # of the scores, with the scales of FP8 operands
+    scale: float  # the scale of the scores, times the scales of FP8 operands
     fp8: torch.dtype  # the FP8 format that a call rounds to
     parts: Iterable[tuple[int, int]]  # the parts of the keys that are combined, each (begin, end)
     # Which keys each query sees, [query tokens * heads, keys] or [new, keys]; None for all.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU_ELEMENTS, GPU_ELEMENTS = 6e8, 1e11  # that a processor computes in a few seconds
-MOST_OPERATIONS = 100_000  # that torch begins in a few seconds
+CPU_ELEMENTS, GPU_ELEMENTS = 6e8, 1e11  # elements that a processor computes in a few seconds
+MOST_OPERATIONS = 100_000  # operations that torch launches in a few seconds
 
 
 class TooMuchWork(Exception):

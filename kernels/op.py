@@ -451,7 +451,7 @@ def implementation(
             self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
         ) -> Prepared:
             shares = first is not None and operands.same_stationary(first.operands)
-            if first is None or not shares or type(self).prepare is not prepare:  # that of a subclass
+            if first is None or not shares or type(self).prepare is not prepare:  # a subclass has its own
                 return self.prepare(operands, out)
             return prepared(operands, out, first.stationary)
 

@@ -37,7 +37,7 @@ AnyRequest = TypeVar("AnyRequest", bound=Request)
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
 """Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
-MOST_BYTES = 16_000_000  # of an archive
+MOST_BYTES = 16_000_000  # the most bytes of an archive
 BESIDE = (FILE, "tuned", "decision")  # what is archived beside the folders of steps
 LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
 RUN = (

@@ -40,7 +40,7 @@ class Architecture:
     threads_per_program: int
     waves: int  # warps or wavefronts that a unit holds
     waves_step: int  # registers are allocated for so many waves at a time, one for each SIMD
-    programs: int  # that a unit holds
+    programs: int  # the most that a unit holds
     shared_per_program: int  # bytes
     shared_per_unit: int  # bytes
     shared_reserved: int  # bytes that each program takes for the system

@@ -56,7 +56,7 @@ class Product:
 class Resources:
     """What a compiled kernel takes of a GPU."""
 
-    registers: int = 0  # of a thread. On CDNA these are vector registers: VGPRs and AGPRs together
+    registers: int = 0  # registers of a thread; on CDNA VGPRs and AGPRs together
     spills: int = 0  # registers of a thread that did not fit. On CDNA some of them may have gone to AGPRs
     scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
     shared_bytes: int = 0  # of a program

@@ -140,7 +140,7 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "not decided", f"{counted(len(cases))} of {ops}: {why}"
     yield from _not_measured(decision)
     for launch, why in decision.failing.items():
-        if len(launch.split()) <= 2:  # of combinations their parts are told
+        if len(launch.split()) <= 2:  # combinations are told by their parts
             yield "fails", f"{launch}: {why}"
     if decision.choices:
         yield "verdicts", f"all hold together with 95 %; a launch has to save {decision.margin:.1%} of a step"

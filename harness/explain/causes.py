@@ -467,7 +467,7 @@ def _deltas(
         delta = after.of([name]) - clock * before.of([name])
         op_class = before.op_class(name) or after.op_class(name)
         noise = max(OF_KERNEL * steps.of_launch * before.of([name]), steps.half(op_class))
-        if op_class in COMMUNICATION:  # which the clock slows or not
+        if op_class in COMMUNICATION:  # the clock may slow it or not
             low, high = sorted((before.of([name]), clock * before.of([name])))
             found[WAITS][name] = after.of([name]) - min(max(after.of([name]), low), high)
         elif name not in ratios:

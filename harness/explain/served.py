@@ -104,7 +104,7 @@ def _take(line: str, log: Log) -> None:
 def of_trace(path: str) -> Traffic:
     """What a trace tells of its steps; nothing where it has neither annotations nor shapes."""
     traffic = Traffic()
-    with contextlib.suppress(UsageError):  # of speculation, which does not say its drafts
+    with contextlib.suppress(UsageError):  # speculation that does not say its drafts
         read_trace(Path(path), traffic)
     return traffic
 

@@ -114,7 +114,7 @@ class Verdict(Record):
     verdict: VerdictName
     confidence: float  # adjusted so that the verdicts of a case hold together
     about: About  # the comparison with the baseline, that of the winner with the runner-up, or the A/A pair
-    samples: Samples = Field(default_factory=Samples)  # of an A/A pair's rerun; all others are in the cells
+    samples: Samples = Field(default_factory=Samples)  # of the rerun of an A/A pair; cells have the others
 
     @property
     def comparison(self) -> Comparison:

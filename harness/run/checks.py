@@ -67,7 +67,7 @@ class CaseChecks:
     ragged: Sequence[Case] = ()  # small cases of uneven sizes, at which the timed entries are checked before
 
     def __post_init__(self) -> None:
-        self.digests: dict[str, int] = {}  # of the operands that the judge made, by the same names
+        self.digests: dict[str, int] = {}  # digests of the operands that the judge made, by the same names
         self.phases: dict[str, float] = defaultdict(float)  # seconds spent in each phase
         self.judging = threading.Lock()  # held while the judge works: workers are checked side by side
         # Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread

@@ -76,7 +76,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
         if not request.resume:
             journal, plan = begin(planned, request, device_facts(device, threads), display.log)
         cases = RunCases(plan, journal, functools.partial(display.case, plan.record))
-        if request.resume and request.budget:  # as much again
+        if request.resume and request.budget:  # the command gives as much again
             cases.plan = replace(plan, budget_s=plan.budget_s + cases.spent_s)
         for line in device.busy:
             display.log(f"note: {line}")
@@ -176,7 +176,7 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 class Outcome:
     """What became of a run."""
 
-    records: list[Record]  # of all its cases, first of those that were finished before it was resumed
+    records: list[Record]  # of all cases; those that were finished before it was resumed come first
     cases: int
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case

@@ -175,7 +175,7 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     if save is not None:
         with explained(f"cannot write {save}"):
             Path(save).mkdir(parents=True, exist_ok=True)
-            for file in (*SAVED, TRACEBACK):  # of an earlier check
+            for file in (*SAVED, TRACEBACK):  # what an earlier check left
                 Path(save, file).unlink(missing_ok=True)
     threads = worker_threads(request.threads)
     deadlines = Deadlines(request.prepare_timeout, request.call_timeout)

@@ -111,7 +111,7 @@ def _dimensions(recorded: RecordedTrace, names: list[str], traffic: Traffic) -> 
     shapes, ops = list(recorded.shapes), recorded.ops
     found: Counter[tuple[str, str]] = Counter()
     calls: Counter[tuple[int, int]] = Counter()
-    ends: dict[tuple[int, int], int] = {}  # of operators by thread and dimensions: those inside repeat them
+    ends: dict[tuple[int, int], int] = {}  # an operator inside another repeats its dimensions
     columns = (each.tolist() for each in (ops.start, ops.length, ops.thread, ops.shapes, ops.name))
     for start, length, thread, shape, name in sorted(zip(*columns, strict=True), key=lambda row: row[0]):
         key = thread, shape

@@ -39,7 +39,7 @@ CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
 row, which are compiled only then, took 23 to 41 s (results/h200/tune-*)."""
 
-Row = dict[str, Any]  # of `tune --json`: a stored choice with its op, implementation and target
+Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, 
 from kernels.op import Call, Prepared, sequence
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
-MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
+MOST_UNITS = 304  # an MI300X has the most units of all devices; used in plans of memory
 
 SLACK = 256  # entries in memory behind the end of a list, because kernels fetch whole blocks of it
 

@@ -28,7 +28,7 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    clock_name = "clock"  # of the cores, in the reasons of `end`
+    clock_name = "clock"  # the name of the cores' clock in the reasons of `end`
 
     def __init__(self) -> None:
         self.notes = Notes()

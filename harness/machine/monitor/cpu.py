@@ -26,8 +26,8 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # A kernel waits for its slowest thread, so the limits are shares of one CPU, however many CPUs there are.
 STEAL, STEAL_TICKS = 0.02, 3
 OTHERS = 0.10
-OTHERS_OF_ALL = 0.01  # of all CPUs together; counts where it is more than OTHERS: large machines have daemons
-OTHERS_TICKS = 4  # by which the time of others may be off: of three counters of a line, each rounded
+OTHERS_OF_ALL = 0.01  # a share of all CPUs; used where it is more than OTHERS, as large machines have daemons
+OTHERS_TICKS = 4  # the error of the time of others: three counters of a line are rounded
 
 GLANCE_S = 0.25
 NAMED = 3  # how many processes a line about others names at most

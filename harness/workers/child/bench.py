@@ -43,9 +43,9 @@ AS_LONG = 1.1  # first calls after preparing anew that take at most so many time
 class _Ready:
     """An entry that is prepared once on each set of operands, with the program that its samples run."""
 
-    prepared: list[Prepared]  # of each set, as the next two
-    reads: list[dict[str, torch.Tensor]]  # where the calls read live operands
-    outs: list[OwnedOutput | None]  # None for a library that allocates its output
+    prepared: list[Prepared]  # for each set
+    reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
+    outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
     timer: Timer
     program: Program
     implementation: Implementation
@@ -105,12 +105,12 @@ class Bench(devices.OnDevice):
         self.checked_only = True  # whether the operands were not yet moved to where calls are timed
         self.case: Case | None = None
         self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
-        self.settled_s: dict[str, float] = {}  # of a timed call, where first calls may be left out
+        self.settled_s: dict[str, float] = {}  # of timed calls, where first calls may be left out
         self.returns: set[str] = set()  # entries whose first call returned a tensor
         self.timers: dict[str, Timer] = {}
         self.repeats: dict[str, Repeats] = {}
         self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
-        self.seeds: Mapping[str, Any] = {}  # of the operands in use
+        self.seeds: Mapping[str, Any] = {}  # the seeds of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a row's EngineTable. The engine is imported into this process."""
@@ -434,7 +434,7 @@ class Bench(devices.OnDevice):
         written where they are stored. Afterwards the loaded operands are in place again."""
         ready, operands = self.ready[entry], self.sets[0]
         ready.call_once(0)
-        if not ready.result(0).any():  # as where all weights are zero
+        if not ready.result(0).any():  # for example if all weights are zero
             return []
         found = []
         others = self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()

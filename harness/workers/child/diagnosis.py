@@ -20,15 +20,15 @@ from kernels.op import Reference, RowGroups, Tolerance
 # The thresholds in this module only decide how an error is described, and never whether an output is wrong.
 LONGEST = 220  # the most characters of a sentence
 MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
-MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # of them, how much is compared with every right row
+MATCHED_ROWS, MATCHED_COLUMNS = 32, 512  # how many of them are compared with all right rows
 MISTAKE_COLUMNS = 256  # known mistakes are computed for one index of dimension 0, in so many columns
 MOST_NAMES = 3  # the most known mistakes that are named
 FEWEST = 16  # how many elements are enough to tell rows apart, or a constant from chance
 EXPLAINED = 0.02  # an output equals a mistake that leaves no more than this share of the squared error
-MOST_RANGES = 4  # of more ranges than this only the number of indices is given
+MOST_RANGES = 4  # with more ranges than this only the number of indices is given
 FEW_GROUPS = 3  # the most experts that are named
 BLOCK = 16  # columns that are off and less than this apart belong to one range
-DENSE = 0.3  # of which this share at least is off
+DENSE = 0.3  # the least share of a range that is off
 FULL = 0.95  # a box of which this share is wrong is called wrong as a whole
 
 

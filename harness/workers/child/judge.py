@@ -54,7 +54,7 @@ class Known:
     layout: Layout
     operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
     make: Callable[[], Operands]  # makes them
-    nbytes: int  # of them
+    nbytes: int  # the bytes of them
 
 
 class Judge(OnDevice):

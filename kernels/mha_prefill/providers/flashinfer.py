@@ -19,8 +19,8 @@ from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 
-WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE)
-PLAN_BYTES = 8 << 20  # that the wrapper allocates for its plan
+WORKSPACE = 384 << 20  # room for partial results: vLLM's VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
+PLAN_BYTES = 8 << 20  # what the wrapper allocates for its plan
 
 WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
 PLACES = (f"flashinfer.{WRAPPER}", f"flashinfer.prefill.{WRAPPER}")

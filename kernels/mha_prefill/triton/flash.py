@@ -34,7 +34,7 @@ class FlashConfig:
     warps: int = 4
     stages: int = 2
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
-    waves: int = 0  # of a SIMD, for which AMD's compiler must leave registers; 0: it decides
+    waves: int = 0  # waves of a SIMD for which AMD's compiler must leave registers; 0: it decides
     turned: bool = False  # a kernel before it writes FP8 values so that keys are side by side
 
 
@@ -227,7 +227,7 @@ class Tile(NamedTuple):
 @dataclass(frozen=True)
 class Cache:
     dies: int  # programs go to them in turn; each has a cache of its own
-    bytes: int  # of a die's cache that keys and values may fill
+    bytes: int  # bytes of a die's cache that keys and values may fill
 
 
 # H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4

@@ -14,7 +14,7 @@ from kernels.fp8_jit import widen
 def flash_kernel(
     q,  # bf16 or FP8 [T, HEADS, NOPE + ROPE]; with FNUZ_BITS, as k and v, uint8 that holds e4m3fnuz
     k,  # of the same dtype [S, HEADS, NOPE + ROPE]
-    v,  # of the same dtype [S, HEADS, VALUE]; if TURNED, what turn_kernel made of it
+    v,  # [S, HEADS, VALUE], of the same dtype; if TURNED, the output of turn_kernel
     out,  # bf16 [T, HEADS, VALUE]
     cu_q,  # int32 [batch + 1]
     cu_k,  # int32 [batch + 1]

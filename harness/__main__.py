@@ -37,8 +37,7 @@ def start() -> int:
 
 
 def refuse(why: str, needed: str) -> int:
-    """Says why this Python cannot run the command, and what can: the Python of .venv, if it can import what
-    is needed. Returns the exit code."""
+    """Says why this Python cannot run the command, and what can. Returns the exit code."""
     folder = Path() if Path.cwd() == ROOT else ROOT
     python = folder / ".venv" / "bin" / "python"
     then = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))

@@ -1,5 +1,4 @@
-"""Errors and exit codes. A user's mistake or a machine's limit ends a command with one line, not a
-traceback."""
+"""Errors and exit codes. A user's mistake or a machine's limit ends a command with one line."""
 
 from __future__ import annotations
 

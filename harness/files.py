@@ -16,8 +16,7 @@ from harness.errors import HarnessError, UsageError, mistake
 
 Kind = TypeVar("Kind")
 
-JsonObject = dict[str, Any]
-"""As json.loads returns it."""
+JsonObject = dict[str, Any]  # as json.loads returns it
 
 
 def whole_lines(data: bytes) -> int:
@@ -84,8 +83,7 @@ class JsonLines(Generic[Kind]):
     parse: Callable[[bytes], Kind]
     """Makes a record of a line; raises ValueError, KeyError or TypeError where it is none."""
     read: Callable[[Path], bytes] = Path.read_bytes
-    finished: Callable[[bytes], int] = whole_lines
-    """See `append`."""
+    finished: Callable[[bytes], int] = whole_lines  # see `append`
 
     def append(self, *lines: str) -> None:
         """Appends all of the lines or none; they are on the disk when this returns. Raises JournalFull."""
@@ -149,16 +147,14 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
 
 
 def require_writable_folder(folder: Path, note: str = "") -> None:
-    """Makes the folder if there is none. Raises UsageError, whose message ends with the note, if nothing can
-    be written in it."""
+    """Makes the folder. Raises UsageError, which ends with the note, if nothing can be written in it."""
     with explained(f"cannot write to {folder}", note):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def write(target: str, text: str, note: str = "") -> None:
-    """Writes text to a file, or to stdout for `-`. Raises UsageError, whose message ends with the note, if it
-    cannot."""
+    """Writes text to a file, or to stdout for `-`. Raises UsageError, which ends with the note."""
     if target == "-":
         sys.stdout.write(text)
         return

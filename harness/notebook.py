@@ -194,18 +194,11 @@ def _loaded(code: CodeType) -> Iterator[str]:
             yield from _loaded(step.argval)
 
 
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> None:
-        if hasattr(type(value), "data_ptr"):
-            raise pickle.PicklingError("a tensor")
-
-
 def _pickled(name: str, value: Any) -> bytes:
     """A small value. Raises UsageError for what this process alone has, such as a tensor or an open file."""
     with contextlib.suppress(Exception):  # classes pickle as they like
-        data = io.BytesIO()
-        _Pickler(data).dump(value)
-        if data.tell() <= 16384 and b"__main__" not in data.getvalue():
-            return data.getvalue()
+        data = pickle.dumps(value)
+        if len(data) <= 16384 and not (b"__main__" in data or b"_rebuild_tensor" in data):
+            return data
     what = f"{name} ({type(value).__name__})"
     raise UsageError(f"{what} is of this process, and the kernel runs in another: make it in the kernel")

@@ -13,8 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
-_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"
-"""Folders that all machines have in the same place."""
+_ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"  # folders that all machines have in the same place
 _FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_ALIKE})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
 """The folders of an absolute path in a text, without the last name."""
 
@@ -30,8 +29,7 @@ def cache() -> Path:
 
 
 def user_home() -> Path:
-    """The user's home folder; `~`, a relative path, if HOME is not set and the system does not know the
-    user."""
+    """The user's home folder; `~` if HOME is not set and the system does not know the user."""
     try:
         return Path.home()
     except RuntimeError:

@@ -82,7 +82,6 @@ class Architecture:
 
 @functools.cache
 def architectures() -> dict[str, Architecture]:
-    """Name -> architecture."""
     read = json.loads((DATA / "architectures.json").read_bytes())["architectures"]
     return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 

@@ -22,25 +22,19 @@ MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Sevenths of the SMs -> eighths of the memory that the usual slice has (NVIDIA's MIG User Guide)."""
 
 MIG_SMS = {3: 1 / 2}
-"""Sevenths -> the share of the SMs, where a slice may have more than sevenths: `3g` has 60 of an H100's
-132."""
+"""Sevenths -> the share of the SMs, where a slice may have more: `3g` has 60 of an H100's 132."""
 
-PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}
-"""Mode of an AMD GPU -> the number of parts."""
+PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}  # mode of an AMD GPU -> the number of parts
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """The best rates of a device, per second."""
 
-    rates: Mapping[str, float]
-    """Dtype of the operands -> floating-point operations of matrix products."""
-    read: float
-    """Bytes read."""
-    copy: float = 0.0
-    """Bytes read plus bytes written; 0 if unknown."""
-    measured: str = ""
-    """When they were measured."""
+    rates: Mapping[str, float]  # dtype of the operands -> floating-point operations of matrix products
+    read: float  # bytes read
+    copy: float = 0.0  # bytes read plus bytes written; 0 if unknown
+    measured: str = ""  # when they were measured
     reach: int = 0
     """The size in bytes from which a CPU reads as slowly as from memory (see meter.py); 0: not measured."""
     disturbed: str = ""

@@ -39,35 +39,23 @@ class Flag:
     """One environment variable."""
 
     name: str
-    library: str
-    """The library that reads it."""
-    platforms: Sequence[str]
-    """The kinds of platform on which it can matter."""
-    default: str
-    """The value that holds if it is not set; `unset` if no value does the same."""
-    read: str
-    """When it is read; a key of READ."""
+    library: str  # the library that reads it
+    platforms: Sequence[str]  # the kinds of platform on which it can matter
+    default: str  # the value that holds if it is not set; `unset` if no value does the same
+    read: str  # when it is read; a key of READ
     effect: str
-    source: str
-    """The file and version in which it was confirmed."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """Value -> meaning."""
-    takes: str = ""
-    """What else it takes, in words; empty where `values` are all."""
+    source: str  # the file and version in which it was confirmed
+    values: Mapping[str, str] = field(default_factory=dict)  # value -> meaning
+    takes: str = ""  # what else it takes, in words; empty where `values` are all
     touches: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Op -> patterns of the implementations that it can change."""
     chooses: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """Value -> op -> the implementations that an engine then runs, its first choice first."""
-    archs: Sequence[str] = ()
-    """The architectures on which it can matter; empty means all."""
-    launch: str = ""
-    """The only launch mode that shows it; empty means both."""
-    without: str = ""
-    """Why no kernel on one device can show it; empty where one can."""
-    versions: str = ""
-    """The versions that read it, where not all do."""
-    unconfirmed: str = ""
-    """What could not be confirmed."""
+    archs: Sequence[str] = ()  # the architectures on which it can matter; empty means all
+    launch: str = ""  # the only launch mode that shows it; empty means both
+    without: str = ""  # why no kernel on one device can show it; empty where one can
+    versions: str = ""  # the versions that read it, where not all do
+    unconfirmed: str = ""  # what could not be confirmed
 
     @property
     def ops(self) -> list[str]:
@@ -75,8 +63,7 @@ class Flag:
         return list(dict.fromkeys([*self.touches, *(op for rows in self.chooses.values() for op in rows)]))
 
     def canonical(self, value: str | None) -> str:
-        """A value as the catalogue writes it: `True` becomes `1` if that is a known value; None and `unset`
-        become the default."""
+        """A value as the catalogue writes it: `1` for `True`, the default for None and `unset`."""
         if value is None or value == UNSET:
             return self.default
         word = WORDS.get(value.lower(), value)

@@ -20,15 +20,12 @@ class PublishedFigure:
     """A figure that a source published for one implementation."""
 
     op: str
-    sizes: Mapping[str, Size]
-    """The sizes that the source states; a case may have others besides."""
+    sizes: Mapping[str, Size]  # the sizes that the source states; a case may have others besides
     implementation: str
     device: str
     source: str
-    where: str
-    """The place in the source."""
-    method: str
-    """How it was timed, in the source's words or as its program shows."""
+    where: str  # the place in the source
+    method: str  # how it was timed, in the source's words or as its program shows
     time_us: float | None = None
     tflops: float | None = None
 

@@ -20,12 +20,9 @@ class Variable:
     """One setting of a recipe."""
 
     name: str
-    value: str | None
-    """As the document writes it; None where it is filled in at run time."""
-    line: int
-    """The line of the document; 0 where it is not known."""
-    note: str = ""
-    """What is known of it in the engine that the recipe runs."""
+    value: str | None  # as the document writes it; None where it is filled in at run time
+    line: int  # the line of the document; 0 where it is not known
+    note: str = ""  # what is known of it in the engine that the recipe runs
 
 
 @dataclass(frozen=True)
@@ -33,14 +30,11 @@ class Recipe:
     """The environment that a document sets for an engine."""
 
     name: str
-    document: str
-    """The title of the document."""
-    where: str
-    """The place in the document."""
+    document: str  # the title of the document
+    where: str  # the place in the document
     platform: str
     arch: str
-    engine: str
-    """The engine that it starts, with version and image."""
+    engine: str  # the engine that it starts, with version and image
     variables: Sequence[Variable]
     options: Sequence[str] = ()
     """Options of the server. They are listed but not applied, as they are no environment variables."""
@@ -54,7 +48,6 @@ class Recipe:
 
 @functools.cache
 def recipes() -> dict[str, Recipe]:
-    """Name -> recipe."""
     return _read("recipes")
 
 

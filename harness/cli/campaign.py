@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import options
+from harness.errors import HarnessError, NothingRan, UsageError, one_line
+from harness.paths import RESULTS, command
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
@@ -58,9 +60,7 @@ def campaign(request: CampaignRequest) -> None:
     from harness.campaign.plan import planned_job, steps_of
     from harness.cli.campaign_display import CampaignTables, print_plan
     from harness.cli.run_display import print_note
-    from harness.errors import NothingRan, UsageError
     from harness.machine.device import choose_device
-    from harness.paths import RESULTS, command
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
@@ -106,15 +106,10 @@ def campaign(request: CampaignRequest) -> None:
 
 
 def conclude(display: CampaignTables, folder: Path) -> None:
-    """Writes decision/ENGINE.json and .html, and prints the answer, for each engine of which it is known what
-    it runs on the device."""
-    import json
-
+    """Writes decision/ENGINE.json and .html, and prints the answer, for each engine that knows the device."""
     from harness.decide.measured import read_measured
     from harness.decide.text import answer, facts
     from harness.decide.worth import decided
-    from harness.errors import HarnessError, one_line
-    from harness.files import write
     from kernels.engines import SPELLED, archs
 
     for engine, spelled in SPELLED.items():
@@ -129,7 +124,7 @@ def conclude(display: CampaignTables, folder: Path) -> None:
             continue
         target = folder / "decision" / engine
         target.parent.mkdir(exist_ok=True)
-        write(f"{target}.json", json.dumps(facts(decision, worth), indent=1) + "\n")
+        options.write_json(f"{target}.json", facts(decision, worth))
         with suppress(ModuleNotFoundError):  # a node may lack what draws
             from harness.page.decision import decision_page
             from harness.page.html import write_page
@@ -144,7 +139,6 @@ def read_step(
     """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
     from harness.cli.run import run, toggle, toggle_request
     from harness.cli.tune import tune
-    from harness.errors import UsageError
     from harness.run.plan import Request
     from harness.tune.race import TuneRequest
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.options import answer, json_option, only_op
+from harness.errors import FAILED, OK, NothingRan, UsageError
 
 if TYPE_CHECKING:
     from harness.compile.compiler import CompileEach, Resources
@@ -36,7 +37,6 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     import kernels
     from harness.catalogue.architectures import select_architectures
     from harness.compile.survey import able, compiles
-    from harness.errors import FAILED, OK, NothingRan
     from harness.plan.select import choose_op
     from harness.report.compile_table import compile_lines
     from harness.report.fitting_table import table_of
@@ -71,7 +71,6 @@ def compile_on(address: str) -> CompileEach:
     """
     from harness.cluster.ray_cluster import join, require_head
     from harness.compile.compiler import Resources
-    from harness.errors import UsageError
     from kernels.platform import version
 
     ray = join(address)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli.options import answer, json_option, target_device
+from harness.errors import FAILED, OK, NothingRan
 
 
 @click.command()
@@ -28,7 +29,6 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
     import contextlib
 
     from harness.doctor.examine import examine
-    from harness.errors import NothingRan
     from harness.machine.device import choose_device
     from harness.machine.monitor import monitor_for
     from harness.report.doctor_text import doctor_text
@@ -56,7 +56,6 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     from dataclasses import asdict
 
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
-    from harness.errors import FAILED, OK, NothingRan
     from harness.report.doctor_text import binding_table
 
     releases = [release for path in paths for release in releases_in(path)] if paths else installed()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import Command, OneOf, cases_file, json_option, parsed_by, write_json
+from harness.cli.options import Command, OneOf, cases_file, json_option, parsed_by, several, write_json
+from harness.errors import UsageError
+from harness.files import replace, require_writable, require_writable_folder, write
 from shapes.case import MOST_QUERIES
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def given_settings(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def served_load(text: str | None) -> Workload | None:
-    """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
-    ValueError."""
+    """Raises ValueError. By default there are as many prompts as the concurrency: more repeat its steps."""
     from shapes.scheduler import Workload
 
     if not text:
@@ -96,7 +95,7 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-OF_A_DEPLOYMENT = [
+deployment = several(
     click.option("--model", default="deepseek-r1", callback=parsed_by(_model), show_default=True,
                  metavar="NAME|DIR",
                  help="Serve a model of `list models`, or of a config.json or a folder with one."),
@@ -109,12 +108,7 @@ OF_A_DEPLOYMENT = [
                  help="Keep the KV cache in this dtype."),
     click.option("--drafts", type=click.IntRange(0, MOST_QUERIES - 1), metavar="N",
                  help="Let a decode step verify N draft tokens of each request."),
-]  # fmt: skip
-
-
-def deployment(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say how a model is served."""
-    return functools.reduce(lambda made, option: option(made), reversed(OF_A_DEPLOYMENT), command)
+)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -163,8 +157,6 @@ def engine(
     what runs instead, and known defects. The largest shares of the time come first. Only files are read; no
     GPU is needed."""
     from harness.engine import EngineRequest, changes, engine_view
-    from harness.errors import UsageError
-    from harness.files import require_writable, require_writable_folder, write
     from harness.report.engine_table import changes_text, engine_csv, engine_text
     from harness.report.terminal import show
 
@@ -211,8 +203,6 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
     """Writes AITER's CSV files of untuned shapes, and lists of the JSON files that an engine looks for and
     does not have. A file that would be empty is not written. Raises UsageError, before it writes anything, if
     that would replace a file with other contents."""
-    from harness.errors import UsageError
-    from harness.files import replace
 
     misses = [shape for shape in view.shapes if shape.state == "fallback"]
     texts = view.tables.untuned()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from harness.cli.options import OneOf, answer, json_option, only_op
+from harness.errors import UsageError
 from kernels.platform import KINDS
 
 LISTS = ["ops", "impls", "cases", "suites", "models", "linears", "published", "flags", "recipes"]
@@ -39,7 +40,6 @@ def list_command(
     with its source and what is not modelled of it."""
     import kernels
     from harness.catalogue.architectures import named_architecture
-    from harness.errors import UsageError
     from harness.plan.select import choose_op
     from harness.report.lists import listing, of_case
     from kernels.engines import kind

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from harness.errors import STOPPED, UsageError
+from harness.files import write
 from shapes.names import near
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.console import RenderableType
-
-RECORDED = "finished cases are recorded, --resume RUN measures the rest"
-"""Where the folder is not known here: of a cluster."""
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Object = TypeVar("Object", bound="DataclassInstance")
@@ -81,12 +79,14 @@ def json_option(help: str) -> Callable[[Function], Function]:
 
 
 def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableType]) -> None:
-    """Writes the facts where --json asks for it; else prints what `shown` makes for people. A text is printed
-    as it is."""
+    """Writes the facts, or a text of JSON, where --json asks for it; else prints what `shown` makes."""
     from harness.report.terminal import show
 
     if json_to:
-        write_json(json_to, facts, allow_nan=False)
+        if isinstance(facts, str):
+            write(json_to, facts)
+        else:
+            write_json(json_to, facts, allow_nan=False)
         return
     text = shown()
     if isinstance(text, str):
@@ -97,7 +97,6 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
 
 def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
     """Writes the facts to a file, or to stdout for `-`."""
-    from harness.files import write
 
     write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
@@ -112,8 +111,7 @@ _time_option = functools.partial(click.option, show_default=True, callback=_seco
 
 
 def parsed_by(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
-    """The callback of an option whose value `parse` makes from the text; its ValueError is a user's
-    mistake."""
+    """The callback of an option whose value `parse` makes. Its ValueError is a user's mistake."""
 
     def callback(context: click.Context, option: click.Parameter, value: object) -> object:
         try:
@@ -186,7 +184,13 @@ call_timeout = _time_option(
     "--call-timeout", default="120s", metavar="TIME", help="Stop any other request to a worker after this."
 )
 
-MEASURING = [
+
+def several(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Adds options, which help lists in this order."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
+_measuring = several(
     click.option("--op", metavar="OP", help="Measure this op: see `list ops`."),
     click.option("--impl", metavar="PATTERN,...",
                  help="Measure only implementations that match: 'vllm.*,torch.sdpa'."),
@@ -219,15 +223,12 @@ MEASURING = [
     threads_option,
     prepare_timeout,
     call_timeout,
-]  # fmt: skip
+)  # fmt: skip
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
-    command = gathered("harness.run.plan:Request")(command)
-    for option in reversed(MEASURING):
-        command = option(command)
-    return command
+    return _measuring(gathered("harness.run.plan:Request")(command))
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -250,7 +251,6 @@ def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
-    """Makes an object of a dataclass from the options that are its fields, and takes them out of the
-    options."""
+    """Makes an object from the options that are fields of the dataclass, and takes them out of these."""
     names = {field.name for field in fields(dataclass)} & options.keys()
     return dataclass(**{name: options.pop(name) for name in names})

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.options import Command, OneOf, answer, json_option, measuring
+from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
+from harness.files import JsonObject, require_writable, require_writable_folder, write
+from harness.paths import PUBLISHED, RESULTS
 
 if TYPE_CHECKING:
-    from harness.files import JsonObject
     from harness.results.schema import Cell, Run
     from harness.run.plan import Request
 
@@ -55,7 +57,6 @@ def report(
 
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
-    from harness.files import require_writable, require_writable_folder
     from harness.page.assemble import assemble, inputs
     from harness.page.html import pictures, write_page
 
@@ -92,8 +93,8 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     """Print the tables of recorded RUNS again. They are as the run printed them, and last comes what all
     cases say together."""
     from harness.cli.run_display import RaceTables, RunDisplay, answers
-    from harness.errors import NothingRan
     from harness.report.case_table import case_markdown
+    from harness.report.rows import device
     from harness.report.terminal import plain
     from harness.results.journal import Journal
     from harness.results.read import run_folders
@@ -110,9 +111,8 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
     for folder, run, cases in found:
         records = [record for of_case in cases.values() for record in of_case]
         answer = answers(run, records) if cases else []
-        machine = run.provenance.get("machine", {}).get("device", "an unknown device")
         when = run.created.replace("T", " ")[:16]
-        title = f"{run.op} on {machine}, {when} ({folder})"
+        title = f"{run.op} on {device(run)}, {when} ({folder})"
         if markdown:
             sections = [case_markdown(of_case, run) for of_case in cases.values()]
             said = [f"- {line.strip()}" for each in answer for line in plain(each, 10_000).splitlines()]
@@ -154,8 +154,6 @@ def compare(
         measure(request, lambda _: request)
     if len(runs) != 2 or revisions:
         raise click.UsageError("name two runs, or --revisions A B and an --op")
-    from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
-    from harness.files import write
     from harness.report.comparison_table import comparison_markdown, comparison_table
     from harness.report.terminal import show
     from harness.results.comparison import compared
@@ -187,7 +185,6 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
     from dataclasses import asdict
 
     from harness.catalogue.published import CLAIMS, read
-    from harness.paths import PUBLISHED, RESULTS
     from harness.report.comparison_table import claims_table
     from harness.results.claims import examine, recorded_cells
     from kernels.platform import detect
@@ -207,8 +204,6 @@ def export(run: str, output: str | None) -> None:
     """Write a recorded RUN for `pytest-benchmark compare`."""
     import json
 
-    from harness.errors import NothingRan
-    from harness.files import write
     from harness.results.read import read
 
     recorded = read(run)

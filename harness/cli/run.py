@@ -76,7 +76,9 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
     from kernels.engines import engines
     from kernels.platform import detect
 
-    with options.interruptible(options.RECORDED if request.cluster else ""), RunDisplay(request) as display:
+    # Of a cluster the folder is not known here.
+    recorded = "finished cases are recorded, --resume RUN measures the rest"
+    with options.interruptible(recorded if request.cluster else ""), RunDisplay(request) as display:
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
 
@@ -93,8 +95,7 @@ def measure(request: Request, request_of: Callable[[Platform], Request]) -> None
 def toggle_request(
     request: Request, log: Callable[[str], None], **design: Any
 ) -> Callable[[Platform], Request]:
-    """Returns a function that makes the request for a platform. design: the options of `toggle` alone, as
-    plan_toggle takes them"""
+    """Returns what makes the request for a platform. design: options of `toggle`, as plan_toggle has them"""
     from harness.plan.toggle import MARGIN, plan_toggle
 
     request = replace(request, margin=MARGIN)

@@ -43,7 +43,6 @@ class TerminalDisplay:
         self.progress.clear()
 
     def log(self, line: str) -> None:
-        """Prints a line before anything is measured."""
         self.progress.note(line)
 
     def print(self, what: RenderableType) -> None:
@@ -62,7 +61,6 @@ class RunDisplay(TerminalDisplay):
         self.resumed, self.measured = request.resume, 0
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """Prints the table of a finished case."""
         self.measured += 1
         self.print("")
         self.print(case_table.case_table(records, run))
@@ -71,8 +69,7 @@ class RunDisplay(TerminalDisplay):
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """Prints what was measured and what the budget did not reach; last what all cases say together, and
-        what changed since the last run."""
+        """Prints what was measured and what was not, what all cases say together, and what changed."""
         self.print(end_text(outcome))
         if self.resumed and not self.measured and not outcome.left_out:
             again = command("show", Path(self.resumed))
@@ -87,12 +84,10 @@ class RunDisplay(TerminalDisplay):
 
 
 def answers(run: Run, records: Sequence[Record]) -> list[RenderableType]:
-    """What all cases say together: a sentence for each boundary and launch mode, or for a run of settings
-    which to take."""
-    if run.contrast == "settings":
-        return [conclusion(records, run)]
+    """What all cases say together; of a run of settings which to take."""
     by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
-    return [*summary([CaseResult.of(of_case) for of_case in by_case], run)]
+    cases = [CaseResult.of(of_case) for of_case in by_case]
+    return [conclusion(cases, run)] if run.contrast == "settings" else [*summary(cases, run)]
 
 
 class RaceTables(TerminalDisplay):
@@ -102,7 +97,6 @@ class RaceTables(TerminalDisplay):
         super().__init__(quiet=False, file=sys.stdout)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """The table of the configurations that were not beaten, with the numbers of the others."""
         beaten = {
             id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds
         }
@@ -149,5 +143,4 @@ def end_text(outcome: Outcome) -> str:
 
 
 def print_note(line: str) -> None:
-    """Prints a note about the request on stderr."""
     show(f"note: {line}", sys.stderr)

@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import options
+from harness.files import require_writable_folder
 
 if TYPE_CHECKING:
     from harness.tune.race import TuneRequest
-
-
-def _no_target(context: click.Context, option: click.Parameter, text: str | None) -> None:
-    from harness.errors import UsageError
-
-    if text is not None:
-        raise UsageError(
-            "leave out --target: tune races on a device that is here; "
-            "compile --target says what fits one that is not"
-        )
 
 
 @click.command(cls=options.Command)
@@ -28,7 +19,6 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @click.option("--impl", metavar="PATTERN,...", help="Race only implementations that match: 'triton.*'.")
 @click.option("--suite", metavar="NAME", help="Race only these cases.  [default: those of all suites]")
 @options.ad_hoc_cases
-@click.option("--target", hidden=True, expose_value=False, is_eager=True, callback=_no_target)
 @click.option("--shard", metavar="I/N", help="Race only the I-th of N parts of the cases.")
 @click.option("--out", "tuned", metavar="DIR", help="Store winners there.  [default: kernels/tuned]")
 @click.option("--json", metavar="FILE|-", help="Write the choices there as JSON, too.")
@@ -61,7 +51,6 @@ def tune(request: TuneRequest) -> None:
     """
     import kernels
     from harness.cli.run_display import RaceTables
-    from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune import race
 

@@ -17,7 +17,7 @@ import altair as alt
 from harness import archive
 from harness.engine import EngineView
 from harness.errors import UsageError, one_line
-from harness.page.case import MeasuredCase, device, measured_cases, shared_sizes, short_keys, us_text
+from harness.page.case import MeasuredCase, measured_cases, shared_sizes, short_keys, us_text
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
 from harness.page.machine import machine_section
 from harness.page.ranking import ranking, rounds
@@ -27,13 +27,14 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, winners
-from harness.page.style import coded
+from harness.page.style import COLOURS, coloured
 from harness.report.case_table import headline
 from harness.report.compile_table import TEXTS, compile_lines
 from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
 from harness.report.notes import case_notes
+from harness.report.rows import device
 from harness.report.summary import summary
 from harness.report.text import grouped, significant
 from harness.results.comparison import compared
@@ -45,15 +46,6 @@ from harness.serving.ledger import NAME as LEDGER
 from harness.serving.ledger import known_rows
 from shapes.case import text_of
 
-COLOURS = {
-    "tuned": "#009E73",
-    "fallback": "#E69F00",
-    "no table": "#BBBBBB",
-    "no row": "#666666",
-    "defect": "#D55E00",
-}
-"""State of a shape -> its colour. People with any colour vision can tell these apart (Okabe and Ito)."""
-
 WHOLE = partial(significant, digits=9)
 COLUMNS: Columns = {
     "share": ("share", us_text), "op": "op", "layer": "layer", "sizes": "sizes", "runs": "row",
@@ -61,9 +53,6 @@ COLUMNS: Columns = {
     "kernel": "entry_kernel", "us": ("entry_us", us_text), "entry in": "entry_file",
     "line": ("entry_line", WHOLE), "falls back to": "fallback", "defects": "defects",
 }  # fmt: skip
-"""The table of shapes."""
-
-
 SHOWN = "runs, A/B tests, ledgers, and what serving predict, what-if, replay or compile wrote with --json"
 
 
@@ -92,7 +81,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color("state:N", scale=coded(COLOURS), title=None, legend=alt.Legend(orient="top")),
+            color=coloured("state", COLOURS["states of shapes"]),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                 "entry_kernel:N", "fallback:N", "defects:N",
@@ -116,14 +105,11 @@ def engine_section(view: EngineView) -> PageSection:
     )
 
 
-RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
-"""Files that stand for the folder that they are in."""
+RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)  # files that stand for the folder that they are in
 EXPERIMENT = "experiment.json"
 """A file of earlier releases: the ledger of its folder is shown, but not the runs of its predictions."""
-MOST_CASES = 40
-"""The number of cases with charts of their own: more would make a page slow to open."""
-MOST_ROUNDS = 4000
-"""The number of rounds that a chart draws one by one."""
+MOST_CASES = 40  # the number of cases with charts of their own: more would make a page slow to open
+MOST_ROUNDS = 4000  # the number of rounds that a chart draws one by one
 MOST_INPUTS = 8
 """The number of records whose charts stand together; a page of more has an index, and no rounds."""
 
@@ -132,19 +118,14 @@ MOST_INPUTS = 8
 class Inputs:
     """Paths, each once."""
 
-    runs: list[Path]
-    """Folders with run.json that are not parts of an earlier release's experiment."""
-    abs: list[Path]
-    """Folders with ab.json."""
-    ledgers: list[Path]
-    """Files with the lines of a ledger."""
-    documents: list[Path]
-    """Files that a command wrote with --json."""
+    runs: list[Path]  # folders with run.json that are not parts of an earlier release's experiment
+    abs: list[Path]  # folders with ab.json
+    ledgers: list[Path]  # files with the lines of a ledger
+    documents: list[Path]  # files that a command wrote with --json
 
 
 def inputs(names: Iterable[str]) -> Inputs:
-    """What the names stand for; a folder, or its archive, stands for all records below it. Raises UsageError
-    where a name is no record."""
+    """A folder, or its archive, stands for all records below it. UsageError where a name is no record."""
     found = Inputs([], [], [], [])
     for name in names:
         path = Path(name)
@@ -239,8 +220,7 @@ def _index(named: Sequence[Path], runs: Mapping[Path, Run], sections: Sequence[P
 
 
 def _origin(run: Run) -> list[str]:
-    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` with `+` for changed files; an
-    empty text for what is not known."""
+    """`NVIDIA H200`, `sm_90`, `16 CPU cores`, `2026-11-26`, `commit a74c80b+` (`+`: files were changed)."""
     machine, git = (run.provenance.get(of, {}) for of in ("machine", "git"))
     cores = f"{machine['cpus']} CPU cores" if machine.get("cpus") else ""
     commit = f"commit {git['commit'][:7]}{'+' * bool(git.get('dirty'))}" if git.get("commit") else ""
@@ -248,8 +228,7 @@ def _origin(run: Run) -> list[str]:
 
 
 def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
-    """The shortest text that tells a run apart from the other runs of its op: empty for a single run, else
-    the device, the run's id, or the folder."""
+    """What tells each run apart from the others of its op: nothing, the device, the id, or the folder."""
     labels = {}
     for folder, run in runs.items():
         same_op = [other for other in runs.values() if other.op == run.op]
@@ -285,13 +264,10 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
         headlines.append(f"{key}: {_headline(same)}.")
     for of_run in runs:
         if said := summary(of_run, of_run[0].run):
-            label = f"{of_run[0].label}: " if of_run[0].label else ""
-            headlines.append(f"{label}{'. '.join(said)}.")
+            headlines.append(_labelled(of_run[0], ". ".join(said) + "."))
     for of_run in under_settings:
-        records = [record for case in of_run for record in (*case.cells, *case.verdicts, case.done)]
-        title, lines = conclusion_lines(records, of_run[0].run)
-        name = f"{of_run[0].label}: " if of_run[0].label else ""
-        headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+        title, lines = conclusion_lines(of_run, of_run[0].run)
+        headlines.append(_labelled(of_run[0], f"{title} {'. '.join(lines)}.".replace(" .", ".")))
     if len(inner) > 1:
         short, shared = short_keys(cases), text_of(shared_sizes(cases))
         everywhere = [note for note in inner[0].notes if all(note in one.notes for one in inner)]
@@ -310,15 +286,15 @@ def op_section(op: str, cases: Sequence[MeasuredCase], with_rounds: bool = True)
     )
 
 
+def _labelled(case: MeasuredCase, text: str) -> str:
+    return f"{case.label}: {text}" if case.label else text
+
+
 def _headline(same: Sequence[MeasuredCase]) -> str:
-    """The fastest row of a case in each run."""
-    return "; ".join(
-        f"{case.label}: {headline(case)}" if case.label else str(headline(case)) for case in same
-    )
+    return "; ".join(_labelled(case, str(headline(case))) for case in same)
 
 
 def _case_section(same: Sequence[MeasuredCase], with_rounds: bool) -> PageSection:
-    """The section for a case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
     if first.run.contrast == "settings":

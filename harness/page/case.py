@@ -19,15 +19,9 @@ from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
 from harness.statistics.paired import Comparison
 from shapes.case import text_of
 
-FEW = 8
-"""The number of rows that a chart shows side by side without a choice."""
+FEW = 8  # the number of rows that a chart shows side by side without a choice
 FAR = 5.0
 """Rows that take more than this many times as long as the fastest are not shown beside it by default."""
-
-
-def device(run: Run) -> str:
-    """The name of the device that a run was made on."""
-    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
 @dataclass(frozen=True)
@@ -36,11 +30,9 @@ class MeasuredCase(CaseResult):
 
     folder: Path
     run: Run
-    label: str
-    """Names the run where a page has several runs of the op; else empty."""
+    label: str  # names the run where a page has several runs of the op; else empty
     planned: PlannedCase
-    calibrations: Sequence[Calibration]
-    """Those of all devices of the run, where there are several."""
+    calibrations: Sequence[Calibration]  # those of all devices of the run, where there are several
     spreads: Sequence[Spread]
 
     @property
@@ -50,7 +42,6 @@ class MeasuredCase(CaseResult):
         return tuple([int(number) for number in re.findall(r"\d+", str(size))] for size in sizes)
 
     def named(self, text: str) -> str:
-        """The text and the label."""
         return f"{text} · {self.label}" if self.label else text
 
     def row_anchor(self, cell: Cell) -> str:
@@ -58,8 +49,7 @@ class MeasuredCase(CaseResult):
 
 
 def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
-    """The finished cases of a run folder, in the order of measuring. Raises UsageError where it cannot be
-    read."""
+    """The finished cases of a run folder, in the order of measuring. Raises UsageError."""
     journal = Journal(folder)
     run = journal.run()
     planned = {case.key: case for case in run.cases}
@@ -107,15 +97,14 @@ def in_unit(rows: Sequence[dict[str, Any]]) -> tuple[str, Columns]:
 
 
 def shown_rows(cases: Sequence[MeasuredCase]) -> set[str]:
-    """Names of the rows that charts show without being asked: all where they are few, else the fastest of
-    each provider, and of each engine's default."""
+    """Names of the rows that charts show first: all, or the best of each provider and engines' defaults."""
     ratios: dict[str, list[float]] = {}
     defaults: dict[str, str] = {}
     for case in cases:
         for cell in case.timed:
             ratio = (cell.time_us or 1.0) / (case.timed[0].time_us or 1.0)
             ratios.setdefault(cell.name, []).append(math.log(ratio))
-            if case.default_of(cell):
+            if case.engines_of(cell):
                 defaults[cell.name] = cell.impl
     if len(ratios) <= FEW:
         return {*ratios}
@@ -149,14 +138,12 @@ def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False
 
 
 def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
-    """The sizes that all cases have."""
     first = cases[0].planned.sizes
     return {k: v for k, v in first.items() if all(case.planned.sizes.get(k) == v for case in cases)}
 
 
 def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
-    """Short names of cases of one op, by their keys: the sizes that not all of them have, and the
-    boundary."""
+    """Key -> short name of each case of an op: the sizes that not all of them have, and the boundary."""
     shared = shared_sizes(cases)
     keys = {}
     for case in cases:

@@ -12,63 +12,44 @@ import altair
 
 @dataclass(frozen=True)
 class TableValue:
-    """A cell of a table."""
-
-    text: str
-    """As people read it."""
-    order: float | str | None = None
-    """What the column is sorted by, and what a download has; None: the text."""
+    text: str  # as people read it
+    order: float | str | None = None  # what the column is sorted by, and what a download has; None: the text
 
 
 @dataclass
 class TableRow:
     cells: Sequence[str | TableValue]
-    anchor: str = ""
-    """Where a link finds the row, unique on the page; empty: it has none."""
-    link: str = ""
-    """The anchor of the section that the first cell names; empty: none."""
+    anchor: str = ""  # where a link finds the row, unique on the page; empty: it has none
+    link: str = ""  # the anchor of the section that the first cell names; empty: none
 
 
 @dataclass(frozen=True)
 class Table:
-    columns: Sequence[str]
-    """Headings, with units."""
+    columns: Sequence[str]  # headings, with units
     rows: Sequence[TableRow]
-    numeric: frozenset[str] = frozenset()
-    """Columns that are aligned to the right."""
+    numeric: frozenset[str] = frozenset()  # columns that are aligned to the right
 
 
 @dataclass
 class Chart:
-    """A picture and its numbers."""
-
-    anchor: str
-    """Unique on the page; the name of its file as SVG."""
+    anchor: str  # unique on the page; the name of its file as SVG
     title: str
-    reading: str
-    """A sentence that says how to read it."""
-    picture: altair.TopLevelMixin | None = None
-    """None where there is only the table."""
+    reading: str  # a sentence that says how to read it
+    picture: altair.TopLevelMixin | None = None  # None where there is only the table
     table: Table | None = None
-    marks: int = 0
-    """How many of its marks have a tooltip, when all that can be chosen is shown."""
-    about: str = ""
-    """What the picture is of, below its title in a file of its own."""
+    marks: int = 0  # how many of its marks have a tooltip, when all that can be chosen is shown
+    about: str = ""  # what the picture is of, below its title in a file of its own
 
 
 @dataclass
 class PageSection:
-    anchor: str
-    """Unique on the page."""
+    anchor: str  # unique on the page
     title: str
-    headline: str = ""
-    """The result, in a sentence."""
+    headline: str = ""  # the result, in a sentence
     charts: Sequence[Chart] = ()
-    notes: Sequence[tuple[str, str]] = ()
-    """Labels and texts."""
+    notes: Sequence[tuple[str, str]] = ()  # labels and texts
     sections: Sequence[PageSection] = ()
-    folded: bool = False
-    """Only title and headline are shown, until a reader opens it."""
+    folded: bool = False  # only title and headline are shown, until a reader opens it
 
     def whole(self) -> Iterator[PageSection]:
         """This section and all sections in it, in the order of the page."""
@@ -98,7 +79,6 @@ class Page:
                 taken.add(part.anchor)
 
     def charts(self) -> Iterator[Chart]:
-        """All charts, in the order of the page."""
         return (chart for outer in self.sections for section in outer.whole() for chart in section.charts)
 
 

@@ -44,8 +44,7 @@ def html(page: Page, created: str) -> str:
 
 
 def bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one JavaScript text that sets `window.vegaEmbed`. It is kept in the
-    user's cache, because making it takes seconds."""
+    """JavaScript that sets `window.vegaEmbed`. It is cached, because making it takes seconds."""
     path = cache() / "vega" / f"vl-convert-{version('vl-convert-python')}.js"
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8")

@@ -10,10 +10,11 @@ from typing import Any
 
 import altair as alt
 
-from harness.page.case import MeasuredCase, device, in_unit, short_keys
+from harness.page.case import MeasuredCase, in_unit, short_keys
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import forest, noise_band, tips
 from harness.report.notes import disturbance, spread_lines
+from harness.report.rows import device
 from harness.report.text import ratio_text, significant
 from harness.results.comparison import LAG
 from harness.results.schema import Run
@@ -82,8 +83,7 @@ def _size(count: int) -> str:
 
 
 def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """Clocks, temperature, power and other processes' share of the CPU during the rounds of each case, with a
-    plot for each quantity."""
+    """Clocks, temperature, power and other processes' share of the CPU in each case, a plot for each."""
     keys = short_keys(cases) if cases else {}
     values = [
         {"case": keys[case.planned.key], "place": place, "what": name, **reading}
@@ -119,8 +119,7 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
 
 
 def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
-    """What each device of a run took for the cases of calibration; None where one device measured the run, or
-    nothing was calibrated."""
+    """What each device took for the cases of calibration; None where nothing was calibrated."""
     calibrations = cases[0].calibrations if cases else ()
     if not calibrations:
         return None

@@ -8,11 +8,11 @@ from typing import Any
 
 import altair as alt
 
+from harness.page import style
 from harness.page.case import (
     FAR,
     FEW,
     MeasuredCase,
-    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -22,18 +22,7 @@ from harness.page.case import (
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import (
-    CHOSEN,
-    chosen_rows,
-    coded,
-    interval_dots,
-    name_step,
-    names,
-    provider,
-    provider_colour,
-    tips,
-)
-from harness.report.rows import Row
+from harness.report.rows import Row, device
 from harness.report.text import microseconds, significant, unit
 
 RANKING = (
@@ -48,10 +37,8 @@ TICKS = "Each tick is the time per call in one round; blocks are below each othe
 PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
 DISTURBED = " Crosses are disturbed rounds that count, triangles disturbed rounds that were left out."
 CHOICE = " Choose a row below the picture to see it beside its baseline alone."
-AGAIN = " (again)"
-"""Ends the name of the second of an A/A pair."""
-SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
-"""The marks of rounds."""
+AGAIN = " (again)"  # ends the name of the second of an A/A pair
+SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}  # the marks of rounds
 SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of_ceiling", "reason")
 """The attributes of a cell that the table of a ranking shows."""
 
@@ -91,12 +78,13 @@ def _values(case: MeasuredCase, row: Row, shown: Container[str], fastest: float)
     """shown: names of cells
     fastest: the least time of all, in microseconds"""
     cell = row.cell
-    engine = case.default_of(cell)
+    engines = case.engines_of(cell)
+    engine = "both" if len(engines) == 2 else "".join(engines)
     name, time = case.named(cell.name), microseconds(cell.time_us)
     values = {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
         "label": name + f" ({engine})" * bool(engine),
-        "provider": provider(cell.name),
+        "provider": style.provider(cell.name),
         "default": engine,
         "ratio": cell.time_us and cell.time_us / fastest,
         "text": time,
@@ -115,23 +103,23 @@ def _ranking_picture(
     timed: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], limits: dict[str, float]
 ) -> alt.TopLevelMixin:
     """limits: times at the measured limits of the machine as multiples of the fastest, by label of the run"""
-    fastest, choice = timed[0]["time_us"], chosen_rows(timed)
+    fastest, choice = timed[0]["time_us"], style.chosen_rows(timed)
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
         marks.append({**value, "low": low / fastest, "high": high / fastest})
     order = [value["label"] for value in (*timed, *failed)]
-    y = names(order, "label")
+    y = style.names(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
-    colour = provider_colour((mark["provider"] for mark in marks), legend=None)
+    colour = style.provider_colour(mark["provider"] for mark in marks)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
     x = alt.X("ratio:Q", scale=scale, title=title)
     base = alt.Chart({"values": marks}).encode(y=y)
-    base = base.transform_filter(CHOSEN) if choice else base
-    layers = interval_dots(
+    base = base.transform_filter(style.CHOSEN) if choice else base
+    layers = style.interval_dots(
         base.encode(color=colour),
         x=x,
-        tooltip=tips(
+        tooltip=style.tips(
             name="implementation", text="time", ends="interval", against="vs baseline", verdict="",
             share="% of limit",
         ),
@@ -156,7 +144,7 @@ def _ranking_picture(
         red = alt.condition("datum.failed", alt.value("#D55E00"), alt.value("#888888"))
         text = alt.Chart({"values": words}).mark_text(align="left", fontWeight="bold")
         layers.append(text.encode(y=y, x=alt.value(4), text="status:N", color=red))
-    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(name_step(order, 24)))
+    picture = alt.layer(*layers).properties(width=WIDTH, height=alt.Step(style.name_step(order, 24)))
     return picture.add_params(choice) if choice else picture
 
 
@@ -209,7 +197,7 @@ def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:
         return {
             "name": name,
             "of": name.removesuffix(AGAIN),
-            "provider": provider(name),
+            "provider": style.provider(name),
             "block": block,
             "round": number,
             "us": seconds * 1e6,
@@ -239,18 +227,18 @@ def _rounds_picture(
     kinds = {kind: SHAPES[kind] for kind in SHAPES if any(p["kind"] == kind for p in points)}
     legend = alt.Legend(orient="top") if len(kinds) > 1 else None
     log = alt.Scale(type="log", nice=False, padding=12)
-    step = alt.Step(name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
+    step = alt.Step(style.name_step(order, max(28, min(60, 5 * blocks))), **{"for": "position"})
     picture = (
         alt.Chart({"values": list(points)})
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
         .encode(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
-            y=names(order),
+            y=style.names(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
-            color=provider_colour((point["provider"] for point in points), legend=None),
-            shape=alt.Shape("kind:N", scale=coded(kinds), title=None, legend=legend),
+            color=style.provider_colour(point["provider"] for point in points),
+            shape=alt.Shape("kind:N", scale=style.coded(kinds), title=None, legend=legend),
             tooltip=[
-                *tips(name="implementation"), "block:Q", "round:Q",
+                *style.tips(name="implementation"), "block:Q", "round:Q",
                 alt.Tooltip("time:Q", title=f"time, {unit_name}"), "state:N",
             ],
         )

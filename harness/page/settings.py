@@ -22,12 +22,11 @@ from harness.report.text import microseconds, ratio_text, short_ratio, significa
 from harness.results.comparison import Compared
 from harness.results.read import RecordedRun
 
-RAN = {"the same": "circle", "other kernels": "diamond"}
-"""Shapes of the dots, by what ran."""
+RAN = {"the same": "circle", "other kernels": "diamond"}  # shapes of the dots, by what ran
 
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
-    comparisons = setting_comparisons([*case.cells, *case.verdicts], case.run)
+    comparisons = setting_comparisons(case, case.run)
     rows = [
         ratio_mark(f"{comparison.name} · {row.cell.setting}", row.verdict)
         | {
@@ -87,7 +86,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
             "verdict": row.verdict.verdict,
         }
         for case in cases
-        for comparison in setting_comparisons([*case.cells, *case.verdicts], case.run)
+        for comparison in setting_comparisons(case, case.run)
         for row in comparison.others
         if row.verdict and row.verdict.ratio is not None
     ]
@@ -114,7 +113,6 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 
 def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Iterator[Chart]:
-    """A chart of the effects of flags, if there are any."""
     values = [
         {
             "name": comparison.name,

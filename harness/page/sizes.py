@@ -11,10 +11,10 @@ from typing import Any
 
 import altair as alt
 
+from harness.page import style
 from harness.page.case import (
     FAR,
     MeasuredCase,
-    device,
     in_unit,
     interval_ends,
     not_shown,
@@ -26,19 +26,8 @@ from harness.page.case import (
     verdict_text,
 )
 from harness.page.document import Chart, Columns, anchor, table
-from harness.page.style import (
-    CHOSEN,
-    LINE,
-    OTHER,
-    PROVIDERS,
-    chosen_rows,
-    coded,
-    legend_values,
-    provider,
-    shade,
-    tips,
-)
 from harness.report.notes import apart
+from harness.report.rows import device
 from harness.report.text import grouped, microseconds, short_ratio, significant
 from shapes.case import text_of
 
@@ -49,8 +38,7 @@ SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross"
 
 
 def sweep_charts(cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
-    """Charts for every size that has two or more values while all other sizes, the boundary and the run are
-    the same."""
+    """Charts for every size that varies while all other sizes, the boundary and the run are the same."""
     for size in dict.fromkeys(name for case in cases for name in case.planned.sizes):
         with_size = [case for case in cases if isinstance(case.planned.sizes.get(size), int)]
         for fixed, group in grouped(with_size, partial(_others, size)).items():
@@ -105,7 +93,7 @@ def _points(size: str, case: MeasuredCase, shown: Container[str]) -> Iterator[di
             yield {
                 "x": case.planned.sizes[size],
                 "name": cell.name,
-                "provider": provider(cell.name),
+                "provider": style.provider(cell.name),
                 "shown": cell.name in shown and ratio <= FAR,
                 "ratio": ratio,
                 "ratio_low": low / fastest,
@@ -135,8 +123,8 @@ def _devices(cases: Sequence[MeasuredCase]) -> str:
 
 def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.TopLevelMixin:
     """A line for each row, over the size; the others are pale while a reader points at one."""
-    choice = chosen_rows(points)
-    looks, legend = _looks(points), alt.Legend(symbolOpacity=1, values=legend_values(points))
+    choice = style.chosen_rows(points)
+    looks, legend = _looks(points), alt.Legend(symbolOpacity=1, values=style.legend_values(points))
     values = sorted({point["x"] for point in points})
     across = alt.Scale(type="symlog", nice=False)
     if values[0] > 0:
@@ -153,7 +141,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
         color=alt.Color("name:N", scale=looks[0], title=None, legend=legend),
         opacity=alt.condition(pointed, alt.value(1), alt.value(0.15)),
     )
-    base = base.transform_filter(CHOSEN) if choice else base
+    base = base.transform_filter(style.CHOSEN) if choice else base
     base = base.transform_calculate(
         at="datum[axis]",
         from_="datum[axis + '_low'] || datum.share",
@@ -162,9 +150,10 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     labels = alt.Axis(labelExpr=f"datum.label && datum.label + {json.dumps(suffixes)}[axis]")
     y = alt.Y("at:Q", title=None, scale=alt.Scale(type="log", nice=False), axis=labels)
     tooltip = [
-        *tips(name="implementation"),
+        *style.tips(name="implementation"),
         alt.Tooltip("x:Q", title=size),
-        *tips(text="time", beside="vs fastest", against="vs baseline", verdict="", share_text="% of limit"),
+        *style.tips(text="time", beside="vs fastest", against="vs baseline", verdict=""),
+        *style.tips(share_text="% of limit"),
     ]
     return (
         alt.layer(
@@ -176,7 +165,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
             )
             .add_params(pointed),
         )
-        .properties(width=560, height=max(320, LINE * len(looks[0].domain)))
+        .properties(width=560, height=max(320, style.LINE * len(looks[0].domain)))
         .add_params(*params)
     )
 
@@ -188,10 +177,10 @@ def _looks(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
     shapes: dict[str, str] = {}
     shown = {point["name"] for point in points if point["shown"]}
     for name in sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name)):
-        place = sum(provider(other) == provider(name) for other in colours)
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER), place)
+        place = sum(style.provider(other) == style.provider(name) for other in colours)
+        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER), place)
         shapes[name] = SHAPES[place % len(SHAPES)]
-    return coded(colours), coded(shapes)
+    return style.coded(colours), style.coded(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
@@ -231,7 +220,8 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
 
 def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     """A field for each winner, by the size `axis` and all other sizes."""
-    colours = {name: PROVIDERS.get(name, OTHER) for name in sorted({value["provider"] for value in values})}
+    providers = sorted({value["provider"] for value in values})
+    colours = {name: style.PROVIDERS.get(name, style.OTHER) for name in providers}
     if UNTOLD in colours:
         colours[UNTOLD] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))
@@ -239,8 +229,10 @@ def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
         x=alt.X("x:O", sort=across, title=axis or None, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
     )
-    tooltip = tips(y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit")
-    colour = alt.Color("provider:N", scale=coded(colours), title=None, legend=alt.Legend(orient="top"))
+    tooltip = style.tips(
+        y="case", x=axis or "size", name="fastest", took="time", margin="", share="% of limit"
+    )
+    colour = style.coloured("provider", colours)
     rect = base.mark_rect(opacity=0.35, stroke="#8886").encode(color=colour, tooltip=tooltip)
     label = base.mark_text(fontSize=11, aria=False).encode(text="lead:N")
     return alt.layer(rect, label).properties(width=alt.Step(52), height=alt.Step(24))
@@ -261,7 +253,7 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
     return {
         "x": str(case.planned.sizes.get(axis, "")),
         "y": ", ".join(filter(None, [text_of(others), case.planned.boundary, case.label])),
-        "provider": provider(fastest.name) if told else UNTOLD,
+        "provider": style.provider(fastest.name) if told else UNTOLD,
         "name": fastest.name,
         "margin": margin,
         "lead": lead,

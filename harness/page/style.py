@@ -13,35 +13,12 @@ import altair as alt
 
 from harness.page.document import Chart
 
-# The colours of Okabe and Ito without black, which colour-blind readers tell apart (jfly.uni-koeln.de/color),
-# and four of Paul Tol's (personal.sron.nl/~pault). A name or a shape says the same everywhere. No provider is
-# grey.
-PROVIDERS = {
-    "torch": "#999933",
-    "triton": "#E69F00",
-    "vllm": "#0072B2",
-    "sglang": "#56B4E9",
-    "aiter": "#D55E00",
-    "flashinfer": "#009E73",
-    "flash_attn": "#CC79A7",
-    "flashmla": "#AA4499",
-    "deepgemm": "#882255",
-    "cudnn": "#BB5566",
-    "hipblaslt": "#F0E442",
-    "tilelang": "#117733",
-}
-OTHER = "#44AA99"
-"""The colour of a provider that a plug-in brings."""
-
-LINE = 16
-"""Pixels of a line of text."""
-
-VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
-
-BREAKS = ", | · | @ "
-"""Where the name of a row breaks into lines on an axis."""
-
 TEMPLATES = Path(__file__).parent / "templates"
+COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").read_text("utf-8"))
+PROVIDERS = COLOURS["providers"]
+OTHER = "#44AA99"  # the colour of a provider that a plug-in brings
+LINE = 16  # pixels of a line of text
+BREAKS = ", | · | @ "  # where the name of a row breaks into lines on an axis
 
 
 def provider(name: str) -> str:
@@ -49,13 +26,10 @@ def provider(name: str) -> str:
     return re.split("[.@ ]", name)[0]
 
 
-def provider_colour(providers: Iterable[str], **settings: Any) -> alt.Color:
-    """The colours of providers.
-
-    settings: title and legend of the encoding
-    """
+def provider_colour(providers: Iterable[str]) -> alt.Color:
+    """The colours of providers, without a legend."""
     colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
-    return alt.Color("provider:N", scale=coded(colours), **settings)
+    return alt.Color("provider:N", scale=coded(colours), legend=None)
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> alt.Parameter | None:
@@ -108,10 +82,10 @@ def name_step(order: Iterable[str], least: int) -> int:
     return max([least, *(LINE * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
-def verdict_colour(opacity: float = 1.0) -> alt.Color:
-    """The colours of verdicts, with a legend of the same opacity as the marks."""
+def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
+    """The colours of a field's values, with a legend of the same opacity as the marks above the picture."""
     legend = alt.Legend(symbolOpacity=opacity, orient="top")
-    return alt.Color("verdict:N", scale=coded(VERDICTS), title=None, legend=legend)
+    return alt.Color(f"{field}:N", scale=coded(codes), title=None, legend=legend)
 
 
 def coded(codes: Mapping[str, str]) -> alt.Scale:
@@ -147,7 +121,9 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
     dot:    more encodings of the dots
     """
     order = [row["name"] for row in rows]
-    base = alt.Chart({"values": list(rows)}).encode(y=names(order), color=verdict_colour())
+    base = alt.Chart({"values": list(rows)}).encode(
+        y=names(order), color=coloured("verdict", COLOURS["verdicts"])
+    )
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
     picture = alt.layer(behind, *interval_dots(base, x=ratio, **dot))
@@ -155,7 +131,6 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
 
 
 def noise_band(noise: float) -> alt.Chart:
-    """A grey band of ratios around 1."""
     values = [{"from": 1 / (1 + noise), "to": 1 + noise}]
     return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
 
@@ -164,16 +139,16 @@ def grid(
     values: Sequence[Mapping[str, Any]], x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
 ) -> alt.TopLevelMixin:
     """A field for each value, coloured by its verdict, with its text in it."""
-    base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
+    base, opacity = alt.Chart({"values": list(values)}).encode(x=x, y=y), 0.45
+    colour = coloured("verdict", COLOURS["verdicts"], opacity)
     return alt.layer(
-        base.mark_rect(opacity=0.45, stroke="#8886").encode(color=verdict_colour(0.45), tooltip=tooltip),
+        base.mark_rect(opacity=opacity, stroke="#8886").encode(color=colour, tooltip=tooltip),
         base.mark_text(aria=False).encode(text="text:N"),
     ).properties(width=alt.Step(100), height=alt.Step(24))
 
 
 def specification(chart: Chart) -> dict[str, Any]:
-    """A chart's picture as Vega-Lite's JSON, with all of its data, the common config, and a description for
-    people who cannot see it. Empty where it has no picture."""
+    """A picture as Vega-Lite's JSON, with its data, the theme and a description; empty without a picture."""
     if chart.picture is None:
         return {}
     with alt.data_transformers.enable("default", max_rows=None):
@@ -181,9 +156,5 @@ def specification(chart: Chart) -> dict[str, Any]:
     # Seven digits are more than a picture shows.
     picture = json.loads(json.dumps(picture), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
-    own = picture.get("config", {})
-    config = theme | {
-        name: theme.get(name, {}) | settings if isinstance(settings, dict) else settings
-        for name, settings in own.items()
-    }
-    return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": config}
+    theme["view"] |= picture["config"]["view"]
+    return {"description": f"{chart.title}. {chart.reading}"} | picture | {"config": theme}

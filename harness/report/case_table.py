@@ -30,18 +30,14 @@ from harness.statistics.paired import MAX_NOISE
 from kernels.engines import SPELLED
 from shapes.case import Case
 
-STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
-"""Styles of verdicts."""
-LONG = 40
-"""Characters of a setting in one line; a longer one has a line for each variable."""
+STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}  # styles of verdicts
+LONG = 40  # characters of a setting in one line; a longer one has a line for each variable
 
 LONGEST_BASELINE = 40
-"""The longest name of a baseline, in characters, that stands in the header of a column. Headers do not wrap,
-and in a race the name includes the configuration."""
+"""The longest name of a baseline in a header, in characters: in a race it includes the configuration."""
 
 
-Part = Text | str | FittingTable | Notes
-"""What is printed of a case."""
+Part = Text | str | FittingTable | Notes  # what is printed of a case
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
@@ -88,13 +84,13 @@ def headline(case: CaseResult) -> Text:
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}".rstrip(": "))
     first, *others = case.timed
-    name = Text(_marked(first, case))
+    name = Text(_name(first, case))
     name.stylize("bold green", 0, len(first.name))
     parts = [f" {text.time_with_unit(interval(first))}"]
     if not case.runner_up:
         parts.append("not compared with the second" if others else "nothing to compare it with")
     second = case.runner_up.b if case.runner_up else ""
-    defaults = {c.impl: c.name for c in reversed(others) if case.default_of(c) and c.impl != first.impl}
+    defaults = {c.impl: c.name for c in reversed(others) if case.engines_of(c) and c.impl != first.impl}
     for cell in others:
         found = case.compared(first, cell) if cell.name in (second, *defaults.values()) else None
         if found:
@@ -108,11 +104,11 @@ def headline(case: CaseResult) -> Text:
 
 def _default(cell: Cell, case: CaseResult) -> str:
     """`SGLang's and vLLM's default` where these run the row by default; empty if none does."""
-    engines = [f"{SPELLED[name]}'s" for name, row in case.defaults.items() if row == cell.impl]
+    engines = [f"{SPELLED[engine]}'s" for engine in case.engines_of(cell)]
     return f"{' and '.join(engines)} default" if engines else ""
 
 
-def _marked(cell: Cell, case: CaseResult) -> str:
+def _name(cell: Cell, case: CaseResult) -> str:
     default = _default(cell, case)
     return f"{cell.name} ({default})" if default else cell.name
 
@@ -121,7 +117,7 @@ def _ranking(case: CaseResult) -> FittingTable:
     rows = [row for row in case.rows if row.cell.time_us]
     limits = [row.cell.percent_of_ceiling for row in rows]
     return as_table(
-        {Column("implementation", wraps=True): [_marked(row.cell, case) for row in rows]}
+        {Column("implementation", wraps=True): [_name(row.cell, case) for row in rows]}
         | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
         | {
             Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
@@ -186,7 +182,7 @@ def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType 
 
 def _case_under_settings(case: CaseResult, run: Run) -> list[Part]:
     """Settings of each implementation, whether other kernels ran, and effects of flags over all settings."""
-    comparisons = setting_comparisons([*case.cells, *case.verdicts], run)
+    comparisons = setting_comparisons(case, run)
     parts: list[Part] = [heading(case.cells[0]), ""]
     if case.timed:
         parts += [_settings(comparisons, run), ""]
@@ -219,13 +215,13 @@ def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTabl
     every = [row for comparison in comparisons for row in (comparison.baseline, *comparison.others)]
     rows = [row for row in every if row.cell.time_us]
     return as_table(
-        {Column("implementation, setting", wraps=True): [_name(row) for row in rows]}
+        {Column("implementation, setting", wraps=True): [_setting_name(row) for row in rows]}
         | columns_of(rows, first_setting(run), host=False)
         | {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
     )
 
 
-def _name(row: Row) -> str:
+def _setting_name(row: Row) -> str:
     """The implementation with the first setting; below it the other settings, indented."""
     setting = row.cell.setting
     if row.is_baseline:

@@ -46,7 +46,7 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     if speedups := totals(comparison.rows):
         yield from ("", f"{together({row.case: row.weight for row in comparison.rows}.values())}:")
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
-    yield from ("", _conclusion(comparison))
+    yield from ("", "; ".join([_regressed(comparison), *_drift(comparison)]))
 
 
 def since(a: RecordedRun, comparison: Compared) -> str:
@@ -93,10 +93,6 @@ def _cells(row: Row) -> list[str]:
     verdict = row.comparison.verdict if row.baseline else ""
     times = [microseconds(row.a_us), microseconds(row.b_us)]
     return [row.name, *times, ratio_text(row.comparison), verdict, ", ".join(notes)]
-
-
-def _conclusion(comparison: Compared) -> str:
-    return "; ".join([_regressed(comparison), *_drift(comparison)])
 
 
 def _regressed(comparison: Compared) -> str:

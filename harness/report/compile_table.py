@@ -8,8 +8,7 @@ from harness.compile.survey import tile
 from harness.files import JsonObject
 from harness.report.text import extent, grouped
 
-TEXTS = {"target", "kernel", "tile", "verdict", "op", "matrix instructions"}
-"""Columns that are no numbers."""
+TEXTS = {"target", "kernel", "tile", "verdict", "op", "matrix instructions"}  # columns that are no numbers
 
 
 def compile_lines(rows: Sequence[JsonObject]) -> list[dict[str, str]]:

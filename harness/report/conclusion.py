@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 
 from harness.plan.toggle import MARGIN
-from harness.report.rows import Row, SettingComparison, setting_comparisons
+from harness.report.rows import CaseResult, Row, SettingComparison, setting_comparisons
 from harness.report.text import counted, grouped, ratio_text, together, uncertain_ratio
 from harness.results.effects import lost, regressions
-from harness.results.schema import CaseDone, Record, Run, Samples
+from harness.results.schema import CaseDone, Run, Samples
 from harness.statistics.paired import Comparison, noise_of
 from harness.statistics.totals import Times, total_ratio
 
@@ -21,26 +21,24 @@ Pairs = Sequence[tuple[SettingComparison, Row]]
 """Of each case the settings of an implementation, and the row of one of them."""
 
 
-def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
-    """For each implementation which setting to take, in which cases, and how much it brings; for revisions
-    what regressed."""
-    title, lines = conclusion_lines(records, run)
+def conclusion(cases: Sequence[CaseResult], run: Run) -> RenderableType:
+    title, lines = conclusion_lines(cases, run)
     return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
-def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:
+def conclusion_lines(cases: Sequence[CaseResult], run: Run) -> tuple[str, list[str]]:
     """A title, and a line for each implementation or regression."""
-    by_case = grouped(records, lambda record: getattr(record, "case", "")).values()
-    comparisons = [comparison for of_case in by_case for comparison in setting_comparisons(of_case, run)]
+    comparisons = [comparison for case in cases for comparison in setting_comparisons(case, run)]
     timed = [comparison for comparison in comparisons if comparison.baseline.cell.time_us is not None]
-    done = [record for record in records if isinstance(record, CaseDone)]
-    left = len(run.cases) - len({case.case for case in done})
+    done = [case.done for case in cases]
+    left = len(run.cases) - len(cases)
     unmeasured = f"; {counted(left)} not measured" if left > 0 else ""
     if run.trees:
         if not timed:
             return "nothing was measured, so nothing is known", []
-        lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for v in regressions(records)]
-        without = lost(records, next(iter(run.settings)))
+        lines = [f"{v.a} at {v.case}: {ratio_text(v)}" for case in cases for v in regressions(case.verdicts)]
+        first = next(iter(run.settings))
+        without = [cell for case in cases for cell in lost(case.cells, first)]
         lines += [f"{cell.name} at {cell.case}: {cell.status}" for cell in without]
         said = f"{len(lines)} regressed" if lines else _no_regression(timed, done)
         return said + unmeasured + (":" if lines else ""), lines

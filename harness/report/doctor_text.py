@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
     from harness.files import JsonObject
 
-LABEL = 20
-"""The least width of the column of labels."""
+LABEL = 20  # the least width of the column of labels
 STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
 
-Lines = list[tuple[str, str]]
-"""(label, text) of each line; an empty label makes an item of a list."""
+Lines = list[tuple[str, str]]  # (label, text) of each line; an empty label makes an item of a list
 
 
 def doctor_text(facts: JsonObject) -> str:
@@ -103,15 +101,11 @@ def _ceilings(ceilings: JsonObject) -> Lines:
         return [("not measured", ceilings["problem"])]
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
-    products = [
-        (f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS")
-        for dtype, rate in ceilings["rates"].items()
-    ]
-    copied = f"{_bandwidth(ceilings['copy'])}, read plus written"
+    rates = ceilings["rates"].items()
     return [
         ("read", _bandwidth(ceilings["read"])),
-        ("copy", copied),
-        *products,
+        ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
+        *((f"{dtype} product", f"{significant(rate / 1e12)} TFLOPS") for dtype, rate in rates),
         ("measured last", ceilings["measured"]),
     ]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.text import grouped
+from harness.report.text import counted, grouped
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 
@@ -55,10 +55,8 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     ]
     labelled = notes(view)
     if entries and files:
-        labelled = {
-            "files of the entries": [f"{number}: {file}" for file, number in files.items()],
-            **labelled,
-        }
+        listed = [f"{number}: {file}" for file, number in files.items()]
+        labelled = {"files of the entries": listed} | labelled
     for label, lines in labelled.items():
         parts += ["", Section(label, lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
@@ -71,8 +69,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
-    """Heading -> notes beside the table; the largest shares of the time come first. A note may have several
-    lines."""
+    """Heading -> notes, of one or several lines; the largest shares of the time come first."""
     labelled = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
@@ -179,7 +176,8 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
     for (op, row, _), group in _grouped((alike(shape), shape) for shape in misses):
         first, *others = dict.fromkeys(shape.found.table for shape in group)
         table = f"{first} and {len(others)} more like it" if others else first
-        what = f"{op} {row}, {_share(group):.1%} of the time, {_count(group)}: no entry in {table}"
+        count = counted(len(group), "shape")
+        what = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {table}"
         fallbacks = _grouped((shape.found.fallback, shape) for shape in group)
         if len(fallbacks) == 1:
             lines.append(f"{what}; runs {fallbacks[0][0]}")
@@ -207,7 +205,7 @@ def _without_tables(shapes: Sequence[Shape]) -> list[str]:
 def _defects(shapes: Sequence[Shape]) -> list[str]:
     groups = _grouped(((each, s.call.op, s.row), s) for s in shapes for each in s.defects)
     return [
-        f"{op} {row}: {defect}: {_count(group)}, {_share(group):.1%} of the time"
+        f"{op} {row}: {defect}: {counted(len(group), 'shape')}, {_share(group):.1%} of the time"
         for (defect, op, row), group in groups
     ]
 
@@ -220,7 +218,7 @@ def _odd(shapes: Sequence[Shape]) -> list[str]:
     for (op, start), group in _grouped(pairs):
         ends = {n.removeprefix(start) for s in group for n in s.found.notes if _start(n) == start}
         tokens = _listed(int(number) for end in ends for number in re.findall(r"\d+", end))
-        lines.append(f"{op}: {start}{tokens}{f' ({_count(group)})' if len(group) > 1 else ''}")
+        lines.append(f"{op}: {start}{tokens}{f' ({len(group)} shapes)' if len(group) > 1 else ''}")
     return lines
 
 
@@ -235,7 +233,6 @@ def by_share(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def _share(shapes: Iterable[Shape]) -> float:
-    """The sum of their shares of the time."""
     return sum(shape.share for shape in shapes)
 
 
@@ -250,10 +247,6 @@ def layer_text(shape: Shape) -> str:
     """The sizes of the layer that calls a shape."""
     of_layer = {k: v for k, v in shape.sizes.items() if k not in (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)}
     return text_of(of_layer)
-
-
-def _count(shapes: Sequence[Shape]) -> str:
-    return "1 shape" if len(shapes) == 1 else f"{len(shapes)} shapes"
 
 
 def _tokens(shapes: Iterable[Shape]) -> str:
@@ -282,7 +275,6 @@ def flat(shape: Shape) -> dict[str, Any]:
 
 
 def engine_csv(view: EngineView) -> str:
-    """A line for each shape."""
     import pandas
 
     rows = [flat(shape) for shape in view.shapes]

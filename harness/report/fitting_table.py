@@ -15,11 +15,8 @@ from rich.text import Text
 from tabulate import tabulate
 
 GAP = 2
-NUMBER = re.compile(r"[-+(]?\d.{,40}")
-"""A cell that is a number, perhaps with a unit or an interval."""
-LEAST = 24
-"""The least width of a wrapped column in characters, unless its text is shorter; its longest word always
-fits."""
+NUMBER = re.compile(r"[-+(]?\d.{,40}")  # a cell that is a number, perhaps with a unit or an interval
+LEAST = 24  # the least width of a wrapped column, unless its text is shorter; its longest word always fits
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
@@ -27,23 +24,20 @@ RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 @dataclass(frozen=True)
 class Column:
     header: str
-    right: bool = False
-    """Whether cells are aligned at the right."""
+    right: bool = False  # whether cells are aligned at the right
     spare: int = 0
     """Where there is no room, the column with the highest number is left out first; 0 is never left out."""
-    wraps: bool = False
-    """Whether long cells are broken into lines."""
+    wraps: bool = False  # whether long cells are broken into lines
 
 
-Columns = dict[Column, Sequence[str | Text]]
-"""The cells of each column."""
+Columns = dict[Column, Sequence[str | Text]]  # the cells of each column
 
 
 def as_table(columns: Columns) -> FittingTable:
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
-def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> FittingTable:
+def table_of(rows: Sequence[Mapping[str, object]]) -> FittingTable:
     """Rows by the names of their columns, which begin with the most important one: where there is no room,
     the last are left out, the first two never. Numbers are aligned at the right, long texts wrap."""
     names = dict.fromkeys(name for row in rows for name in row)
@@ -53,15 +47,14 @@ def table_of(rows: Sequence[Mapping[str, object]], wrap_first: bool = True) -> F
         filled = [row[place] for row in cells if row[place]]
         short = all(len(cell) <= LEAST for cell in filled)
         numbers = all(NUMBER.fullmatch(cell) if place else cell.isdigit() for cell in filled)
-        wraps = not (numbers or short) and (wrap_first or place > 0)
-        columns.append(Column(name, right=numbers, wraps=wraps, spare=place if place > 1 else 0))
+        spare = place if place > 1 else 0
+        columns.append(Column(name, right=numbers, wraps=not (numbers or short), spare=spare))
     return FittingTable(columns, cells)
 
 
 @dataclass(frozen=True)
 class FittingTable:
-    """A rich renderable. A row has one cell for each column. Columns whose cells are all empty are left
-    out."""
+    """A rich renderable. Columns whose cells are all empty are left out."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Text]]

@@ -58,7 +58,7 @@ def listing(
         return rows, lambda: _by_reason(rows, platform, verb)
     if what == "cases":
         rows = _cases(ops, platform, suite_name or "smoke")
-        return rows, lambda: _by_suite(rows)
+        return rows, lambda: _titled(_by_suite(rows))
     if what == "flags":
         flags = _flags(ops, *(("", "") if platform.here else (platform.kind, platform.arch)))
         rows = [asdict(flag) | {"ops": flag.ops} for flag in flags]
@@ -116,7 +116,7 @@ def listing(
             for f in figures()
             if f.op in ops
         ]
-    return rows, lambda: _by_source(rows) if what == "published" else table_of(rows)
+    return rows, lambda: _titled(_by_source(rows)) if what == "published" else table_of(rows)
 
 
 def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
@@ -230,9 +230,14 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
     ]
 
 
-def _by_suite(rows: Sequence[Row]) -> RenderableType:
-    """The cases of each suite and op, below a line with the sizes that all of them have."""
-    parts: list[RenderableType] = []
+def _titled(groups: Iterable[tuple[str, Sequence[Row]]]) -> RenderableType:
+    """A table for each group, below its title."""
+    parts = [part for title, rows in groups for part in (Text(title, "bold"), table_of(rows), "")]
+    return Group(*parts[:-1])
+
+
+def _by_suite(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """The cases of each suite and op; the title has the sizes that all of them have."""
     for (suite_name, op), group in groupby(rows, lambda row: (row["suite"], row["op"])):
         cases = list(group)
         sizes = [str(row["case"]).split() for row in cases]
@@ -242,26 +247,24 @@ def _by_suite(rows: Sequence[Row]) -> RenderableType:
         about += [place for place in places if len(places) == 1 and place != suite_name]
         if shared:
             about.append(f"all with {' '.join(shared)}")
-        lines = [
-            {
-                "case": " ".join(size for size in case if size not in shared),
-                "weight": f"{100 * float(str(row['weight'])):.1f} %",
-                "place": "" if len(places) == 1 else row["place"],
-            }
-            for row, case in zip(cases, sizes, strict=True)
-        ]
-        parts += [Text("; ".join(about), "bold"), table_of(lines), ""]
-    return Group(*parts[:-1])
+        yield (
+            "; ".join(about),
+            [
+                {
+                    "case": " ".join(size for size in case if size not in shared),
+                    "weight": f"{100 * float(str(row['weight'])):.1f} %",
+                    "place": "" if len(places) == 1 else row["place"],
+                }
+                for row, case in zip(cases, sizes, strict=True)
+            ],
+        )
 
 
-def _by_source(rows: Sequence[Row]) -> RenderableType:
-    """Published figures, below a line with their source, the place in it and how it timed."""
-    parts: list[RenderableType] = []
+def _by_source(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Published figures; the title has their source, the place in it and how it timed."""
     about = ("source", "where", "timed")
-    for source, group in groupby(rows, lambda row: tuple(str(row[name]) for name in about)):
-        figures_of = [{name: row[name] for name in row if name not in about} for row in group]
-        parts += [Text("; ".join(source), "bold"), table_of(figures_of), ""]
-    return Group(*parts[:-1])
+    for title, group in groupby(rows, lambda row: "; ".join(str(row[name]) for name in about)):
+        yield title, [{name: row[name] for name in row if name not in about} for row in group]
 
 
 def _first_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
@@ -298,8 +301,7 @@ def _more_of_flags(ops: Sequence[str], platform: Platform) -> Iterator[str]:
 
 
 def _flags(ops: Sequence[str], kind: str, arch: str) -> list[Flag]:
-    """Those that can act there, or anywhere where kind or arch are empty. If `ops` are not all ops, only
-    their flags are listed."""
+    """The flags of the ops that can act there; an empty kind or arch stands for all."""
     return [
         flag
         for flag in catalogue().values()

@@ -24,8 +24,7 @@ from harness.statistics.paired import MAX_NOISE, noise_of
 from kernels.engines import SPELLED
 from shapes.case import Case, text_of
 
-REPRODUCE = "reproduce"
-"""The label of a command, which stands below all other notes on a line of its own."""
+REPRODUCE = "reproduce"  # the label of a command, which stands below all other notes on a line of its own
 STOPPED = {
     "tight": "all intervals were tight",
     "clear": "all verdicts were clear",
@@ -74,8 +73,7 @@ def noted(notes: Notes) -> RenderableType:
 
 
 def case_notes(case: CaseResult, run: Run | None) -> Notes:
-    """All notes of a case whose implementations are compared; with commands that check the wrong rows where
-    the run is known."""
+    """All notes of a case whose rows are compared; with the run, commands that check wrong rows, too."""
     return [
         *untimed(case.cells),
         *(_selected(run) if run else ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,13 +28,11 @@ class Row:
 
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline, or with the first setting; None for these, and where there is
-    none."""
+    """The comparison with the baseline or the first setting; None for these, and where there is none."""
     is_baseline: bool
     ran: str = ""
     """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
-    change: str = ""
-    """Which kernels ran in place of which; without a time the reason for that."""
+    change: str = ""  # which kernels ran in place of which; without a time the reason for that
 
     @property
     def word(self) -> str:
@@ -83,8 +81,7 @@ class CaseResult:
 
     @property
     def runner_up(self) -> Verdict | None:
-        """The fastest row against the second. Each group of entries has such a verdict; the one that counts
-        is that of the row which is fastest of all."""
+        """The fastest row against the second, in its group of entries."""
         about_second = (v for v in self.verdicts if v.about == "runner-up")
         return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
 
@@ -98,10 +95,9 @@ class CaseResult:
         found = choices(cell.op, cell.arch, sizes, given)
         return {engine: choice.row for engine, choice in found.items() if choice.row}
 
-    def default_of(self, cell: Cell) -> str:
-        """The engine that runs the cell's implementation by default, or `both`; empty if none does."""
-        engines = [engine for engine, row in self.defaults.items() if row == cell.impl]
-        return "both" if len(engines) == 2 else "".join(engines)
+    def engines_of(self, cell: Cell) -> list[str]:
+        """The engines that run the cell's implementation by default."""
+        return [engine for engine, row in self.defaults.items() if row == cell.impl]
 
     def again(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:
         """The times of the baseline's rerun, and the baseline, of the A/A pair in the group of entries that a
@@ -132,8 +128,7 @@ class CaseResult:
 
     @property
     def limit_us(self) -> float | None:
-        """The time of a call at the measured limits of the machine, in microseconds; None where no limit was
-        measured."""
+        """The microseconds of a call at the measured limits of the machine; None where there are none."""
         limits = [
             cell.time_us * cell.percent_of_ceiling / 100
             for cell in self.timed
@@ -146,36 +141,30 @@ class CaseResult:
 class SettingComparison:
     """The settings of one implementation (and launch mode) in a case."""
 
-    name: str
-    """The name of the implementation, without a setting."""
-    baseline: Row
-    """The first setting."""
+    name: str  # the name of the implementation, without a setting
+    baseline: Row  # the first setting
     others: list[Row]
-    noise: Verdict | None
-    """The first setting against itself in other workers; None where it has no time."""
+    noise: Verdict | None  # the first setting against itself in other workers; None where it has no time
 
 
-def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComparison]:
-    """A comparison for each implementation of a case that has a cell under the first setting, in recorded
-    order."""
-    records = list(records)
-    verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
-    noises = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}
-    cells = [cell for cell in records if isinstance(cell, Cell)]
+def setting_comparisons(case: CaseResult, run: Run) -> list[SettingComparison]:
+    """A comparison for each implementation that has a cell under the first setting, in recorded order."""
+    verdicts = {verdict.a: verdict for verdict in case.verdicts if verdict.about == "baseline"}
+    noises = {verdict.b: verdict for verdict in case.verdicts if verdict.about == "A/A"}
     first = next(iter(run.settings))
     comparisons = []
-    for group in grouped(cells, lambda cell: (cell.impl, cell.launch)).values():
+    for group in grouped(case.cells, lambda cell: (cell.impl, cell.launch)).values():
         baseline = next((cell for cell in group if cell.setting == first), None)
         if baseline is None or baseline.status == "unsupported":
             continue
         others = []
         for cell in group:
-            verdict, ran, change = verdicts.get((cell.name, "baseline")), "", cell.reason
+            ran, change = "", cell.reason
             if cell.time_us is not None:
                 change = changes(baseline, cell)
                 ran = "other kernels" if change else "the same"
             if cell is not baseline:
-                others.append(Row(cell, verdict, is_baseline=False, ran=ran, change=change))
+                others.append(Row(cell, verdicts.get(cell.name), is_baseline=False, ran=ran, change=change))
         name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)
         first_row = Row(baseline, None, is_baseline=True)
         comparisons.append(SettingComparison(name, first_row, others, noises.get(baseline.name)))
@@ -201,6 +190,10 @@ def effect_word(effect: Effect) -> str:
     """The verdict on an effect, in the words that fit its kind."""
     word = effect.comparison.verdict
     return TOGETHER[word] if effect.kind == "interaction" else word
+
+
+def device(run: Run) -> str:
+    return str(run.provenance.get("machine", {}).get("device", "an unknown device"))
 
 
 def first_setting(run: Run) -> str:

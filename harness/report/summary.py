@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.plan.toggle import MARGIN
 from harness.report.case_table import headline
 from harness.report.rows import CaseResult
-from harness.report.text import counted, grouped, versus
+from harness.report.text import counted, grouped, together, versus
 from harness.results.schema import Cell, Run
 from harness.statistics.paired import MAX_NOISE, Comparison, noise_of
 from harness.statistics.totals import TINY, total_ratio
@@ -18,8 +18,7 @@ from kernels.engines import SPELLED
 
 Rows = Sequence[tuple[CaseResult, dict[str, Cell]]]
 """Cases with their rows that have a time, by name, the fastest first."""
-Pair = tuple[CaseResult, Cell, Cell]
-"""A case and two rows of it that share rounds."""
+Pair = tuple[CaseResult, Cell, Cell]  # a case and two rows of it that share rounds
 
 
 def summary(cases: Sequence[CaseResult], run: Run) -> list[str]:
@@ -79,35 +78,18 @@ def _over_all(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
     best = _best(rows)
     own = [(case, of) for case, of in rows if best in of]
     others = [name for name in own[0][1] if name != best and all(name in of for _, of in own)]
-    paired = {name: _pairs(own, best, [of[name] for _, of in own]) for name in others}
-    over = {n: _ratio(pairs, run, len(others)) for n, pairs in paired.items() if len(pairs) == len(own)}
-    clear = len(over) == len(others) and all(ratio.verdict == "faster" for ratio, _ in over.values())
-    against: list[tuple[str, str]] = []  # verdicts, and what they say
-    own_defaults: list[str] = []
-    for engine, spelled in [*SPELLED.items(), ("", "")]:
-        wanted = [case.defaults.get(engine, "") if engine else case.baseline for case, _ in own]
-        pairs = _pairs(own, best, [
-            next((cell for cell in of.values() if cell.impl == row), None)
-            for (_, of), row in zip(own, wanted, strict=True)
-        ])  # fmt: skip
-        names = ", ".join(dict.fromkeys(cell.name for *_, cell in pairs))
-        part = f" in {len(pairs)} of {len(own)}" if len(pairs) < len(own) else ""
-        if names == best:
-            own_defaults += [f"it is {spelled}'s default{part}"] if engine else []
-        elif names and (engine or not (against or own_defaults)):
-            ratio, noise = _ratio(pairs, run, len(SPELLED))
-            other = f"{spelled}'s default {names}" if engine else names
-            against.append((ratio.verdict, versus(ratio, other, noise > MAX_NOISE) + part))
+    over = {}
+    for name in others:
+        pairs = _pairs(own, best, [of[name] for _, of in own])
+        if len(pairs) == len(own):
+            over[name] = _ratio(pairs, run, len(others))
+    against, is_default = _against_defaults(own, best, run)
     if over and not against:
         second = min(over, key=lambda name: over[name][0].ratio)
         ratio, noise = over[second]
-        against.append((ratio.verdict, versus(ratio, second, noise > MAX_NOISE)))
-    weights = [case.cells[0].weight for case, _ in rows]
-    head, share = "all cases together", ""
-    if len({*weights}) > 1:
-        head = "weighted by the suite"
-        share = f", {100 * sum(case.cells[0].weight for case, _ in own) / sum(weights):.0f} % of their weight"
-    head += f" ({len(own)} of {counted(len(rows))}{share})" if len(own) < len(rows) else ""
+        against = [(ratio.verdict, versus(ratio, second, noise > MAX_NOISE))]
+    head = _weighed(rows, own)
+    clear = len(over) == len(others) and all(ratio.verdict == "faster" for ratio, _ in over.values())
     if not clear and all(word == "faster" for word, _ in against):
         head += f" {best}, not clearly the fastest,"
     elif clear and [*wins] != [best]:
@@ -116,9 +98,41 @@ def _over_all(rows: Rows, run: Run, wins: Counter[str]) -> Iterator[str]:
         head += f" {best}"
     if against or (others and [*wins] != [best]):
         yield f"{head} {' and '.join(said for _, said in against)}".rstrip(" ,")
-    yield from own_defaults
+    yield from is_default
     near = [name for name, (ratio, noise) in over.items() if ratio.high * (1 + noise) <= 1 + MARGIN]
     yield from [f"within {100 * MARGIN:g} %: {', '.join(near)}"] if near else []
+
+
+def _against_defaults(own: Rows, best: str, run: Run) -> tuple[list[tuple[str, str]], list[str]]:
+    """The best row against what each engine runs by default, or else against the baseline: verdicts, and what
+    they say. And for each engine whose default it is, that it is."""
+    against: list[tuple[str, str]] = []
+    is_default: list[str] = []
+    for engine, spelled in [*SPELLED.items(), ("", "")]:
+        wanted = [case.defaults.get(engine, "") if engine else case.baseline for case, _ in own]
+        cells = [
+            next((cell for cell in of.values() if cell.impl == row), None)
+            for (_, of), row in zip(own, wanted, strict=True)
+        ]
+        pairs = _pairs(own, best, cells)
+        names = ", ".join(dict.fromkeys(cell.name for *_, cell in pairs))
+        part = f" in {len(pairs)} of {len(own)}" if len(pairs) < len(own) else ""
+        if names == best:
+            is_default += [f"it is {spelled}'s default{part}"] if engine else []
+        elif names and (engine or not (against or is_default)):
+            ratio, noise = _ratio(pairs, run, len(SPELLED))
+            other = f"{spelled}'s default {names}" if engine else names
+            against.append((ratio.verdict, versus(ratio, other, noise > MAX_NOISE) + part))
+    return against, is_default
+
+
+def _weighed(rows: Rows, own: Rows) -> str:
+    """How cases are summed, and which part of them the best row has a time in."""
+    weights = [case.cells[0].weight for case, _ in rows]
+    head, share = together(weights), ""
+    if len({*weights}) > 1:
+        share = f", {100 * sum(case.cells[0].weight for case, _ in own) / sum(weights):.0f} % of their weight"
+    return head + (f" ({len(own)} of {counted(len(rows))}{share})" if len(own) < len(rows) else "")
 
 
 def _best(rows: Rows) -> str:

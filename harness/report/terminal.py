@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Characters of a line where the output is no terminal, so that stored text is the same everywhere."""
 COMMAND = "  "  # begins a line that is a command
-WIDEST = 120
-"""The most characters of a line in a terminal: longer lines are hard to follow."""
+WIDEST = 120  # the most characters of a line in a terminal: longer lines are hard to follow
 
 
 def show(what: RenderableType, file: TextIO) -> None:

@@ -16,8 +16,6 @@ Item = TypeVar("Item")
 
 WIDE = 20.0
 """An interval whose upper end is more than this many times the lower, with 1 between, tells nothing."""
-WIDTH = 150
-"""Characters of a line of text."""
 
 
 def decimals(half_width: float) -> int:
@@ -27,8 +25,7 @@ def decimals(half_width: float) -> int:
 
 
 def uncertain(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value in the digits that its interval supports, and the interval as `± 1.1`, or as `(154 to 727)`
-    where it is wide and its sides differ."""
+    """A value in the digits that its interval supports; and the interval, as `± 1.1` or `(154 to 727)`."""
     if low is None or high is None:
         return f"{value:.4g}", ""
     half = max(value - low, high - value)
@@ -44,15 +41,10 @@ def uncertain_ratio(value: float | None, low: float | None, high: float | None) 
         return "?", ""
     if low is None or high is None:
         return f"{value:.2f}x", ""
-    if holds_everything(low, high):
+    if low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low):
         return "not known", ""
     digits = min(3, decimals((high - low) / 2))
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
-
-
-def holds_everything(low: float, high: float) -> bool:
-    """Whether the interval of a ratio tells nothing: it reaches from far below 1 to far above."""
-    return low <= 0 or math.isinf(high) or (low < 1 < high and high > WIDE * low)
 
 
 def ratio_text(of: Verdict | Comparison) -> str:
@@ -94,8 +86,7 @@ def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
 
 
-Interval = tuple[float, float | None, float | None]
-"""A time and the ends of its interval, in microseconds."""
+Interval = tuple[float, float | None, float | None]  # a time and the ends of its interval, in microseconds
 
 
 def time_column(times: Sequence[Interval | None]) -> tuple[str, list[str]]:

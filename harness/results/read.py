@@ -7,6 +7,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
     pattern. Raises UsageError where there is none."""
     text = str(path_or_glob)
     path = Path(text)
-    matches = [text] if archive.is_folder(path) or archive.is_file(path) else archive.glob(text)
+    is_there = archive.is_folder(path) or archive.is_file(path)
+    matches = [text] if is_there else sorted(glob(text, recursive=True))  # noqa: PTH207
     folders: dict[Path, None] = {}
     for match in map(Path, matches):
         folder = match if archive.is_folder(match) else match.parent

@@ -268,13 +268,9 @@ def test_what_cannot_reach_the_process_is_one_line(notebook, name, said):
 
 
 @pytest.mark.parametrize(("kernel", "given", "error", "said"), [
-    ("fills", {"op": "mla"}, UsageError, "unknown op 'mla'"),
-    ("fills", {"case": "batch=1 context=4"}, UsageError, "context"),
     ("fills", {"beside": "torch.sdp"}, UsageError, "unknown implementation 'torch.sdp' of mla_decode"),
     ("fills", {"boundary": "all"}, UsageError, "unknown boundary 'all'"),
-    ("fills", {"threads": 0}, click.UsageError, "0 is not in the range"),
     ("fills", {"per_cace": "1s"}, click.UsageError, "--per-cace"),
-    ("fills", {"cache": "hot"}, click.UsageError, "'hot' is none of"),
     ("elsewhere", {}, kernels.PluginError, "mine.moe is declared for fused_moe, not for mla_decode"),
 ])  # fmt: skip
 def test_other_mistakes_are_those_of_run(notebook, monkeypatch, kernel, given, error, said):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import signal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import Command, answer, interruptible, json_option
+from harness.cli.options import Command, answer, interruptible, json_option, write_json
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
 from harness.paths import RESULTS, command
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
-    from harness.serving.ledger import Prediction
 
 
 def _percent(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -85,7 +83,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, require_none
-    from harness.serving.ab.result import finished, planned
+    from harness.serving.ab.result import finished, planned, predicted
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
@@ -103,14 +101,14 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if record is None:
         require_none(folder)
     names = record.names if record else looked_up(plan, Progress(quiet).note)
-    predictions = record.predictions if record else _predictions(plan, options["predict"])
+    predictions = record.predictions if record else predicted(plan, options["predict"])
     kept = [prediction.model_dump() for prediction in predictions]
     text = planned(plan, record, folder.absolute(), names, predictions, budget_s)
     if options["dry_run"]:
         if json_to:
             told = {"plan": plan.model_dump(), "budget_s": budget_s, "names": names, "predictions": kept,
                     "says": text}  # fmt: skip
-            write(json_to, json.dumps(told, indent=1) + "\n")
+            write_json(json_to, told)
         if json_to != "-":
             print(text)
         return
@@ -157,15 +155,6 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
     return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(words[first:])}
 
 
-def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
-    """The link is imported for these alone."""
-    if not names:
-        return []
-    from harness.serving.ab.result import predicted
-
-    return predicted(plan, names)
-
-
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
     from harness.report.terminal import show
@@ -187,7 +176,7 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
             signal.signal(signal.SIGTERM, before)
     found = summary(record)
     if json_to:
-        write(json_to, json.dumps(found, indent=1, allow_nan=False) + "\n")
+        write_json(json_to, found, allow_nan=False)
     if not quiet and json_to != "-":
         show(shown(found), sys.stdout)
     if not found["pairs"]:

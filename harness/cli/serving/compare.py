@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import answer, json_option
 from harness.errors import FAILED, OK, UsageError
+from harness.files import require_writable
 
 
 @click.command("compare")
@@ -42,11 +43,8 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     """Compare two serving results, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
-    import json
     from dataclasses import asdict
 
-    from harness.files import require_writable, write
-    from harness.report.terminal import show
     from harness.serving.clients.load import beside_each_other
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of
@@ -60,16 +58,12 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     wanted = metric or default_metric(left, right)
     quantities = quantity_of(left, a, wanted), quantity_of(right, b, wanted)
     comparison = compare_quantities(*quantities, told["assume"], told["despite"])
-    if json_to:
-        write(json_to, json.dumps(asdict(comparison), indent=1) + "\n")
-    else:
-        show(comparison_text(*quantities, comparison), sys.stdout)
+    answer(json_to, asdict(comparison), lambda: comparison_text(*quantities, comparison))
     sys.exit(OK if comparison.verdict != "refused" else FAILED)
 
 
 def engines_of(options: Sequence[str]) -> dict[str, str]:
-    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given. Raises
-    UsageError."""
+    """The engines of A and B by `NAME`, `A=NAME` or `B=NAME`; empty where none is. Raises UsageError."""
     from harness.serving.names import known_engine
 
     engines = {"A": "", "B": ""}

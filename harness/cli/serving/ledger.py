@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import answer, json_option
+from harness.files import require_writable
 
 
 @click.command("ledger")
@@ -18,21 +18,15 @@ from harness.cli.options import json_option
 def ledger(files: tuple[str, ...], json_to: str | None) -> None:
     """Show what was predicted of serving beside what was observed. For each change of kernels, and whether
     the prediction explains it. Without LEDGER it counts those of all ledgers under results/."""
+    require_writable(json_to, None)
     print_ledgers(files, json_to)
 
 
-def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
-    """The rows of the ledgers named, or of all under results/."""
-    from harness.files import require_writable, write
-    from harness.report.terminal import show
+def print_ledgers(files: Sequence[str], json_to: str | None) -> None:
     from harness.serving.ledger import as_json, known_rows, ledger_text
 
-    require_writable(json_to, None)
     rows = list(known_rows(files))
-    if json_to:
-        write(json_to, as_json(rows))
-    else:
-        show(ledger_text(rows, bool(files)), sys.stdout)
+    answer(json_to, as_json(rows), lambda: ledger_text(rows, bool(files)))
 
 
 @click.command("observe")
@@ -59,7 +53,6 @@ def observe(
     """Add serving results to a ledger's prediction. They are of before and after the change of ROW: TPOT,
     TTFT and output throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of
     another machine, engine, model or load than the row's are refused; server flags that differ are listed."""
-    from harness.files import require_writable
     from harness.serving.ledger import observe as record
 
     require_writable(json_to, None)

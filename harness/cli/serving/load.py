@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import json_option
+from harness.cli.options import json_option, write_json
+from harness.errors import FAILED, OK, USAGE, UsageError
+from harness.files import require_writable, write
 
 
 @click.command("load")
@@ -18,9 +20,7 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     """Read the results of serving clients, and check them. Every run is held to what must be true between its
     numbers. Latencies that were not measured are left out. Exit code 1: a number is wrong; 2: a file cannot
     be read."""
-    from harness.cli.serving.load_display import as_csv, as_json, runs_table
-    from harness.errors import FAILED, OK, USAGE, UsageError
-    from harness.files import require_writable, write
+    from harness.cli.serving.load_display import as_csv, runs_table
     from harness.report.terminal import show
     from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
@@ -39,7 +39,8 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
             click.echo(f"error: {unreadable[-1]}", err=True)
     runs = beside_each_other(runs)
     if json_to:
-        write(json_to, as_json(runs, unreadable))
+        facts = {"runs": [run.model_dump() for run in runs], "unreadable": unreadable}
+        write_json(json_to, facts, allow_nan=False)
     if csv_to:
         write(csv_to, as_csv(runs))
     if not (json_to or csv_to) and runs:

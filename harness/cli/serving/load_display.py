@@ -1,10 +1,9 @@
-"""Tables of serving runs: one for each client, with what was found in them; as JSON; as CSV."""
+"""Tables of serving runs: one for each client, with what was found in them; as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 from collections import Counter
@@ -15,7 +14,7 @@ from rich.console import Group, RenderableType
 
 from harness.report.fitting_table import table_of
 from harness.report.notes import noted
-from harness.report.text import grouped
+from harness.report.text import counted, grouped
 from harness.serving.compare.identity import length
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
@@ -28,8 +27,7 @@ STATISTICS = {"total": "", "unknown": "?"}
 SPREAD = ("std", "min")
 BOUNDS = {"max": "up to ", "min": "down to "}
 TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "note"}
-ASSUMED = "assumed"
-"""Taken for granted, or repaired."""
+ASSUMED = "assumed"  # taken for granted, or repaired
 DERIVED = " *"
 NAMED = 3  # runs that a line names before it counts the rest
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
@@ -38,20 +36,14 @@ COLUMNS = ("run", *ABOUT, *REQUESTED, "max_concurrency", "metric", "statistic", 
            "tokens", "derived", "findings")  # fmt: skip
 
 
-def as_json(runs: Sequence[ServingRun], unreadable: Sequence[str]) -> str:
-    """unreadable: why a file could not be read, one line for each"""
-    whole = {"runs": [run.model_dump() for run in runs], "unreadable": unreadable}
-    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
-
-
 def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> RenderableType:
     """How many findings there are, a table for each client, and what was found or taken for granted."""
     found = [(run, finding) for run in runs for finding in run.findings]
     touched = len({run.id for run, finding in found if finding.severity != "note"})
     counts = _counts(Counter(finding.severity for _, finding in found))
-    result = f"found {counts} ({_count(touched, 'run')} wrong or suspect)" if counts else "nothing found"
-    read = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}; {result}"
-    parts: list[RenderableType] = [read + (f"; {_count(unread, 'file')} not read" if unread else "")]
+    result = f"found {counts} ({counted(touched, 'run')} wrong or suspect)" if counts else "nothing found"
+    read = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; {result}"
+    parts: list[RenderableType] = [read + (f"; {counted(unread, 'file')} not read" if unread else "")]
     if folder := _common_folder(runs):
         parts.append(f"in {folder}")
     for client, own in grouped(runs, lambda run: run.client).items():
@@ -155,13 +147,8 @@ def _common_folder(runs: Sequence[ServingRun]) -> str:
     return f"{shared}/" if shared and all(run.id.startswith(f"{shared}/") for run in runs) else ""
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """One line for each metric, with all that it is of; lengths as served, else as asked for. A rate of `inf`
-    is no limit."""
+    """A line for each metric; lengths as served, else as asked for. A rate of `inf` is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from harness.cli.options import Command, OneOf, json_option, parsed_by
+from harness.cli.options import Command, OneOf, answer, json_option, parsed_by, several
 from harness.errors import FAILED, OK, UsageError
-from harness.files import require_writable, write
+from harness.files import require_writable
 from harness.paths import command
 from harness.report.terminal import show
 from shapes.case import MOST_QUERIES
@@ -50,7 +50,7 @@ def _model(name: str) -> None:
         raise ValueError(f"{text}; `run --suite {name}-tpN` times its kernels, `engine` says what runs")
 
 
-OF_SYSTEM = [
+of_system = several(
     click.option("--model", metavar="NAME|DIR", default="deepseek-r1", callback=parsed_by(_model),
                  expose_value=False, help="Serve this model, which has R1's layers.  [default: deepseek-r1]"),
     click.option("--hardware", metavar="NAME", default="", callback=_hardware,
@@ -75,14 +75,7 @@ OF_SYSTEM = [
                       "of this suite. What is missing is assumed from data sheets."),
     click.option("--calibrate", multiple=True, metavar="FILE",
                  help="Calibrate on this server's results, of any client; two are enough."),
-]  # fmt: skip
-"""What `predict` and `what-if` are asked of."""
-
-
-def of_system(command: Function) -> Function:
-    for option in reversed(OF_SYSTEM):
-        command = option(command)
-    return command
+)  # fmt: skip
 
 
 @click.command("predict", cls=Command)
@@ -114,10 +107,7 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     from harness.serving.link.report import as_json, prediction
 
     looks = [outlook(model, load) for load in loads]
-    if json_to:
-        write(json_to, as_json(model, looks))
-    else:
-        show(prediction(model, looks), sys.stdout)
+    answer(json_to, as_json(model, looks), lambda: prediction(model, looks))
 
 
 def _load_in(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
@@ -212,10 +202,8 @@ def what_if(
         for load in loads
     ]  # fmt: skip
     rows = _record(Path(ledger), model, changes, looks, options) if ledger else []
-    if json_to:
-        write(json_to, as_json(model, looks, changes, target))
-    else:
-        show(prediction(model, looks, changes, target), sys.stdout)
+    asked = (model, looks, changes, target)
+    answer(json_to, as_json(*asked), lambda: prediction(*asked))
     if ledger:
         one = command("serving", "observe", ledger, rows[-1], "--before", "FILE", "--after", "FILE")
         told = f"\nrows written to {ledger}: {len(rows)}; once the change was measured:\n  {one}"
@@ -277,8 +265,5 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
 
     require_writable(json_to, None)
     found = validated(hardware, engine)
-    if json_to:
-        write(json_to, validation_json(found))
-    else:
-        show(validation(found), sys.stdout)
+    answer(json_to, validation_json(found), lambda: validation(found))
     sys.exit(OK if hardware or engine or found.holds else FAILED)

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from harness.cli.options import Command, json_option, target_device
+from harness.errors import FAILED, OK, NothingRan
+from harness.files import require_writable, write
 
 
 def _document(replays: list[Any]) -> str:
@@ -38,8 +40,6 @@ def replay_command(device: str | None, json_to: str | None, **options: Any) -> N
     implementations in the engine's order with weights for every layer, on a GPU as one graph; one op is
     swapped at a time, all arms in interleaved rounds. It shows what a kernel that is faster alone is worth in
     the step."""
-    from harness.errors import FAILED, OK, NothingRan
-    from harness.files import require_writable, write
     from harness.machine.device import choose_device
     from harness.report.terminal import show
     from harness.run.device import own_device

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import OneOf, json_option
+from harness.cli.options import OneOf, json_option, write_json
+from harness.errors import FAILED, OK, UsageError
 
 if TYPE_CHECKING:
     from harness.serving.trace.classify import Phase
@@ -31,8 +31,6 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     step. Exit code 1 where something in it is wrong or, with --partial, it breaks off; 2 where it cannot be
     read."""
     from harness.cli.serving.trace_display import as_json, trace_text
-    from harness.errors import FAILED, OK, UsageError
-    from harness.files import write
     from harness.report.terminal import show
     from harness.serving.trace import decompose
 
@@ -40,7 +38,7 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     if phase and phase not in decomposed.phases():
         raise UsageError(f"{file} has no {phase} steps; it has: {', '.join(decomposed.phases())}")
     if json_to:
-        write(json_to, json.dumps(as_json(decomposed, phase), indent=1, allow_nan=False) + "\n")
+        write_json(json_to, as_json(decomposed, phase), allow_nan=False)
     else:
         show(trace_text(decomposed, phase, top), sys.stdout)
     sys.exit(FAILED if any(finding.severity == "wrong" for finding in decomposed.findings) else OK)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from harness.files import JsonObject
-from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.marks import AFTER, BEFORE, LABEL, PREDICTED, TARGET, cell, records
+from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.serving.shared import AFTER, BEFORE, PREDICTED, TARGET, digits, names_axis
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
-
-if TYPE_CHECKING:
-    import altair
 
 PANEL = 170  # pixels of one metric's plot
 COLOURS = (BEFORE, AFTER, TARGET, PREDICTED)
@@ -48,26 +47,31 @@ def _charts(record: Record, found: JsonObject, where: str) -> Iterator[Chart]:
     runs = {f"pair {pair}": of_pair for pair, of_pair in record.pairs().items() if pair}
     effects = [row(line, arms[0]) for line in found["verdicts"]]
     yield Chart(
-        anchor=f"{where}-effects",
-        title="Effects",
-        reading="A change is of the metric itself: less time or more throughput is faster. One metric "
+        f"{where}-effects",
+        "Effects",
+        "A change is of the metric itself: less time or more throughput is faster. One metric "
         "decides; the words in brackets hold each for itself.",
-        table=Table(list(effects[0]), [TableRow(list(of.values())) for of in effects]),
+        table=table(effects, {name: name for name in effects[0]}),
     )
     marks = {metric: list(_marks(runs, metric, arms)) for metric in metrics}
-    columns = [f"{NAMES[metric]} of {arm}, {UNITS[metric]}" for metric in metrics for arm in arms]
+    columns: Columns = {"pair": "pair"} | {
+        f"{NAMES[metric]} of {arm}, {UNITS[metric]}": (f"{metric} {arm}", digits())
+        for metric in metrics
+        for arm in arms
+    }
     rows = [
-        TableRow([pair, *(cell(of_pair[arm]["metrics"][metric]) for metric in metrics for arm in arms)])
+        {"pair": pair}
+        | {f"{metric} {arm}": of_pair[arm]["metrics"][metric] for metric in metrics for arm in arms}
         for pair, of_pair in runs.items()
     ]
     yield Chart(
-        anchor=f"{where}-pairs",
-        title="Pairs of launches",
-        reading="A line is a pair: one launch of each arm, with the same prompts. Where every line leads to "
+        f"{where}-pairs",
+        "Pairs of launches",
+        "A line is a pair: one launch of each arm, with the same prompts. Where every line leads to "
         "the same side, the change is no accident of one launch. The axes do not begin at zero.",
-        picture=_picture(marks, arms),
-        table=Table(["pair", *columns], rows, frozenset(columns)),
-        marks=sum(map(len, marks.values())),
+        _picture(marks, arms),
+        table(rows, columns),
+        sum(map(len, marks.values())),
     )
 
 
@@ -85,10 +89,8 @@ def _marks(runs: dict[str, dict[str, JsonObject]], metric: str, arms: list[str])
                        "from": min(there), "to": max(there), "aria": aria}  # fmt: skip
 
 
-def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> altair.TopLevelMixin:
+def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> alt.TopLevelMixin:
     """A panel for each metric, a line of each for every pair."""
-    import altair as alt
-
     many = len(arms) // len(COLOURS) + 1
     legend = alt.Legend(title=None, orient="top")
     colours = alt.Scale(domain=arms, range=(COLOURS * many)[: len(arms)])
@@ -97,10 +99,9 @@ def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> altair.
     for metric, of_metric in marks.items():
         title = f"{NAMES[metric]}, {UNITS[metric]}"
         places = list(dict.fromkeys(mark["pair"] for mark in of_metric))
-        axis = None if panels else alt.Axis(labelLimit=LABEL)
-        y = alt.Y("pair:N", sort=None, title=None, axis=axis, scale=alt.Scale(domain=places))
+        y = names_axis("pair").scale(domain=places)
         x_axis, scale = alt.Axis(title=title, tickCount=4), alt.Scale(zero=False, padding=12)
-        chart = alt.Chart(records(of_metric)).encode(y=y)
+        chart = alt.Chart({"values": of_metric}).encode(y=y.axis(None) if panels else y)
         line = chart.transform_filter(alt.FieldEqualPredicate(field="line", equal=True))
         points = chart.mark_point(filled=True, size=60, opacity=1).encode(
             x=alt.X("value:Q", axis=x_axis, scale=scale),
@@ -108,7 +109,7 @@ def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> altair.
             shape=alt.Shape("arm:N", scale=shapes, legend=legend),
             tooltip=["pair:N", "arm:N", alt.Tooltip("value:Q", title=title, format=".5g"),
                      alt.Tooltip("change:N", title="against the first arm")],
-            description=alt.Description("aria:N"),
+            description="aria:N",
         )  # fmt: skip
         rule = line.mark_rule(color="#888888").encode(x=alt.X("from:Q", axis=x_axis, scale=scale), x2="to:Q")
         panels.append(alt.layer(rule, points).properties(width=PANEL, height=alt.Step(26)))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import altair as alt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import UsageError, mistake
-from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.marks import AFTER, BEFORE, TARGET, WIDTH, cell, op_colours, records
+from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.serving.shared import AFTER, BEFORE, TARGET, WIDTH, digits, op_colours
+from harness.page.style import coloured, tips
 from harness.report.text import ranged
 from harness.serving.ledger import Prediction
 from harness.serving.link.calibration import Value
 from harness.serving.link.predictions import Need, Share
 from harness.serving.link.report import worth
-
-if TYPE_CHECKING:
-    import altair
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
@@ -92,70 +91,61 @@ def _headline(forecast: Document) -> str:
 
 
 def _parts(forecast: Document, title: str) -> Iterator[Chart]:
-    terms = [(each.load.concurrency, term) for each in forecast.workloads for term in each.shares]
-    if not terms:
-        return
-    numeric = ["concurrency", "calls", "decode steps, ms", "stalls, ms", "share of TPOT"]
     rows = [
-        TableRow(
-            [
-                cell(concurrency, "d"),
-                term.name,
-                term.origin,
-                cell(term.calls, "d"),
-                cell(term.decode_ms, ".4f"),
-                cell(term.stall_ms, ".4f"),
-                cell(term.share, ".2%"),
-            ]
-        )
-        for concurrency, term in terms
+        {"concurrency": of.load.concurrency, **vars(term)} for of in forecast.workloads for term in of.shares
     ]
+    if not rows:
+        return
+    columns: Columns = {
+        "concurrency": ("concurrency", str),
+        "kernel": "name",
+        "time from": "origin",
+        "calls": ("calls", str),
+        "decode steps, ms": ("decode_ms", digits(".4f")),
+        "stalls, ms": ("stall_ms", digits(".4f")),
+        "share of TPOT": ("share", digits(".2%")),
+    }
     marks = [
         {
-            "concurrency": concurrency,
-            "kernel": term.name,
-            "class": term.name.partition(":")[0],
+            "concurrency": row["concurrency"],
+            "kernel": row["name"],
+            "class": row["name"].partition(":")[0],
             "phase": phase,
-            "ms": ms,
-            "origin": term.origin,
-            "aria": f"{term.name}, {phase}, concurrency {concurrency}: {ms:.4g} ms",
+            "ms": row[ms],
+            "origin": row["origin"],
+            "aria": f"{row['name']}, {phase}, concurrency {row['concurrency']}: {row[ms]:.4g} ms",
         }
-        for concurrency, term in terms
-        for phase, ms in ((IN_DECODE, term.decode_ms), (IN_STALL, term.stall_ms))
-        if ms
+        for row in rows
+        for phase, ms in ((IN_DECODE, "decode_ms"), (IN_STALL, "stall_ms"))
+        if row[ms]
     ]
     yield Chart(
-        anchor=anchor("forecast", title, "parts"),
-        title="Where the time of a token goes",
-        reading=(
-            "A bar is TPOT at one concurrency before any change, and a segment of it one kernel, coloured by "
-            "op class. Pale segments are the time in which a decoding request waits for other requests' "
-            "prefills."
-        ),
-        picture=_bars(marks),
-        table=Table(["concurrency", "kernel", "time from", *numeric[1:]], rows, frozenset(numeric)),
-        marks=len(marks),
+        anchor("forecast", title, "parts"),
+        "Where the time of a token goes",
+        "A bar is TPOT at one concurrency before any change, and a segment of it one kernel, coloured by "
+        "op class. Pale segments are the time in which a decoding request waits for other requests' "
+        "prefills.",
+        _bars(marks),
+        table(rows, columns),
+        len(marks),
     )
 
 
-def _bars(marks: list[dict[str, Any]]) -> altair.TopLevelMixin:
+def _bars(marks: list[dict[str, Any]]) -> alt.TopLevelMixin:
     """A bar for each concurrency, of which each kernel is a segment."""
-    import altair as alt
-
-    classes = op_colours([str(mark["class"]) for mark in marks])
+    classes = op_colours(mark["class"] for mark in marks)
     for mark in marks:
-        mark["order"] = classes[0].index(mark["class"]) + (1000 if mark["phase"] == IN_STALL else 0)
-    names = (("kernel:N", "kernel"), ("class:N", "op class"), ("phase:N", "in"), ("origin:N", "time from"))
-    tooltip = [alt.Tooltip(field, title=name) for field, name in names]
+        mark["order"] = classes.domain.index(mark["class"]) + (1000 if mark["phase"] == IN_STALL else 0)
+    tooltip = tips(kernel="", **{"class": "op class"}, phase="in", origin="time from")
     return (
-        alt.Chart(records(marks))
+        alt.Chart({"values": marks})
         .mark_bar(stroke="#ffffff", strokeWidth=0.5)
         .encode(
-            x=alt.X("ms:Q", stack="zero", axis=alt.Axis(title="of TPOT, ms"), scale=alt.Scale(zero=True)),
-            y=alt.Y("concurrency:O", axis=alt.Axis(title="concurrency, requests")),
+            x=alt.X("ms:Q", stack="zero", title="of TPOT, ms", scale=alt.Scale(zero=True)),
+            y=alt.Y("concurrency:O", title="concurrency, requests"),
             color=alt.Color(
                 "class:N",
-                scale=alt.Scale(domain=classes[0], range=classes[1]),
+                scale=classes,
                 legend=alt.Legend(title=None, orient="bottom", columns=5, symbolOpacity=1),
             ),
             opacity=alt.Opacity(
@@ -163,9 +153,9 @@ def _bars(marks: list[dict[str, Any]]) -> altair.TopLevelMixin:
                 scale=alt.Scale(domain=[IN_DECODE, IN_STALL], range=[1.0, 0.45]),
                 legend=alt.Legend(title=None, orient="top", symbolFillColor="#555555"),
             ),
-            order=alt.Order("order:Q"),
+            order="order:Q",
             tooltip=[*tooltip, alt.Tooltip("ms:Q", title="of TPOT, ms", format=".4f")],
-            description=alt.Description("aria:N"),
+            description="aria:N",
         )
         .properties(width=WIDTH, height=alt.Step(34))
     )
@@ -185,84 +175,75 @@ def _sweep(forecast: Document, title: str, key: str, quantity: str, name: str, u
             about = {"concurrency": concurrency, "side": side, "value": middle, "low": low, "high": high}
             marks.append(about | {"text": text, "aria": f"{aria}: {middle:.4g} {unit}"})
     marks.sort(key=lambda mark: (mark["side"] == "after the changes", mark["concurrency"]))
-    columns = ["concurrency", "shown", f"{name}, {unit}", "low", "high"]
-    ends = ("value", "low", "high")
-    rows = [
-        TableRow([cell(mark["concurrency"], "d"), mark["side"], *(cell(mark[end]) for end in ends)])
-        for mark in marks
-    ]
+    columns: Columns = {
+        "concurrency": ("concurrency", str),
+        "shown": "side",
+        f"{name}, {unit}": ("value", digits()),
+        "low": ("low", digits()),
+        "high": ("high", digits()),
+    }
     return Chart(
-        anchor=anchor("forecast", title, name),
-        title=f"{name} by concurrency",
-        reading=(
-            "A point is the prediction at one concurrency, its line and band the 90 % interval; after "
-            "changes that of the change alone, put upon the value before."
-        ),
-        picture=_lines(marks, f"{name}, {unit}", forecast.target_tpot_ms if key == "tpot" else None),
-        table=Table(columns, rows, frozenset(columns) - {"shown"}),
-        marks=len(marks),
+        anchor("forecast", title, name),
+        f"{name} by concurrency",
+        "A point is the prediction at one concurrency, its line and band the 90 % interval; after "
+        "changes that of the change alone, put upon the value before.",
+        _lines(marks, f"{name}, {unit}", forecast.target_tpot_ms if key == "tpot" else None),
+        table(marks, columns),
+        len(marks),
     )
 
 
-def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> altair.TopLevelMixin:
+def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> alt.TopLevelMixin:
     """A quantity against the concurrency, before and after a change, each with its band. target: a line."""
-    import altair as alt
-
     places = sorted({mark["concurrency"] for mark in marks})
-    sides = list(dict.fromkeys(mark["side"] for mark in marks))
+    sides = dict.fromkeys(mark["side"] for mark in marks)
     x = alt.X(
         "concurrency:Q",
+        title="concurrency, requests",
         scale=alt.Scale(type="log", base=2, domain=[places[0] / 1.15, places[-1] * 1.15], nice=False),
-        axis=alt.Axis(title="concurrency, requests", values=places, format="d", grid=False),
+        axis=alt.Axis(values=places, format="d", grid=False),
     )
-    colour = alt.Color(
-        "side:N",
-        scale=alt.Scale(domain=sides, range=[BEFORE, AFTER][: len(sides)]),
-        legend=alt.Legend(title=None, orient="top", symbolOpacity=1),
-    )
-    axis, scale = alt.Axis(title=name), alt.Scale(zero=True)
-    names = (("side:N", "shown"), ("concurrency:Q", "concurrency, requests"), ("text:N", f"{name} (90 %)"))
-    base = alt.Chart(records(marks)).encode(x=x, color=colour)
-    ends = base.encode(y=alt.Y("low:Q", axis=axis, scale=scale), y2="high:Q")
-    values = base.encode(y=alt.Y("value:Q", axis=axis, scale=scale))
-    layers: list[Any] = [
+    colour = coloured("side", dict(zip(sides, (BEFORE, AFTER), strict=False)))
+    scale = alt.Scale(zero=True)
+    base = alt.Chart({"values": list(marks)}).encode(x=x, color=colour)
+    ends = base.encode(y=alt.Y("low:Q", title=name, scale=scale), y2="high:Q")
+    values = base.encode(y=alt.Y("value:Q", title=name, scale=scale))
+    layers = [
         ends.mark_area(opacity=0.18, line=False),
         ends.mark_rule(strokeWidth=2, opacity=0.7),
         values.mark_line(),
         values.mark_point(filled=True, size=70, opacity=1).encode(
-            tooltip=[alt.Tooltip(field, title=title) for field, title in names],
-            description=alt.Description("aria:N"),
+            tooltip=tips(side="shown", concurrency="concurrency, requests", text=f"{name} (90 %)"),
+            description="aria:N",
         ),
     ]
     if target is not None:
-        line = alt.Chart(records([{"target": target}]))
+        line = alt.Chart({"values": [{"target": target}]})
         layers.append(line.mark_rule(strokeDash=[6, 4], color=TARGET).encode(y="target:Q"))
     return alt.layer(*layers).properties(width=WIDTH, height=300)
 
 
 def _needs(forecast: Document, title: str) -> Iterator[Chart]:
-    asked = [f"speedup for {target:g} ms"] if (target := forecast.target_tpot_ms) else []
-    numeric = ["concurrency", "most it can give, ms", "share of TPOT", "TPOT were it free, ms"]
     rows = [
-        TableRow(
-            [
-                cell(workload.load.concurrency, "d"),
-                need.name,
-                cell(need.most_ms),
-                cell(need.share, ".2%"),
-                cell(need.limit_ms),
-                *([need.reach] if asked else []),
-            ]
-        )
-        for workload in forecast.workloads
-        for need in workload.needs
+        {"concurrency": of.load.concurrency, "op": need.name, "reach": need.reach, **vars(need)}
+        for of in forecast.workloads
+        for need in of.needs
     ]
+    target = forecast.target_tpot_ms
+    columns: Columns = {
+        "concurrency": ("concurrency", str),
+        "op": "op",
+        "most it can give, ms": ("most_ms", digits()),
+        "share of TPOT": ("share", digits(".2%")),
+        "TPOT were it free, ms": ("limit_ms", digits()),
+        **({f"speedup for {target:g} ms": "reach"} if target else {}),
+    }
     if rows:
         yield Chart(
-            anchor=anchor("forecast", title, "needs"),
-            title="What each op can give",
-            reading="What TPOT would lose were the op to take no time, for the central case.",
-            table=Table(["concurrency", "op", *numeric[1:], *asked], rows, frozenset(numeric)),
+            anchor("forecast", title, "needs"),
+            "What each op can give",
+            "What TPOT would lose were the op to take no time, for the central case.",
+            table=table(rows, columns),
         )
 
 

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import altair as alt
 from pydantic import ValidationError
 
 from harness.errors import UsageError, mistake
-from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.marks import (
-    LABEL,
-    OBSERVED,
-    PREDICTED,
-    WIDTH,
-    cell,
-    distinct,
-    op_colours,
-    records,
-)
+from harness.page.document import Chart, Columns, PageSection, Table, anchor, table
+from harness.page.serving import shared
+from harness.page.style import coded, coloured, tips
 from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
-if TYPE_CHECKING:
-    import altair
-
 RERUN = "base again"
-METHODS = {"the whole step": ("circle", PREDICTED), "swapped calls alone": ("square", OBSERVED)}
-"""Of each way to know an arm's difference its shape and its colour."""
+WHOLE, ALONE = "the whole step", "swapped calls alone"  # the two ways to know an arm's difference
 
 
 def replay_section(steps: Sequence[Replay], title: str) -> PageSection:
-    """A section for each step that was replayed."""
-    names = distinct([step_name(replay.step) for replay in steps])
+    names = shared.distinct([step_name(replay.step) for replay in steps])
     return PageSection(
         anchor=anchor("replay", title),
         title=title,
@@ -112,44 +100,57 @@ def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
 
 
 def _places_table(replay: Replay) -> Table:
-    """A row for each place, a column for each arm."""
     arms = {name: arm.places_alone for name, arm in replay.arms.items() if arm.places_alone}
-    columns = distinct(["place", "op class", *(f"{name}, ms" for name in arms)])
     places = dict.fromkeys(place for alone in arms.values() for place in alone)
     rows = [
-        TableRow([place, OP_CLASS.get(place, ""), *(cell(of.get(place), ".4f") for of in arms.values())])
+        {
+            "place": place,
+            "class": OP_CLASS.get(place, ""),
+            **{name: of.get(place) for name, of in arms.items()},
+        }
         for place in places
     ]
-    return Table(columns, rows, frozenset(columns[2:]))
+    columns = {f"{name}, ms": (name, shared.digits(".4f")) for name in arms}
+    return table(rows, {"place": "place", "op class": "class", **columns})
 
 
 def _changes_table(replay: Replay) -> Table:
-    numeric = ["step, ms", "low", "high", "change, ms", "change low", "change high", "alone, ms",
-               "whole model, ms", "outputs apart"]  # fmt: skip
-    rows = []
-    for name, arm in replay.arms.items():
-        whole = arm.whole.ms if arm.whole else None
-        rows.append(
-            TableRow(
-                [
-                    name,
-                    ", ".join(f"{op}={implementation}" for op, implementation in arm.chosen.items()),
-                    *_ends(arm.step, ".5g"),
-                    *_ends(arm.change, "+.5g"),
-                    *(cell(value, "+.5g") for value in (arm.alone, whole)),
-                    cell(max(arm.difference.values(), default=None), ".1e"),
-                    arm.failed,
-                ]
-            )
-        )
+    rows = [
+        {
+            "arm": name,
+            "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
+            **_ends("step", arm.step),
+            **_ends("change", arm.change),
+            "alone": arm.alone,
+            "whole": arm.whole and arm.whole.ms,
+            "apart": max(arm.difference.values(), default=None),
+            "failed": arm.failed,
+        }
+        for name, arm in replay.arms.items()
+    ]
     if replay.twin is not None:
-        rows.append(TableRow([RERUN, "", "", "", "", *_ends(replay.twin, "+.5g"), "", "", "", ""]))
-    return Table(["arm", "implementations", *numeric, "failed"], rows, frozenset(numeric))
+        rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_ends("change", replay.twin)})
+    plain, signed = shared.digits(), shared.digits("+.5g")
+    columns: Columns = {
+        "arm": "arm",
+        "implementations": "implementations",
+        "step, ms": ("step", plain),
+        "low": ("step low", plain),
+        "high": ("step high", plain),
+        "change, ms": ("change", signed),
+        "change low": ("change low", signed),
+        "change high": ("change high", signed),
+        "alone, ms": ("alone", signed),
+        "whole model, ms": ("whole", signed),
+        "outputs apart": ("apart", shared.digits(".1e")),
+        "failed": "failed",
+    }
+    return table(rows, columns)
 
 
-def _ends(timed: Timed | None, form: str) -> list[Any]:
-    values = (None,) * 3 if timed is None else (timed.ms, timed.low, timed.high)
-    return [cell(value, form) for value in values]
+def _ends(name: str, timed: Timed | None) -> dict[str, float | None]:
+    ends = {name: "ms", f"{name} low": "low", f"{name} high": "high"}
+    return {key: getattr(timed, end, None) for key, end in ends.items()}
 
 
 def place_marks(replay: Replay) -> list[dict[str, Any]]:
@@ -166,46 +167,36 @@ def place_marks(replay: Replay) -> list[dict[str, Any]]:
     ]
 
 
-def by_place(marks: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
-    """A bar for each arm's own calls at each place."""
-    import altair as alt
-
-    domain, colours = op_colours([mark["class"] for mark in marks])
-    axis = alt.Axis(title="of the step's calls alone, ms")
+def by_place(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
+    classes = shared.op_colours(mark["class"] for mark in marks)
+    legend = alt.Legend(title=None, orient="bottom", columns=5)
     return (
-        alt.Chart(records(marks))
+        alt.Chart({"values": list(marks)})
         .mark_bar()
         .encode(
-            x=alt.X("ms:Q", axis=axis, scale=alt.Scale(zero=True)),
-            y=alt.Y("place:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL)),
+            x=alt.X("ms:Q", title="of the step's calls alone, ms", scale=alt.Scale(zero=True)),
+            y=shared.names_axis("place"),
             yOffset=alt.YOffset("arm:N", sort=None),
-            color=alt.Color(
-                "class:N",
-                scale=alt.Scale(domain=domain, range=colours),
-                legend=alt.Legend(title=None, orient="bottom", columns=5),
-            ),
+            color=alt.Color("class:N", scale=classes, legend=legend),
             tooltip=[
-                alt.Tooltip("place:N"),
-                alt.Tooltip("arm:N"),
-                alt.Tooltip("class:N", title="op class"),
+                *tips(place="", arm="", **{"class": "op class"}),
                 alt.Tooltip("ms:Q", title="alone, ms", format=".4f"),
             ],
-            description=alt.Description("aria:N"),
+            description="aria:N",
         )
-        .properties(width=WIDTH, height=alt.Step(9, **{"for": "offset"}))
+        .properties(width=shared.WIDTH, height=alt.Step(9, **{"for": "offset"}))
     )
 
 
 def change_marks(replay: Replay) -> list[dict[str, Any]]:
     """Of each arm what it changes by both methods, and of the base against itself."""
-    whole, alone = METHODS
     marks: list[tuple[str, str, Timed]] = []
     for name, arm in replay.arms.items():
         if arm.change is not None:
-            marks.append((name, whole, arm.change))
-            marks += [] if arm.alone is None else [(name, alone, Timed(ms=arm.alone))]
+            marks.append((name, WHOLE, arm.change))
+            marks += [] if arm.alone is None else [(name, ALONE, Timed(ms=arm.alone))]
     if replay.twin is not None:
-        marks.append((RERUN, whole, replay.twin))
+        marks.append((RERUN, WHOLE, replay.twin))
     return [
         {
             "arm": arm,
@@ -220,33 +211,25 @@ def change_marks(replay: Replay) -> list[dict[str, Any]]:
     ]
 
 
-def changes(marks: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
+def changes(marks: Sequence[dict[str, Any]]) -> alt.TopLevelMixin:
     """Of each arm the difference from the base, by method, with its interval where it has one."""
-    import altair as alt
-
-    methods = [method for method in METHODS if any(mark["method"] == method for mark in marks)]
-    axis = alt.Axis(title="difference from the base, ms")
-    shapes = alt.Scale(domain=methods, range=[METHODS[method][0] for method in methods])
-    colours = alt.Scale(domain=methods, range=[METHODS[method][1] for method in methods])
-    legend = alt.Legend(title=None, orient="top", symbolOpacity=1)
-    base = alt.Chart(records(marks)).encode(
-        y=alt.Y("arm:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL)),
+    methods = [method for method in (WHOLE, ALONE) if any(mark["method"] == method for mark in marks)]
+    colours = dict(zip(methods, (shared.PREDICTED, shared.OBSERVED), strict=False))
+    shapes = coded(dict(zip(methods, ("circle", "square"), strict=False)))
+    title = "difference from the base, ms"
+    base = alt.Chart({"values": list(marks)}).encode(
+        y=shared.names_axis("arm"),
         yOffset=alt.YOffset("method:N", sort=None, scale=alt.Scale(domain=methods)),
-        color=alt.Color("method:N", scale=colours, legend=legend),
-        tooltip=[
-            alt.Tooltip("arm:N"),
-            alt.Tooltip("method:N", title="of"),
-            alt.Tooltip("text:N", title="difference, ms"),
-        ],
+        color=coloured("method", colours),
+        tooltip=tips(arm="", method="of", text="difference, ms"),
     )
     known = base.transform_filter(alt.FieldValidPredicate(field="low", valid=True))
-    zero = alt.Chart(records([{"at": 0}])).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q")
     return alt.layer(
-        zero,
-        known.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=axis), x2="high:Q"),
+        shared.zero_line(),
+        known.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=title), x2="high:Q"),
         base.mark_point(filled=True, size=70, opacity=1).encode(
-            x=alt.X("ms:Q", axis=axis, scale=alt.Scale(zero=True)),
-            shape=alt.Shape("method:N", scale=shapes, legend=legend),
-            description=alt.Description("aria:N"),
+            x=alt.X("ms:Q", title=title, scale=alt.Scale(zero=True)),
+            shape=alt.Shape("method:N", scale=shapes, title=None),
+            description="aria:N",
         ),
-    ).properties(width=WIDTH, height=alt.Step(14, **{"for": "offset"}))
+    ).properties(width=shared.WIDTH, height=alt.Step(14, **{"for": "offset"}))

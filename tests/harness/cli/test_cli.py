@@ -81,33 +81,6 @@ def test_help_lists_commands_in_one_line_each_and_takes_the_width_of_the_termina
         assert widest - 12 < max(widths) <= widest
 
 
-def test_list_says_which_rows_take_a_case(here):
-    """Each as `run` would say, in the widest boundary: a row that routes too takes no narrower one."""
-    case = ("--op", "mla_decode", "--arch", "gfx942", "--case", "batch=16 ctx=4096 heads=32 kv=fp8")
-    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
-    reasons = {row["implementation"]: row["reason"] for row in rows if not row["takes"]}
-    assert {row["implementation"] for row in rows if row["takes"] and not row["reason"]} == {
-        "aiter.asm_persistent", "aiter.triton", "aiter.triton_split", "sglang.triton", "torch.compile",
-        "torch.naive", "torch.sdpa", "triton.split_kv", "vllm.triton",
-    }  # fmt: skip
-    assert reasons["aiter.asm"] == "takes 8, 16, 128 heads with kv=fp8"
-    assert reasons["tilelang.split"] == "takes a bf16 cache, not fp8"
-    assert reasons["aiter.gluon"].startswith("needs gfx950")
-    text = here("list", *case).stdout
-    assert "9 of 29 take batch=16 ctx=4096 heads=32 page=64 kv=fp8" in text
-    assert text.index("takes a bf16 cache, not fp8") < text.index("needs cuda")  # the case before the machine
-    assert here("list", *case[:3], "mi300x", *case[4:]).stdout == text
-    case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64 experts=384")
-    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
-    (row,) = [row for row in rows if row["implementation"] == "flashinfer.trtllm"]
-    assert (row["runs"], row["takes"], row["why not"]) == (True, False, "")
-    assert row["reason"] == "takes groups of 2 to 32 experts, not of 48"
-    case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64")
-    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
-    takes = {row["boundary"] for row in rows if row["takes"]}  # one boundary suffices
-    assert takes == {"core", "with_quant", "with_routing", "core, with_quant"}
-
-
 @pytest.mark.parametrize(
     ("what", "name"),
     [("ops", "op"), ("impls", "implementation"), ("suites", "suite"), ("linears", "name"), ("flags", "name")],

@@ -101,18 +101,15 @@ def measured_by_another():
 
 @pytest.mark.parametrize(("words", "said"), [
     ("run", "--op is missing"),
-    ("run --op mla", "unknown op"),
     ("run --op mla_decode --impl vllm.amxx", "unknown implementation 'vllm.amxx'"),
     ("run --op mla_decode --suite r1tp8", "unknown suite"),
     ("run --op mla_decode --case ctx=4,x=5", "sizes are separated by spaces"),
     ("run --op mla_decode --budget 5min", "cannot read --budget '5min'"),
-    ("run --op mla_decode --per-case x", "cannot read --per-case 'x'"),
     ("run --op mla_decode --baseline torch.sdp", "unknown baseline"),
     ("run --op mla_decode --set FOO", "cannot read --set 'FOO'"),
     ("run --op mla_decode --launch graph", "--launch graph needs a GPU"),
     ("run --op mla_decode --resume /nonexistent", "cannot read /nonexistent/run.json"),
     ("run --op mla_decode --out README.md", "cannot write results to README.md"),
-    ("run --op mla_decode --out results/h200/mla_decode-b64", "already holds a run"),
     ("run --op mla_decode --cluster --suite r1tp8", "unknown suite"),
     ("toggle --op mla --flag A=1", "unknown op"),
     ("compare --revisions HEAD HEAD --op mla", "are the same commit"),

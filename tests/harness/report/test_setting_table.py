@@ -8,7 +8,9 @@ import pytest
 
 from harness.report.case_table import case_table
 from harness.report.conclusion import conclusion, conclusion_lines
+from harness.report.rows import CaseResult
 from harness.report.terminal import plain
+from harness.report.text import grouped
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Verdict
 from shapes.case import Case
@@ -21,11 +23,10 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 @pytest.mark.parametrize(("name", "columns"), [("onednn", None), ("threads", 80), ("threads", 120)])
 def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     journal = Journal(ROOT / "results/epyc-zen4-2core/toggle" / name)
-    first, *others = journal.finished().values()
-    text = plain(case_table(first, journal.run()), columns)
+    finished = list(journal.finished().values())
+    text = plain(case_table(finished[0], journal.run()), columns)
     assert max(map(len, text.splitlines())) <= (columns or 100)
-    records = [record for of_case in (first, *others) for record in of_case]
-    text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
+    text += "\n" + plain(conclusion([*map(CaseResult.of, finished)], journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"settings-{name}-{columns or 'piped'}.txt", text)
     revisions = journal.run().model_copy(update={"trees": {"HEAD": "/somewhere"}})
     assert conclusion_lines([], revisions) == ("nothing was measured, so nothing is known", [])
@@ -65,7 +66,8 @@ def told(*finished_cases: list[Record], cases=(), **facts) -> str:
     run = a_run(
         [planned(of) for of in cases], **{"settings": {n: {} for n in names}, "margin": 0.02, **facts}
     )
-    title, lines = conclusion_lines(records, run)
+    by_case = grouped(records, lambda record: record.case).values()
+    title, lines = conclusion_lines([*map(CaseResult.of, by_case)], run)
     return " ".join([title, *lines]).removeprefix("recommendation: x.k: ")
 
 

@@ -77,7 +77,6 @@ def test_rows_by_name_lose_their_last_columns():
     ]  # fmt: skip
     assert plain(table, 60).splitlines()[-1] == "not shown for lack of width: why, late"
     assert "late" in plain(table).splitlines()[0], "a file has all"
-    assert not any(column.wraps for column in table_of(rows, wrap_first=False).columns[:2])
 
 
 def test_the_least_important_columns_go_first():

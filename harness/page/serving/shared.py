@@ -1,0 +1,48 @@
+"""Parts that the charts of serving share: colours, an axis of names, numbers as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import altair as alt
+
+from harness.page.style import COLOURS, PROVIDERS, coded
+from harness.serving.names import OP_CLASSES
+
+VERDICT_COLOURS = COLOURS["verdicts on predictions"]
+PREDICTED, OBSERVED = "#0072B2", "#E69F00"
+BEFORE, AFTER, TARGET = "#7f7f7f", "#0072B2", "#D55E00"
+WIDTH = 640
+
+
+def op_colours(classes: Iterable[str]) -> alt.Scale:
+    """The colours of op classes, in the order of OP_CLASSES; a class that it lacks comes last."""
+    order = list(OP_CLASSES)
+    known = sorted(set(classes), key=lambda name: (order.index(name) if name in order else len(order), name))
+    return coded({name: OP_CLASSES.get(name, {"colour": PROVIDERS["torch"]})["colour"] for name in known})
+
+
+def names_axis(field: str) -> alt.Y:
+    """An axis of names in the order of the data. They may take 240 pixels left of the plot."""
+    return alt.Y(f"{field}:N", sort=None, title=None, axis=alt.Axis(labelLimit=240))
+
+
+def zero_line() -> alt.Chart:
+    return alt.Chart({"values": [{"at": 0}]}).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q")
+
+
+def digits(form: str = ".5g") -> Callable[[float | None], str]:
+    """What makes the text of a number; an empty one for None."""
+    return lambda value: "" if value is None else f"{value:{form}}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where one stands again: an axis has a place for each."""
+    labels: list[str] = []
+    for name in names:
+        label, number = name, 1
+        while label in labels:
+            number += 1
+            label = f"{name} ({number})"
+        labels.append(label)
+    return labels

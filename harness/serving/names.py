@@ -32,8 +32,7 @@ MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
 def hardware_name(text: str) -> str:
-    """A machine's name as its data sheet has it, in small letters; without its maker if there is no data
-    sheet."""
+    """A machine's name as its data sheet has it, or without its maker; in small letters."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 

@@ -127,8 +127,7 @@ class Totals(StrictRecord):
 
 
 class RequestSamples(StrictRecord):
-    """What a client kept of each request, in its order; an empty list: nothing. starts_s: by the client's
-    clock"""
+    """What a client kept of each request, in its order, or empty lists. starts_s: by the client's clock"""
 
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
@@ -178,8 +177,7 @@ class ServingRun(StrictRecord):
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
-        """The first metric of that name, and of that statistic, kind of tokens and scope if they are
-        given."""
+        """The first metric of that name, and, if given, of that statistic, kind of tokens and scope."""
         return first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
@@ -189,8 +187,7 @@ class ServingRun(StrictRecord):
 
     def option(self, *names: str) -> str:
         """The value, in small letters, of the first of these options of the server that is on. It is looked
-        for among the server's flags, and under its name in what the user had the client note (vLLM's
-        --metadata). Empty: none."""
+        for among the server's flags, then in what the user had the client note (vLLM's --metadata)."""
         for name in names:
             value = option(self.flags, f"--{name}") or str(self.extra.get(name.replace("-", "_")) or "")
             if value.lower() not in OFF:

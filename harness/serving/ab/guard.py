@@ -79,8 +79,7 @@ def _wait(orders: int, child: int) -> int | None:
 
 def _end(child: int, grace: float, stop: list[str]) -> int:
     """Asks the command alone to end. An engine ends its own processes in their order; if its workers are
-    signalled too, memory of a GPU may stay taken. Asks three times: vLLM 0.32 loses a signal that comes while
-    it starts."""
+    signalled too, memory of a GPU may stay taken. It asks three times: vLLM 0.32 may lose a signal."""
     if stop:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(stop, stdin=subprocess.DEVNULL, timeout=grace + MOST_S, check=False)

@@ -134,8 +134,7 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
 
 
 def _declared(source: str) -> Iterator[tuple[str, str]]:
-    """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`, which may
-    name its flag itself."""
+    """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`."""
     for flag in re.findall(r"""["'](--[\w-]+)["']""", source):
         yield flag.replace("_", "-"), ""
     fields = FIELD.split(source)

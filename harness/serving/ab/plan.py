@@ -1,5 +1,4 @@
-"""The plan of an A/B: how the server starts, how the client calls it, the arms, and the commands that
-follow."""
+"""The plan of an A/B: its arms, how the server starts, how the client calls it, and their commands."""
 
 from __future__ import annotations
 
@@ -216,8 +215,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
 def client(
     plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
 ) -> Command:
-    """The command that calls the server. The call that warms it up may be another command, or send fewer
-    prompts."""
+    """The command that calls the server. For a warm-up it may be another one, or send fewer prompts."""
     prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
     values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
     text = (plan.warm_up if warm_up else "") or plan.client

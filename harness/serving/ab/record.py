@@ -31,7 +31,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, -1
-        self._journal = JsonLines(folder / JOURNAL, _event)
+        self._journal = JsonLines(folder / JOURNAL, json.loads)
         try:
             self.about: JsonObject = json.loads((folder / PLAN).read_bytes())
             self.plan = Plan.model_validate(self.about["plan"])
@@ -108,10 +108,3 @@ def require_none(folder: Path) -> None:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _event(line: bytes) -> JsonObject:
-    event: JsonObject = json.loads(line)
-    if not isinstance(event["event"], str):
-        raise ValueError("no event of an A/B")
-    return event

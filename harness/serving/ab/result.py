@@ -45,8 +45,7 @@ PREDICTED_OF = "predicted of "
 
 
 def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
-    """The predictions of files and runs. Raises UsageError if a file holds none, or no run measured the
-    variables of the arms."""
+    """The predictions of files and runs. Raises UsageError for a file or a run that gives none."""
     files = [name for name in names if Path(name).suffix == ".json" and Path(name).name != "run.json"]
     found = [each for name in files for each in _of_file(plan, Path(name))]
     if runs := [name for name in names if name not in files]:
@@ -96,8 +95,7 @@ def _of_commands(plan: Plan) -> JsonObject:
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
     """The change of each op that a run timed under the variables of both arms. It is that of the
-    implementation which is fastest under the base's variables. The factor is the mean over cases; the
-    interval shows their scatter."""
+    implementation which is fastest under the base's variables. The interval shows the scatter over cases."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
         base, own = (_setting(run.settings, plan.variables(each)) for each in (plan.base, arm))
@@ -112,8 +110,7 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The name of the run's setting with the arm's values of all variables that any setting of the run
-    has."""
+    """The name of the run's setting with the arm's values of all variables that its settings have."""
     own = {name: variables[name] for each in settings.values() for name in each if name in variables}
     return next((name for name, each in settings.items() if each == own), None)
 
@@ -149,14 +146,12 @@ MOST_LOOKED_AT = range(2, MOST_PAIRS)
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
-    """The numbers of pairs after which there may be a verdict. If the user fixed a number, it is the only
-    one."""
+    """The numbers of pairs after which there may be a verdict: only the user's number, if it is fixed."""
     return LOOKS if pairs is None else (pairs,)
 
 
 def order(arms: list[str], pair: int) -> list[str]:
-    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm
-    equally."""
+    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects them equally."""
     return arms if pair % 2 or not pair else arms[::-1]
 
 
@@ -170,8 +165,7 @@ def pair_seconds(plan: Plan, record: Record | None) -> float:
 
 
 def confidence(pairs: int | None, comparisons: int) -> float:
-    """The confidence of each interval, so that all looks and all arms together are wrong in at most 5 %
-    (Bonferroni)."""
+    """The confidence of each interval: all looks and arms together are wrong in at most 5 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
 
 
@@ -227,8 +221,7 @@ def power(change: float, pairs: int, launch_spread: float, level: float) -> floa
 
 
 def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
-    """The fewest pairs that find such a change four times in five; None if that takes more than the given
-    ones."""
+    """The fewest of these numbers of pairs that finds such a change four times in five; None: none does."""
     return next((n for n in among if n > 1 and power(change, n, launch_spread, level) >= POWER), None)
 
 

@@ -1,5 +1,4 @@
-"""The server of one launch. It runs under a guard (guard.py), and the process on its port must belong to
-it."""
+"""The server of one launch. It runs under a guard (guard.py) and must own the process on its port."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ class Server(Guarded):
         self.port = port
 
     def wait_ready(self, path: str, timeout_s: float) -> float:
-        """Seconds until it answered. Raises RunFailed if it dies, is not there in time, or another process
-        listens on its port."""
+        """Seconds until it answered. Raises RunFailed if it dies or is late, PortTaken if another answers."""
         started, pause = time.monotonic(), 0.05
         while time.monotonic() - started < timeout_s:
             self.check("before it served")

@@ -20,8 +20,7 @@ def _file() -> dict[str, Any]:
 
 
 def gone() -> dict[str, str]:
-    """From flags and variables that current engines no longer have to what replaces them; empty if nothing
-    does."""
+    """From flags and variables that current engines no longer have to what replaces them, if anything."""
     found: dict[str, str] = _file()["gone"]
     return found
 

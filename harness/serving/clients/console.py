@@ -54,8 +54,7 @@ class Console(Format):
         return document.kind == "text" and any(found)
 
     def runs(self, document: Document) -> list[ServingRun]:
-        """The runs of the blocks that have any numbers, and of trtllm-bench's reports, in the text's
-        order."""
+        """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""
         printed = list(blocks(document.text))
         after = [*(block.before for block in printed[1:]), None]
         commands = map(command_of, (block.before for block in printed), after)
@@ -158,8 +157,7 @@ class Command:
     printed: bool = False
 
     def workload(self) -> tuple[OfferedLoad, str, str, dict[str, Any]]:
-        """The load that was asked for, the model, a note if its lengths are not known, and all other
-        options."""
+        """The load that was asked for, the model, a note if its lengths are not known, and other options."""
         said = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
@@ -189,8 +187,7 @@ class Command:
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
-    """The one command that the block after `before` belongs to. next_before: the lines between it and the
-    next block"""
+    """The block's one command. before, next_before: the lines between it and its neighbours."""
     candidates = list(commands(before))
     printed = [command for command in candidates if command.printed]
     if printed:

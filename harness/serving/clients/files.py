@@ -56,8 +56,7 @@ class Document:
         return [row for _, row in self.content] if self.kind == "jsonl" else []
 
     def candidates(self) -> list[Mapping[str, Any]]:
-        """The objects, or one object with a CSV's columns, by whose keys a client's file is recognised; none
-        if one of its rows is no object."""
+        """The objects (of a CSV one with its columns) by whose keys a client is recognised; or none."""
         if self.kind == "csv":
             return [dict.fromkeys(self.header)]
         rows = self.rows()

@@ -111,8 +111,7 @@ class Rule(StrictRecord):
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """The scale from the unit in the object to ours; None, with a finding, if it is a unit of another
-    kind."""
+    """The scale from the unit in the object to ours; None, with a finding, for a unit of another kind."""
     if not fields.values:
         return None
     given, known = fields.text("unit"), units(unit)
@@ -123,8 +122,7 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its table gives it. The format's `odd` function completes it. about: further fields of the
-    run"""
+    """A run as its table gives it, which `odd` completes. about: further fields of the run"""
 
     row: Fields
     about: dict[str, Any]
@@ -302,8 +300,7 @@ def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.num
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """The requested rate in requests per second; 0: all at once. None if a trace gives the times, or it is
-    not said."""
+    """The requested rate in requests per second; 0: all at once; None: not said, or by a trace."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 

@@ -129,8 +129,7 @@ def _count(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(draft: Draft) -> None:
-    """Compares tokens with their mean, and with the server's count. A missing total follows from the mean
-    length."""
+    """Compares tokens with their mean and the server's count; a missing total follows from the mean."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]

@@ -40,8 +40,7 @@ def random_lengths_and_server(draft: Draft) -> None:
 
 def _describe(draft: Draft, info: Fields) -> None:
     """What an SGLang server reports of itself (http_server.py of 0.5.9): arguments, version,
-    `internal_states`. A router of disaggregated servers answers with lists of such objects under `prefill`
-    and `decode`."""
+    `internal_states`. A router of disaggregated servers has lists of them in `prefill` and `decode`."""
     prefill, decode = info.entries("prefill"), info.entries("decode")
     servers = [*prefill, *decode] or [info]
     main = (decode or servers)[0]

@@ -103,8 +103,7 @@ def _kinds(metric: Metric) -> tuple[str, ...]:
 
 
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
-    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and reasons against comparing
-    them."""
+    """Both numbers in one unit and kind of tokens, over the same GPUs; and why they cannot be compared."""
     one, other = a.metric, b.metric
     sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
     aspects = [

@@ -59,8 +59,7 @@ def is_trimmed(run: ServingRun) -> bool:
 
 
 def length(run: ServingRun, side: str) -> float | None:
-    """Mean tokens of a request: as served if the totals are of whole requests, otherwise as asked for. side:
-    `input` or `output`"""
+    """Mean tokens of a request, `input` or `output`: as served by whole requests, otherwise as asked."""
     requested = getattr(run.workload, f"{side}_len")
     tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
     if is_trimmed(run) or not tokens or not completed:
@@ -125,8 +124,7 @@ def _looks(run: ServingRun) -> str:
 
 
 def _places(run: ServingRun) -> float | None:
-    """Requests that can be in flight: the least of the client's limit, the server's, and the number of
-    prompts."""
+    """Requests that can be in flight: the least of the client's and the server's limit and the prompts."""
     load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
@@ -155,8 +153,7 @@ def _load(run: ServingRun) -> str:
 
 
 def _hardware(run: ServingRun) -> str:
-    """The machine as the file names it, or as the user had the client note it, unless that is a number of
-    machines."""
+    """The machine as the file or a note of its user names it; a number of machines is no name."""
     said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
     return hardware_name(run.hardware or next((text for text in said if text and not text.isdecimal()), ""))
 
@@ -192,8 +189,7 @@ def _prefix_caching(run: ServingRun) -> str:
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
-    """`on` or `none`. It is known if the run has its server's flags, or one of the options among its
-    notes."""
+    """`on` or `none`. It is known if the run has its server's flags, or notes one of the options."""
     if is_on or run.option(*options):
         return "on"
     is_told = is_on is False or run.flags or any(name.replace("-", "_") in run.extra for name in options)

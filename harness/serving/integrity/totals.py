@@ -124,8 +124,7 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
-    """The most that the mean length may exceed the requested one. No answer is longer, but the mean of a
-    range differs by chance."""
+    """The most that the mean length may exceed the requested one, as lengths of a range differ by chance."""
     if load.range_ratio is None or load.range_ratio > 1:
         return 1 + MARGIN
     deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5

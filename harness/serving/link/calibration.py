@@ -55,8 +55,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured values of one system: x [rows, n] and y [rows], which is positive. scatter: the error of a y,
-    as a share of it"""
+    """Measured values of one system: x [rows, n] and y [rows] > 0. scatter: the error of a y, as a share"""
 
     x: Array
     y: Array
@@ -101,8 +100,7 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
 
 
 T90 = 1.7
-"""Half the width of a 90 % interval, in deviations: between Student's t (10 degrees of freedom) and the
-normal."""
+"""Half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal."""
 TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """The assumed scatter of points about a fit, as a share, and the number of points as which it counts."""
 ACCEPT_SCATTER = 0.03
@@ -213,8 +211,7 @@ class Constants:
     ttft_scatter: float = TTFT_SCATTER
 
     def unsure(self, share: float) -> Constants:
-        """The constants where the accept length is not known. It is a further factor on a and k; `share` is
-        the deviation of its logarithm."""
+        """The constants if the accept length is not known. share: the deviation of its logarithm"""
         if not share:
             return self
         off = share * self.tpot.mean

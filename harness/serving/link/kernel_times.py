@@ -46,8 +46,7 @@ BEYOND = 3.0
 
 
 class Surface:
-    """The time in us over one or more positive sizes. At each grid point of the other sizes there is a curve
-    over the last one."""
+    """The time in us over positive sizes: at each point of the other sizes a curve over the last one."""
 
     def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
         """points: from sizes to us; at least one"""
@@ -197,8 +196,7 @@ class Tables:
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
-        """The time in us, interpolated between the rows that `where` selects. sizes: by column. Raises
-        MissingTable."""
+        """The time in us between the rows that `where` selects. sizes: by column. Raises MissingTable."""
         key = (file, *where.items(), *sizes)
         if key not in self.surfaces:
             times: dict[tuple[float, ...], list[float]] = {}
@@ -229,8 +227,7 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables, with the device, engine and version that most rows name. Raises UsageError if the rows are
-    of several machines or engines."""
+    """The tables with the label of most rows. Raises UsageError for several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
@@ -435,8 +432,7 @@ Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Times from runs of this suite. device: on which they were measured; surfaces: over the interpolated
-    sizes"""
+    """Times from runs of this suite on a device. surfaces: over the interpolated sizes"""
 
     device: str
     where: str
@@ -516,8 +512,7 @@ def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables, scaled to another machine. here: the data sheet of that machine; there: the
-    H200's"""
+    """The H200's tables, scaled to another machine. here, there: its data sheet and the H200's"""
 
     here: JsonObject
     there: JsonObject

@@ -25,8 +25,7 @@ from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
 PREFILL_TOKENS = 16384
-"""Tokens of one prefill step, if nothing says it: SGLang's --chunked-prefill-size on GPUs of 160 GB and
-more."""
+"""Tokens of one prefill step by default: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
 MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
 # The part of it for absorbed weights, workspaces and buffers of collectives. With this value some of 64
 # requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
@@ -113,8 +112,7 @@ class Phase:
     us: Array
 
     def at(self, point: float) -> Array:
-        """The time in us of each term, [terms]. It is linear in the logarithm of the grid, and constant
-        beyond it."""
+        """The us of each term, [terms]: linear in the logarithm of the grid, constant beyond it."""
         place = np.interp(math.log(point), np.log(self.grid), np.arange(len(self.grid)))
         left, right = self.us[:, math.floor(place)], self.us[:, math.ceil(place)]
         return left + (place % 1) * (right - left)

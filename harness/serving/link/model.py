@@ -39,8 +39,7 @@ ENGINES = ("sglang", "vllm", "trtllm", "atom")
 RANGE_RATIO = 0.8
 """The range of lengths if nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
-"""Models with DeepSeek-R1's layers and sizes: not the distilled ones, and not V3.2 with its sparse
-attention."""
+"""Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
 SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
@@ -111,8 +110,7 @@ class Link:
 
     @property
     def in_server(self) -> dict[str, float]:
-        """By phase, the factor between a kernel's time in the server and alone: in decode steps, and in
-        stalls."""
+        """By phase, the factor between a kernel's time in the server (decode steps, stalls) and alone."""
         return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
     @property
@@ -140,8 +138,7 @@ class Link:
 
 
 def link(system: System | None = None) -> Link:
-    """The model of a system. Raises UsageError, with one line, if there are no times for it, or if times or
-    points are of another system."""
+    """The model of a system. Raises UsageError without times for it, or for another system's."""
     system = system or System()
     runs = [path for path in system.times if is_run(path)]
     sets = [path for path in system.times if path not in runs]

@@ -26,8 +26,7 @@ IN_SERVER = 0.1
 """Deviation of the ratio of the time that a kernel saves in the server to the time that it saves alone.
 Replays of a step came within 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
-"""Deviation of the logarithm of a kernel's time, by the origin of the time. For tables it is the jitter of
-times at neighbouring sizes."""
+"""Deviation of the logarithm of a kernel's time, by its origin; for tables the jitter between sizes."""
 MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
             "absorbed_bmm", "elementwise")  # fmt: skip
 BESIDE = "beside its kernels"

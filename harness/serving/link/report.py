@@ -55,8 +55,7 @@ def prediction(
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes of kernels are worth, in one sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output
-    +5.6 % (+4.2 to +7.4), ...`."""
+    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`."""
     by_name = {of.quantity: of for of in changes}
     told = [f"{name} {_change(by_name[quantity])}" for quantity, name in SHOWN.items() if quantity in by_name]
     return f"{', '.join(what_if)}: {', '.join(told)}, at concurrency {concurrency}"

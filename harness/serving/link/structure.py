@@ -356,8 +356,7 @@ def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
 
 
 def _weights_gb(config: ModelConfig, parallel: Parallel, mtp: bool) -> float:
-    """Weights of a rank in FP8, with router and vocabulary in bf16, and with the experts of the MTP layer if
-    it drafts."""
+    """Weights of a rank in FP8, router and vocabulary in bf16. mtp: whether the MTP layer's count"""
     total = 0.0
     for linear in linears(config, parallel):
         size = 1 if linear.kind == FP8 else 2

@@ -215,8 +215,7 @@ class Flow:
         self.residual.copy_(self.embedded)
 
     def input_norm(self, bound: Bound, layer: int) -> None:
-        """The norm before a layer, or after the last one: of the residual with the output of the layer
-        before."""
+        """The norm before a layer, or after the last: of the residual with the output of the one before."""
         if not layer:
             self.norm(self.residual, self.normed)
         elif layer <= self.step.dense:
@@ -274,8 +273,7 @@ class Flow:
         self.scores.copy_(linear(self.normed, weight))
 
     def top_k(self, bound: Bound, layer: int) -> None:
-        """The choice of experts is made for its time. The experts that run are those of the routing's
-        pattern."""
+        """The choice of experts is made for its time only: the routing's pattern says which experts run."""
         self.route()
 
     @cached_property

@@ -1,5 +1,4 @@
-"""The replay of a step: what is asked for, the arms compared with each other in the step, and their calls
-alone."""
+"""The replay of a step: what is asked for, its arms compared in the step, and their calls alone."""
 
 from __future__ import annotations
 
@@ -374,8 +373,7 @@ def _differences(
 def _alone(
     plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
 ) -> dict[str, dict[str, float]]:
-    """For each place the milliseconds that its calls take alone, in the base and in each arm that swaps
-    it."""
+    """The ms that each place's calls take alone, in the base and in each arm that swaps it."""
     found = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]

@@ -44,8 +44,7 @@ class Names(dict[Any, int]):
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """For values that are pairs: the distinct first parts, and for each pair the number of its first
-        part."""
+        """For pairs: the distinct first parts, and for each pair the number of its first part."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -107,8 +106,7 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers from NONE on, and for each row the number of its distinct
-    row."""
+    """The distinct rows of columns of numbers from NONE on, and the number of each row in them."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
@@ -175,8 +173,7 @@ def _what_else(start: str, into: RecordedTrace) -> str:
 
 
 def _key(value: Any) -> Any:
-    """A process, thread, device, stream or kernel as a key: numbers stay, all else becomes text. rocprofv3
-    has some of them in an object."""
+    """A process, thread, device, stream or kernel as a key, which rocprofv3 may have in an object."""
     if isinstance(value, Mapping):
         value = value.get("handle")
     if isinstance(value, str) and value.isdecimal():
@@ -200,8 +197,7 @@ KIND = {category: kind for kind, categories in KINDS.items() for category in cat
 
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
-    """Reads the events one by one, from `traceEvents` or, as Chrome allows, from a bare list; all else is
-    read whole."""
+    """Reads the events one by one, from `traceEvents` or a bare list, and all else as whole values."""
     for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
         if keys[-1:] == ("*",):
             _take_event(value, into)
@@ -252,8 +248,7 @@ def _take_event(event: Any, into: RecordedTrace) -> None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Nanoseconds. Whole and fractional microseconds are converted apart: a product of the absolute time
-    would lose nanoseconds."""
+    """Nanoseconds. A product of the absolute time would lose some, so the fraction is converted apart."""
     try:
         number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
         if not -LATEST_US <= number <= LATEST_US:

@@ -60,8 +60,7 @@ class Role(StrictRecord):
 class Configuration(StrictRecord):
     """What a document ran. The texts are verbatim; `mends` and `settings` are ours.
 
-    environments:           names in harness/catalogue/recipes.json, by role; the role of a single server is
-                            empty
+    environments:           names in harness/catalogue/recipes.json, by role, which is empty for one server
     environment:            what these have in common; filled in when it is loaded
     flags:                  the server's, one string each; from its command if the file gives none
     concurrencies:          of the runs that the client's loop makes

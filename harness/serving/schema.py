@@ -87,17 +87,14 @@ class Parallelism(StrictRecord):
 class OfferedLoad(StrictRecord):
     """The load that the client was asked for.
 
-    input_len, output_len:                 tokens of a request, as asked for; the mean of a range
-    longest_input_len, longest_output_len: the longest of a range, if the client says nothing else of it
-    range_ratio:                           the shortest of a range over its longest
-    concurrency:                           most requests in flight that the client allows
-    request_rate:                          requests per second; None: not said; 0: all at once (the clients'
-                                           `inf`)
-    burstiness:                            shape of the gamma distribution of the times between requests; 1:
-                                           Poisson
-    ramp_up:                               how the rate grows at the start; empty: it does not, or that is not
-                                           said
-    warmup_s, cooldown_s:                  time at either end that is not in the numbers
+    input_len, output_len: tokens of a request, as asked for; the mean of a range
+    longest_*_len:         the longest of a range, if the client says nothing else of it
+    range_ratio:           the shortest of a range over its longest
+    concurrency:           most requests in flight that the client allows
+    request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
+    burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
+    ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
+    warmup_s, cooldown_s:  time at either end that is not in the numbers
     """
 
     dataset: str = ""

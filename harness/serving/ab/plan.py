@@ -57,18 +57,16 @@ class Arm(StrictRecord):
 class Plan(StrictRecord):
     """One experiment, as its TOML file has it (docs/serving-ab.md).
 
-    launch, client, stop:        commands; no shell runs them. Placeholders in braces are filled in
-    warm_up:                     the command that warms the server up; by default the client's, with another
-                                 seed and warm_up_prompts
-    arms:                        the first is compared with the others
-    env:                         variables of all arms
-    ready, flush:                paths: one that answers 200 once the server serves, one to POST to before a
-                                 measured run
-    port:                        the first port that is tried; each launch takes another
-    margin:                      per cent that are worth deciding
-    pairs:                       so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and
-                                 12
-    launch_minutes, run_minutes: expected, until the first launches have shown it
+    launch, client, stop: commands; no shell runs them. Placeholders in braces are filled in
+    arms:       the first is compared with the others
+    env:        variables of all arms
+    warm_up:    the command that warms the server up; by default the client's with warm_up_prompts
+    ready:      a path that answers 200 once the server serves
+    flush:      a path to POST to before a measured run
+    port:       the first port that is tried; each launch takes another
+    margin:     per cent that are worth deciding
+    pairs:      so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and 12
+    *_minutes:  expected, until the first launches have shown it
     """
 
     launch: str

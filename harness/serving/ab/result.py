@@ -175,8 +175,7 @@ class Effect:
     throughput over the base's.
 
     percent, interval: change of the metric itself; one pair has no interval
-    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over the root of
-                       two
+    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2)
     """
 
     pairs: int

@@ -33,12 +33,6 @@ from harness.serving.clients.sglang import without_secrets
 from harness.serving.schema import OfferedLoad, ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
-PROGRAMS = {
-    "vllm": re.compile(r"\bvllm\s+bench\s+serve\b"),
-    "sglang": re.compile(r"\bsglang\.bench_serving\b"),
-    "script": re.compile(r"\bbenchmark_serving(?:\.py)?\b|\bbench_serving\.py\b"),
-}
-DATASETS = {"vllm": "random", "sglang": "sharegpt", "script": "sharegpt"}  # the data set if none is given
 OPTION = re.compile(r"""--([\w-]+)(?:[= ]\s*(?!--)("[^"]*"|'[^']*'|[^\s`]+))?""")
 NAMESPACE = re.compile(r"\bNamespace\((\w+=.*)\)\s*$")
 ARGUMENT = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[\w.+-]+)(?=,|$)""")
@@ -147,7 +141,7 @@ def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, li
 class Command:
     """A client's command line.
 
-    program: a key of PROGRAMS
+    program: `vllm`, `sglang`, or `script`, which both have been
     options: by name, as text, with `_` between words
     printed: whether the client printed it itself
     """
@@ -162,7 +156,7 @@ class Command:
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
         row = Fields("command", said, as_text=True)
-        dataset = row.text("dataset_name") or DATASETS[self.program]
+        dataset = row.text("dataset_name") or formats()["console"].more["datasets"][self.program]
         kind = "random" if dataset.startswith("random") else dataset
         names = [(f"{kind}_{side}_len", f"{kind}_{side}", f"{side}_len") for side in ("input", "output")]
         into, out = (row.number(next((key for key in keys if key in said), "")) for keys in names)
@@ -220,8 +214,8 @@ def commands(lines: Sequence[str]) -> Iterator[Command]:
             if {"num_prompts", "request_rate"} <= options.keys() and "<" not in match[1]:
                 yield Command(program, options, printed=True)
             continue
-        for program, pattern in PROGRAMS.items():
-            if match := pattern.search(text):
+        for program, pattern in formats()["console"].more["programs"].items():
+            if match := re.search(pattern, text):
                 rest = SHELL_END.sub("", text[match.end() :])
                 given = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
                 found = {key: value or "on" for key, value in given.items()}

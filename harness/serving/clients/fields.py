@@ -27,8 +27,7 @@ class Fields:
     """The fields of one row. They are taken one by one; the others are its `rest`.
 
     where:   file and line, for messages
-    as_text: whether numbers are texts (CSV, console output), perhaps with commas between thousands; in JSON a
-             text is no number
+    as_text: whether numbers are texts, perhaps with commas between thousands (CSV, console output)
     """
 
     where: str

@@ -51,8 +51,7 @@ class Load:
     prefill_tokens: tokens of one prefill step (SGLang's --chunked-prefill-size)
     waves:          prompts for each place in the loop; the first of each place come at once
     recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
-    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: as for other loads of the
-                    server
+    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: the server's
 
     Raises UsageError for a number that no load has.
     """
@@ -181,15 +180,13 @@ def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad]
 class Features:
     """The factors of the constants, at a given TPOT and TTFT.
 
-    tpot:                  factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms
-                           of stall
-    steady:                factors of h, q, cold, each in the TTFT after the first wave, which is a client's
-                           median
-    mean:                  factors of the same constants in the TTFT over the whole run
-    waiting, waiting_mean: ms of either TTFT without a constant: waiting for the end of a decode step and for
-                           memory
-    batch:                 requests that decode together
-    queue_ms:              the part of `waiting` that is for memory
+    tpot:     factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
+    steady:   factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
+    mean:     factors of the same constants in the TTFT over the whole run
+    waiting:  ms of the steady TTFT without a constant: for the end of a decode step, and for memory
+    waiting_mean: the same of the TTFT over the whole run
+    batch:    requests that decode together
+    queue_ms: the part of `waiting` that is for memory
     """
 
     tpot: Array

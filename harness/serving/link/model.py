@@ -62,11 +62,9 @@ class System:
     kv:               dtype of the cache, bfloat16 or fp8
     times:            paths of a set of AIConfigurator's tables and of runs of this suite, which are used
                       first. Times that they lack are from this project's tables, or assumed from data sheets
-    calibrate:        files of serving results of this server; if there are none, the constants are those of
-                      other systems
+    calibrate:        files of results of this server; without any the constants are those of other systems
     warm:             whether the server has served before, so that its first wave is not cold
-    drafts:           tokens that the model's MTP layer drafts for each request in a step; 0: no speculation;
-                      None: as `calibrate` tells, else 0
+    drafts:           tokens that the MTP layer drafts for a request in a step; None: as results tell, or 0
     accept_length:    tokens that a request gets of a step: accepted drafts + 1; None: not known
     """
 

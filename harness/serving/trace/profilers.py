@@ -185,15 +185,7 @@ def _key(value: Any) -> Any:
 
 LONGEST_NS = 10**15  # eleven days; nothing lasts longer
 LATEST_US = 4e15  # the year 2096; no time is later
-KINDS = {
-    "work": ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "kernel_dispatch", "memory_copy"),
-    "launch": ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"),
-    "op": ("cpu_op", "operator"),
-    "span": ("user_annotation",),
-}
-"""Categories of events that count. memcpy, memset, operator, runtime are of torch before 2022;
-kernel_dispatch and memory_copy of rocprofv3's Perfetto trace, converted to JSON."""
-KIND = {category: kind for kind, categories in KINDS.items() for category in categories}
+KIND = {category: kind for kind, names in trace_rules()["events"].items() for category in names}
 
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
@@ -342,13 +334,6 @@ def _in_time(start: int, end: int) -> bool:
 
 # Tables of kernels as CSV
 
-COLUMNS = {
-    "name": ("kernel_name", "kernelname", "name"), "start": ("start_timestamp", "beginns", "start"),
-    "end": ("end_timestamp", "endns"), "length": ("duration",),
-    "device": ("agent_id", "gpu_id", "gpu-id", "device"), "queue": ("queue_id", "queue-id"),
-    "stream": ("stream_id", "strm"),
-}  # fmt: skip
-"""Columns of each field, in small letters and without a unit: of rocprof 3, 2 and 1, and of nsys."""
 UNIT = re.compile(r" \((ns|us|μs|ms|s)\)$")
 NS = {"ns": 1, "us": 1000, "μs": 1000, "ms": 10**6, "s": 10**9}
 BEFORE = 30  # lines that nsys stats may print before the table
@@ -377,12 +362,13 @@ def _read_table(text: JsonText, into: RecordedTrace) -> None:
 def _header(line: str) -> tuple[str, dict[str, int], int] | None:
     """For a header with a kernel's name and times: the delimiter, the place of each field that is there, and
     the nanoseconds of its unit of time."""
+    known_columns: dict[str, list[str]] = trace_rules()["columns"]
     for delimiter in (",", "\t", ";"):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
         plain = [UNIT.sub("", name) for name in names]
         columns = {
-            field: plain.index(name) for field, known in COLUMNS.items() for name in reversed(known)
+            field: plain.index(name) for field, known in known_columns.items() for name in reversed(known)
             if name in plain
         }  # fmt: skip
         if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:

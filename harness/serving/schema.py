@@ -241,16 +241,14 @@ def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
 
 DRAFTED = "{} tokens drafted"
 NUM_DRAFTS = re.compile(r"num_speculative_tokens\W+(\d+)")
-OFF = ("", "none", "null", "false", "off", "0")
-"""Values of an option that is off."""
+OFF = ("", "none", "null", "false", "off", "0")  # values of an option that is off
 
 SPECULATION = ("spec_decoding", "spec_method", "mtp")
 """InferenceX's keys for speculative decoding: of its files, its API's rows and its first files."""
 
 
 def option(flags: Iterable[str], name: str) -> str:
-    """The value of `--name value` or `--name=value` among a server's flags; empty if it is not there. A flag
-    of one role may come after `role: `."""
+    """The value of `--name value` or `--name=value` among flags (after `role: `, if any); empty: none."""
     for flag in flags:
         words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
         if words[0] == name:

@@ -63,8 +63,7 @@ def main() -> None:
 
 
 def _wait(orders: int, child: int) -> int | None:
-    """The command's exit code, negative for a signal; None when it is to be ended. It sleeps in between,
-    because beside a measurement nothing else may take time."""
+    """The command's exit code (a signal's is negative), or None to end it. It sleeps: it may take no time."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -248,8 +248,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Splits the text into words as a shell does; `A=1` in front sets a variable. lists: placeholders that
-    stand for several words. Raises UsageError."""
+    """Splits the text as a shell does; `A=1` in front sets a variable. lists: placeholders for words"""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

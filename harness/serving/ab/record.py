@@ -60,8 +60,7 @@ class Record:
                 raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
 
     def hold(self, say: Callable[[str], None]) -> None:
-        """Takes the folder's lock. Waits while servers of a killed run are still being ended. Raises
-        UsageError if another process goes on with this record."""
+        """Takes the folder's lock, after the servers of a killed run. Raises UsageError if it is in use."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         owner, _ = take_lock(self.lock)
         if owner:

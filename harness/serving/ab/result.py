@@ -296,8 +296,7 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
-    """Each prediction of a metric that an A/B has: the metric, the change, and both ends of its interval, in
-    per cent of the value before. None stands for an open end."""
+    """Each prediction of an A/B's metric: the metric, change, low and high in per cent; None: an open end."""
     for each in predictions:
         metric = each.quantity.removeprefix("output_")  # the clients' names
         if metric in METRICS and each.before and each.change is not None:
@@ -306,8 +305,7 @@ def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction,
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Settings that the servers report, and variables, that differ: from name to [base, arm], if all launches
-    of each arm agree. What is filled in for each launch or arm is left out."""
+    """Reported settings and variables in which arms differ, if all launches of an arm agree: [base, arm]."""
     both = [servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():

@@ -164,8 +164,7 @@ class Server(Guarded):
         return None
 
     def owned(self) -> bool | None:
-        """Whether a process of this launch listens on the port. None: it cannot be told, because a
-        container's sockets do not belong to the command that started it."""
+        """Whether a process of this launch listens on the port; None: sockets of containers do not tell."""
         if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
         return self._listener() is not None
@@ -194,8 +193,7 @@ class Server(Guarded):
         return {}
 
     def _environment(self) -> dict[str, str]:
-        """The variables that steer kernels and those that the plan sets, without secrets. They are read from
-        the process that listens, or else from the command."""
+        """The variables of the server's process that steer kernels or are the plan's, without secrets."""
         found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self._listener() or command}/environ").read_text("utf-8", errors="replace")

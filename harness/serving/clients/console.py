@@ -125,8 +125,7 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
 
 
 def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
-    """The workload with what the command before the block asked for, unless the two disagree; the model;
-    notes; and the command's other options."""
+    """The workload with what the command before the block asked for; the model; notes; other options."""
     requested, model, note, others = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
         row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")

@@ -38,8 +38,7 @@ class Fields:
     within: dict[str, Fields] = field(default_factory=dict)
 
     def inside(self, key: str) -> Fields:
-        """The fields of the object under `key`, with their findings among these. It is empty if the key is
-        absent or null, or no object (then with a finding)."""
+        """The fields of the object under `key`; empty if it is absent, or (with a finding) no object."""
         if key not in self.within:
             raw = self._json(key)
             if raw is not None and not isinstance(raw, Mapping):

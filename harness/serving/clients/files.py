@@ -193,8 +193,7 @@ def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
 
 
 def objects(document: Document) -> list[Fields]:
-    """Each object of a JSON or JSONL file, each row of a CSV; of a list in a JSON file its objects. Raises
-    UnreadableError if one is no object."""
+    """Each object of a JSON or JSONL file or row of a CSV. Raises UnreadableError if one is no object."""
     rows = document.content if document.kind != "json" else list(enumerate(document.rows()))
     fields = []
     for at, row in rows:

@@ -33,8 +33,7 @@ def load_each(path: str | Path) -> list[ServingRun]:
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
-    """The runs, with what they show together: a run whose measured numbers are all those of an earlier one,
-    and a run that finds the prompts of an earlier one in the prefix cache."""
+    """The runs, with findings on those that repeat an earlier run, or find its prompts in the cache."""
     seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
     alike: dict[object, ServingRun] = {}
     marked = []

@@ -72,8 +72,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _world(server: Fields) -> int | None:
-    """The number of GPUs: tensor times pipeline parallel, times data parallel unless that is over the
-    tensor-parallel ranks (dp attention)."""
+    """The number of GPUs: TP x PP, and x DP unless that is over the TP ranks (dp attention)."""
     tp, pp, dp = (server.count(f"{kind}_size") for kind in ("tp", "pp", "dp"))
     shared = server.flag("enable_dp_attention")
     if not tp or not pp or not dp or (dp > 1 and shared is None):

@@ -283,8 +283,7 @@ FIELDS: dict[str, Field] = {
 """In the order of the messages."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
 """Settings of the server that the user may let differ with `--despite`."""
-OPTIONAL = ("dataset", "prefix caching", "nodes")
-"""Fields that a run of a ledger's row does not have to say."""
+OPTIONAL = ("dataset", "prefix caching", "nodes")  # fields that a run of a ledger's row does not have to say
 
 
 def of_run(run: ServingRun) -> dict[str, str]:
@@ -401,8 +400,7 @@ def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:
-    """The run with the engine that the user names, if any; a note tells if the file names another one. Raises
-    UsageError for an unknown engine."""
+    """The run with the engine that the user names; a note if its file says another. Raises UsageError."""
     if not name:
         return run
     engine, notes = known_engine(name), run.notes

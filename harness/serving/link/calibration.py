@@ -99,12 +99,10 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
     return prior
 
 
-T90 = 1.7
-"""Half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal."""
+T90 = 1.7  # half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal
 TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """The assumed scatter of points about a fit, as a share, and the number of points as which it counts."""
-ACCEPT_SCATTER = 0.03
-"""What an unknown accept length adds to the scatter, because it differs between prompts."""
+ACCEPT_SCATTER = 0.03  # what an unknown accept length adds to the scatter, because it differs between prompts
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
 BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))

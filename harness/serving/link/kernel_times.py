@@ -40,8 +40,7 @@ from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 from shapes.lengths import parse_span
 
-BEYOND = 3.0
-"""Times of a table are used up to this factor beyond its sizes."""
+BEYOND = 3.0  # times of a table are used up to this factor beyond its sizes
 
 
 class Surface:
@@ -375,8 +374,7 @@ def _reused(home: Path) -> dict[str, Path]:
 
 
 def read_rows(path: Path, wanted: Mapping[str, Collection[Any]]) -> Iterator[tuple[int, Row]]:
-    """Line number and row of each row whose columns have a wanted value. Raises UsageError if the file cannot
-    be read."""
+    """Line number and row of each row whose columns have wanted values. Raises UsageError."""
     import pandas
 
     if path.suffix == ".parquet" and path.read_bytes()[:7] == b"version":
@@ -449,28 +447,22 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
+
+    def rank(cell: Mapping[str, Any]) -> tuple[int, float]:
+        return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
+
+    right = [cell for cell in cells if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] > 0]
+    usable = [cell for cell in right if (cell["boundary"], cell["launch"]) in PREFERRED]
     best: dict[Key, dict[tuple[float, ...], float]] = {}
-    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
+    for cell in sorted(usable, key=rank, reverse=True):  # the best replaces others
         sizes = {"q": "1"} | dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
         fixed, axes = AXES[cell["op"]]
-        key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
+        values = (sizes.get(name, "0") for name in fixed)
+        key = (cell["op"], tuple(int(value) if value.isdigit() else value for value in values))
         best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]
     if not best:
         raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(runs)}")
     return MeasuredTimes(devices[0], ", ".join(runs), {key: Surface(times) for key, times in best.items()})
-
-
-def _is_usable(cell: Mapping[str, Any]) -> bool:
-    known = cell["op"] in AXES and (cell["boundary"], cell["launch"]) in PREFERRED
-    return known and cell["status"] == "ok" and not math.isnan(cell["time_us"])
-
-
-def _rank(cell: Mapping[str, Any]) -> tuple[int, float]:
-    return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
-
-
-def _plain(text: str) -> Any:
-    return int(text) if text.isdigit() else text
 
 
 FITTED = read_toml(Path(__file__).parent / "fitted.toml")

@@ -92,8 +92,7 @@ class Load:
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
     def output(self, life_ms: float) -> float:
-        """Output in tokens/s of the instance over a whole run of requests that live so long. Towards the end
-        of a run fewer requests are in flight."""
+        """Output in tokens/s of the instance over a run of requests that live so long, with its end."""
         drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
         return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
 
@@ -166,8 +165,7 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
 
 
 def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """The terms over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole
-    prompt; all else is called once for each chunk."""
+    """The terms over a grid from 1 to `most`. In chunks all but the attention is called for each."""
     points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
     grid = np.geomspace(1.0, most, points)
     loads = [step(float(point)) for point in grid]
@@ -233,8 +231,7 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
 
 
 def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
-    """The features at the TPOT and TTFT to which they lead themselves. tpot: a, k, p; ttft: h, q, cold, each.
-    Raises HarnessError if they do not settle."""
+    """The features at the TPOT and TTFT to which they lead. Raises HarnessError if they do not settle."""
     least = 0.05 * sums.decode.ms(1)  # a may be negative
     tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
     ttft_ms = 0.0

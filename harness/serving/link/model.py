@@ -32,12 +32,10 @@ from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 from shapes.names import unknown
 
-HARDWARE, ENGINE = "h200", "sglang"
-"""The defaults."""
+HARDWARE, ENGINE = "h200", "sglang"  # the defaults
 ENGINES = ("sglang", "vllm", "trtllm", "atom")
 """The engines of the stored series. How other engines call the kernels is not known."""
-RANGE_RATIO = 0.8
-"""The range of lengths if nothing says it: InferenceX's."""
+RANGE_RATIO = 0.8  # the range of lengths if nothing says it: InferenceX's
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
@@ -49,8 +47,7 @@ UNTOLD = 0.7
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
 CACHED = 0.4
 """If TTFT is below this share of the time of the prompt's prefill kernels, prompts were found in a cache."""
-FAR = 5.0
-"""The largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen."""
+FAR = 5.0  # the largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,8 +187,7 @@ def outlook(link: Link, load: Load) -> Outlook:
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """The effect of all the changes together at a load, on each of QUANTITIES. Raises UsageError if a change
-    touches no kernel of the model, or one that another change touches."""
+    """The effect of all changes together on QUANTITIES. Raises UsageError for kernels of none or of two."""
     sums = link.sums(load)
     found = [each for change in changes for each in touched(sums, change)]
     kernels = [f"{phase.terms[i].name} in {name}" for name, phase, terms in found for i in terms]
@@ -266,8 +265,7 @@ def setting_of(link: Link, load: Load) -> Setting:
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
-    """The largest effect of each op that both the suite and the model have, and of all of them together.
-    target_ms: the wanted TPOT; None asks only for the largest effect."""
+    """The largest effect of each op, and of all together. target_ms: the wanted TPOT, if there is one"""
     sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
     single = [op for op in OP_CLASSES if op in OPS and op in modelled]

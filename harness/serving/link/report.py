@@ -28,8 +28,7 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 def prediction(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> RenderableType:
-    """What `predict` prints, or `what-if` if the outlooks have needs: the answer at the last load comes
-    first. changes: as the user wrote them"""
+    """What `predict` or `what-if` prints, with the answer first. changes: as the user wrote them"""
     look, load = looks[-1], looks[0].load
     known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"

@@ -93,8 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of one quantity over some rows: mean absolute error, bias, how many lie in their 90 %
-    interval, and the mean width of the intervals over the value."""
+    """Mean absolute error and bias of some rows; how many their 90 % intervals hold, and their width."""
 
     points: int
     mean: float

@@ -153,8 +153,7 @@ ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activa
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
 Numbers = Mapping[str, float]
-Arms = dict[str, dict[str, str]]
-"""From name to `op` or `op:place` to implementation; BASE is among the names."""
+Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
 
 
 @dataclass(frozen=True)
@@ -170,8 +169,7 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One plan for each batch size, with an arm for each text of `swap`; options as in the command. Raises
-    UsageError, and NothingRan if memory holds no layer."""
+    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan."""
     budget_s = parse_seconds(budget, "--budget")
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:

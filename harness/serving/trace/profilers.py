@@ -360,8 +360,7 @@ def _read_table(text: JsonText, into: RecordedTrace) -> None:
 
 
 def _header(line: str) -> tuple[str, dict[str, int], int] | None:
-    """For a header with a kernel's name and times: the delimiter, the place of each field that is there, and
-    the nanoseconds of its unit of time."""
+    """Of a header with a kernel's name and times: its delimiter, its fields' places, and the ns of a time."""
     known_columns: dict[str, list[str]] = trace_rules()["columns"]
     for delimiter in (",", "\t", ";"):
         cells = next(csv.reader([line], delimiter=delimiter), [])

@@ -468,10 +468,7 @@ def as_json(rows: Sequence[LedgerRow]) -> str:
 
 
 def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
-    """How many predictions of each method held; then each ledger's rows, or only their number.
-
-    each: whether rows are shown
-    """
+    """How many predictions of each method held; then the rows of each ledger, or only their number."""
     by_ledger = grouped(rows, lambda row: row.ledger)
     parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
     for ledger, own in by_ledger.items() if each else ():

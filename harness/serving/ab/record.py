@@ -44,8 +44,7 @@ class Record:
 
     @classmethod
     def begin(cls, folder: Path, plan: Plan, more: Mapping[str, Any]) -> Record:
-        """Begins a record. more: names that nothing reads, and predictions, as known before the first launch.
-        Raises UsageError if the folder holds a record already or cannot be written."""
+        """Begins a record. more: `names` that nothing reads, and `predictions`. Raises UsageError."""
         require_none(folder)
         require_writable_folder(folder, "; choose another --out")
         head = {"schema": 1, "created": _now(), "plan": plan.model_dump(), **more}

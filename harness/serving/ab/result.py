@@ -194,11 +194,8 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios.
-
-    higher: whether more is better
-    margin: in per cent
-    """
+    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios. higher:
+    whether more is better; margin: in per cent"""
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf

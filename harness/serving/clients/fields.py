@@ -64,11 +64,8 @@ class Fields:
     def number(
         self, key: str, *, scale: float = 1.0, least: float = 0.0, infinite: float | None = None
     ) -> float | None:
-        """The number under `key`, times scale. None if it is absent, null or empty, or no number of at least
-        `least` (then with a finding).
-
-        infinite: what an infinite number stands for
-        """
+        """The number under `key`, times scale. None if it is absent, null or empty, or (with a finding) no
+        number of at least `least`. infinite: what an infinite number stands for"""
         raw = self.take(key)
         if raw is None or raw == "":
             return None

@@ -148,8 +148,7 @@ def _examine_counts(draft: Draft) -> None:
 
 
 def _asked(draft: Draft, config: Fields) -> None:
-    """Model and workload: from 0.13's `models`, `datasets` and `phases`, from 0.1's `endpoint`, `input` and
-    `loadgen`, or from genai-perf's flat keys."""
+    """Model and workload, as AIPerf 0.13, AIPerf 0.1 or genai-perf write them."""
     datasets, phases = config.entries("datasets"), config.entries("phases")
     prompts = datasets[0].inside("prompts") if datasets else config.inside("input").inside("prompt")
     load = phases[-1] if phases else config.inside("loadgen") if "loadgen" in config.values else config

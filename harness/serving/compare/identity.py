@@ -366,11 +366,8 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
-    """What may keep a run from being of the setting: each known difference, and what either side does not
-    say.
-
-    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each
-    """
+    """What may keep a run from being of the setting: known differences, and what either side does not say.
+    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each"""
     free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
     theirs = of_run(run)
     if setting.drafts and theirs["speculative decoding"] not in ("none", UNKNOWN):  # under any name

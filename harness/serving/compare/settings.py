@@ -17,8 +17,7 @@ STATE = re.compile("|".join(NAMES["state"]))
 
 
 def server_settings(run: ServingRun) -> dict[str, str]:
-    """The server's settings by name: from its flags, from its own report, and from what its user had the
-    client note. Those that are off are left out, except the user's."""
+    """The server's settings that are on, from its flags and report, and what its user had the client note."""
     found: dict[str, Any] = {}
     for flag in run.flags:
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")

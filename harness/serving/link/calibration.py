@@ -71,18 +71,15 @@ class Rows:
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
     def scatter_about(self, constants: Normal, fitted: int) -> float:
-        """The scatter by the residuals of a fit. The assumed scatter counts as SCATTER_POINTS residuals.
-
-        fitted: the number of constants that were fitted
-        """
+        """The scatter by the residuals of a fit of so many constants. The assumed scatter counts as
+        SCATTER_POINTS residuals."""
         off = self.x @ constants.mean / self.y - 1
         count = SCATTER_POINTS + max(len(off) - fitted, 0)
         return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (off**2).sum()) / count))
 
 
 def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
-    """The distribution of the constants over systems, by expectation maximisation. It is the prior of a new
-    system.
+    """The prior of a new system: the distribution of constants over systems, by expectation maximisation.
 
     systems: the rows of each server, by machine and engine; all servers of one key count as one system
     begun:   the distribution from which it starts

@@ -175,12 +175,8 @@ class Tables:
         return self._us("mla_bmm_perf", where, num_tokens=tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> float:
-        """The device time in us for bf16 elements, in a graph if the table has such times (TensorRT-LLM's has
-        none).
-
-        `message_size` of the table counts elements: if it counted bytes, the largest message would be slower
-        than NVLink by a factor of two.
-        """
+        """The device time in us for bf16 elements, in a graph if the table has such times. `message_size` of
+        the table counts elements: with bytes the largest message would take twice the time of NVLink."""
         backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
@@ -438,9 +434,7 @@ def is_run(path: str) -> bool:
 
 def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     """The times of the fastest correct implementation of each case of these runs, in a graph if there is one.
-
-    Raises UsageError if a run cannot be read, or if the runs are of several machines.
-    """
+    Raises UsageError if a run cannot be read, or if the runs are of several machines."""
     from harness.results.read import load
 
     cells = [cell for run in runs for cell in load(run).to_dict("records")]

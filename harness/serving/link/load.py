@@ -144,8 +144,7 @@ class KernelSums:
 
 @functools.cache
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold: float) -> KernelSums:
-    """The kernel times of a load. memory_gb: that of a GPU, in 1e9 bytes; None: no limit to the cache. Raises
-    UsageError if the cache holds no request."""
+    """The kernel times of a load. memory_gb: of a GPU, or no limit. Raises UsageError if no request fits."""
     capacity = math.inf
     if memory_gb:
         room = memory_gb * MEMORY_SHARE - structure.weights_gb - BESIDE_GB

@@ -304,8 +304,8 @@ def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
 def plain_prefill(
     tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
 ) -> float:
-    """The time of prefill attention as engines run it (192 wide, values 128), from an absorbed time (576,
-    512). What is above the time of one token is scaled with the work."""
+    """The time of prefill attention as engines run it (192 wide, values 128). Of an absorbed time (576, 512)
+    what is above the time of one token is scaled with the work."""
     timed = tables.mla_prefill(load.batch, load.context, heads, kv)
     if not tables.prefill_is_absorbed:
         return timed

@@ -64,12 +64,8 @@ class Rank:
         return self.flow.joined(place, operands)
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
-        """Binds the places of the step, and on a GPU records them into one graph.
-
-        chosen: from `op` or `op:place` to implementation
-
-        Raises Unsupported if one cannot be used, or gives no numbers.
-        """
+        """Binds the places of the step, and on a GPU records them into one graph. Raises Unsupported if one
+        cannot be used, or gives no numbers. chosen: from `op` or `op:place` to implementation"""
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:
@@ -110,8 +106,7 @@ class Rank:
         return {arm: statistics.median(each) for arm, each in seconds.items()}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
-        """Compares two choices by their outputs on the same inputs: the relative difference (root mean
-        square) at each place where they differ, in the first layer that has it."""
+        """The relative difference of outputs (root mean square) at each swapped place, in its first layer."""
         differences: dict[str, float] = {}
         for place in self.step.op_places():
             swapped = place.implementation(base) != place.implementation(chosen)

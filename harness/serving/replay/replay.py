@@ -245,8 +245,7 @@ def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, 
 def fitted(
     step: ReplayStep, layers: str | None, arms: Arms, platform: Platform
 ) -> tuple[ReplayStep, tuple[str, ...]]:
-    """The step with as many layers as the device holds with the layouts of all arms, or as `layers` says
-    (`DENSE,MOE`), and a note if they are not all. Raises UsageError or NothingRan."""
+    """The step with the layers that the device holds for all arms, or `DENSE,MOE`; a note if not all fit."""
     whole, memory = step, free_memory(platform)
     if layers:
         if not re.fullmatch(r"\d+,\d+", layers):

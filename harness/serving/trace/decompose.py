@@ -25,12 +25,10 @@ SHAPES = 5  # shapes of a kernel that are kept: those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip. Raises UnreadableError.
 
+    Kernels and copies count, or without any operators of CPU threads, each without those inside it.
     partial: takes what there is of a file that breaks off, and flags it
-
-    Raises UnreadableError. Kernels and copies count if there are any. Otherwise operators of CPU threads
-    count, each without those inside it.
     """
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)

@@ -122,12 +122,8 @@ class JsonText:
 
 def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     """Path and value of each value of a JSON text, in the order of the file. A path has the keys from the
-    root, with `*` for an array's items.
-
-    enter: whether a container with that path is entered; otherwise it is given whole
-
-    Raises UnreadableError if the text is no JSON, Truncated if it ends early.
-    """
+    root, with `*` for an array's items. Raises UnreadableError if the text is no JSON, Truncated if it ends
+    early. enter: whether a container with that path is entered; otherwise it is given whole"""
     yield from _values(text, (), enter, json.JSONDecoder(strict=False))
     if text.peek():
         raise text.broken("more after the end")

@@ -123,13 +123,8 @@ ROCPROF = "rocprofiler-sdk-tool"
 
 
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
-    """Reads a trace. The memory grows with the number of its events, by less than 100 bytes each, and not
-    with its size.
-
-    partial: whether what there is of a file that breaks off is read
-
-    Raises UnreadableError.
-    """
+    """Reads a trace, in less than 100 bytes of memory for each event, however large the file is. Raises
+    UnreadableError. partial: whether what there is of a file that breaks off is read"""
     text, into = JsonText(path), RecordedTrace()
     start = text.head.decode("latin-1")
     utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))

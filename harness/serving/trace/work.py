@@ -254,8 +254,7 @@ def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.n
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
-    """Notes overlap in one stream, whose kernels are in the order of time, that dependent launch cannot make:
-    a longer overlap, and a kernel that ends before the one it depends on."""
+    """Notes overlap in one stream (kernels in the order of time) that dependent launch cannot make."""
     ended = np.maximum.accumulate(start + length)[:-1]  # the latest end so far
     overlap = np.clip(ended - start[1:], 0, length[1:])
     within = start[1:] + length[1:] < ended - ROUNDING_NS

@@ -342,9 +342,8 @@ def test_a_step_is_read():
 
 def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(replaying, "named_model", lambda name: TINY)
-    monkeypatch.setattr(
-        device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
-    )
+    blind = Blind("a test")
+    monkeypatch.setattr(device, "own_device", lambda platform: nullcontext(OwnDevice(platform, blind)))
     words = ["--model", "tiny", "--batch", "2", "--ctx", "33", "--device", "cpu"]
     words += ["--base", ",".join(f"{op}={name}" for op, name in CHOSEN.items())]
     words += ["--swap", "mla_decode=torch.naive"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 
 from harness.errors import UsageError
-from harness.files import JsonObject
+from harness.files import JsonObject, read_toml
 from harness.report.fitting_table import table_of
 from harness.report.terminal import plain
 from harness.report.text import ranged
@@ -134,11 +134,7 @@ def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ..
 LOOKS = (4, 6, 8, 12)  # the numbers of pairs after which the default plan is looked at
 MOST_PAIRS = 200  # more pairs than this are not proposed
 POWER = 0.8
-# The deviation between launches of one image, in per cent, below a concurrency of BUSY and from it on: ATOM's
-# nightly dashboard, DeepSeek-R1 on 8 MI355X, one tag in two workflow runs (63 to 66 differences; data.js at
-# 94114ac, 984cb47, e6d8fb9 of ROCm/ATOM).
-SPREAD = {"tpot": (0.53, 1.2), "throughput": (0.58, 1.1), "ttft": (2.5, 4.1), "ttft_median": (2.5, 4.1)}
-BUSY = 32
+SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]  # between launches, in per cent
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
@@ -402,7 +398,7 @@ def planned(
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
     (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
-    apart = busy if (plan.concurrency or 0) >= BUSY else quiet
+    apart = busy if (plan.concurrency or 0) >= SPREAD["busy"] else quiet
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)

@@ -103,11 +103,8 @@ def served(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [
-    served(tp_size=4), served(kv_cache_dtype="fp8_e4m3"), served(speculative_algorithm="EAGLE"),
-    served(max_running_requests=4), served(cuda_graph_max_bs=8), served(disable_cuda_graph=True),
-    served(enable_dp_attention=True, dp_size=8), served(quantization="w8a8_int8"), served(nnodes=2),
-    {"max_concurrency": 64}, {"request_rate": 4.0}, {"random_range_ratio": 1.0}, {"completed": 150},
-    {"total_input_tokens": 160 * 64},
+    served(kv_cache_dtype="fp8_e4m3"), served(cuda_graph_max_bs=8), served(quantization="w8a8_int8"),
+    served(nnodes=2), {"max_concurrency": 64}, {"completed": 150}, {"total_input_tokens": 160 * 64},
 ])  # fmt: skip
 def test_a_run_of_another_setting_is_refused_before_after_and_on_both_sides(tmp_path, ledger, changes):
     text = ledger.read_text()

@@ -194,8 +194,7 @@ class LedgerRow(StrictRecord):
 
 def append(path: Path, *entries: Entry) -> list[Entry]:
     """Adds lines, all or none, with the present time if they have none. Returns them as they are on disk.
-    Raises UsageError if the file cannot be written, is no ledger, or has a row already that would be
-    opened."""
+    Raises UsageError if the file cannot be written, is no ledger, or has a row that would be opened again."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     dated = [entry if entry.at else entry.model_copy(update={"at": now}) for entry in entries]
     try:
@@ -244,8 +243,7 @@ def rows(entries: Sequence[Entry], ledger: str = "") -> list[LedgerRow]:
 
 
 def known_rows(files: Sequence[str]) -> Iterator[LedgerRow]:
-    """The rows of the files or folders named, or of all ledgers under results/. Raises UsageError if one
-    cannot be read."""
+    """The rows of these files or folders, or of all ledgers under results/. Raises UsageError."""
     paths = [Path(name) for name in files] or sorted(RESULTS.glob(f"**/{NAME}"))
     for path in paths:
         path = path / NAME if path.is_dir() else path
@@ -423,8 +421,7 @@ class LedgerLine:
 
     @property
     def verdict(self) -> str:
-        """Whether the prediction explains the observation, in one of WORDS; NOT_OBSERVED or NOT_PREDICTED if
-        one is missing."""
+        """Whether the prediction explains the observation: one of WORDS, or NOT_OBSERVED or NOT_PREDICTED."""
         predicted, seen = self.prediction, self.observation
         if predicted is None or seen is None:
             return NOT_OBSERVED if seen is None else NOT_PREDICTED
@@ -442,8 +439,7 @@ class LedgerLine:
 
 
 def _interval(of: Prediction | Observation) -> tuple[float, float]:
-    """The ends of the 90 % interval. Without an interval both are the change itself; an open end is
-    infinite."""
+    """The ends of the 90 % interval. Without one both are the change itself; an open end is infinite."""
     ends = (-math.inf, math.inf) if of.change is None else (of.change, of.change)
     return (ends[0] if of.low is None else of.low), (ends[1] if of.high is None else of.high)
 
@@ -472,10 +468,7 @@ def as_json(rows: Sequence[LedgerRow]) -> str:
 
 
 def ledger_text(rows: Sequence[LedgerRow], each: bool) -> RenderableType:
-    """How many predictions of each method held; then each ledger's rows, or only their number.
-
-    each: whether rows are shown
-    """
+    """How many predictions of each method held; then the rows of each ledger, or only their number."""
     by_ledger = grouped(rows, lambda row: row.ledger)
     parts: list[RenderableType] = [_summary([line for row in rows for line in ledger_lines(row)]), ""]
     for ledger, own in by_ledger.items() if each else ():

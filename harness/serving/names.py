@@ -14,26 +14,18 @@ from shapes.names import unknown
 OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_bytes())["classes"]
 """Op classes, into which a step's time is split: what each is, and its colour in charts. Traces, the model,
 replay and the ledger use these names, so that their shares can be compared."""
-
 COMMUNICATION = ("all_reduce", "all_to_all")
-
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without dashes and blanks."""
-
 KNOWN_ENGINES = ("sglang", "vllm", "trtllm", "lmdeploy", "tgi", "atom")
-
 FRONTS = ("dynamo", "moreh", "mori")
 """Programs that serve with an engine of others. InferenceX and the documents write `dynamo-sglang`."""
-
-MODELS = {"dsr1": "deepseek-r1"}
-"""InferenceX's short names."""
-
+MODELS = {"dsr1": "deepseek-r1"}  # InferenceX's short names
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
 def hardware_name(text: str) -> str:
-    """A machine's name as its data sheet has it, in small letters; without its maker if there is no data
-    sheet."""
+    """A machine's name as its data sheet has it, or without its maker; in small letters."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()
 
 

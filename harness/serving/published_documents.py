@@ -60,8 +60,7 @@ class Role(StrictRecord):
 class Configuration(StrictRecord):
     """What a document ran. The texts are verbatim; `mends` and `settings` are ours.
 
-    environments:           names in harness/catalogue/recipes.json, by role; the role of a single server is
-                            empty
+    environments:           names in harness/catalogue/recipes.json, by role, which is empty for one server
     environment:            what these have in common; filled in when it is loaded
     flags:                  the server's, one string each; from its command if the file gives none
     concurrencies:          of the runs that the client's loop makes
@@ -187,11 +186,8 @@ def commands_of(task: str) -> str:
 
 
 def script(of: Configuration, gone: Mapping[str, str]) -> str:
-    """The texts that the document gives, in the order in which they are used, as a shell script.
-
-    gone: from flags and variables that current engines no longer have to what replaces them; each is told
-          above the text that has it
-    """
+    """The texts that the document gives, in the order in which they are used, as a shell script. gone: from
+    flags and variables that current engines no longer have to what replaces them; texts with them say so"""
     about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
     heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
                f"document: {of.document}, {of.where}", f"image: {of.image}",

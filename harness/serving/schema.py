@@ -87,17 +87,14 @@ class Parallelism(StrictRecord):
 class OfferedLoad(StrictRecord):
     """The load that the client was asked for.
 
-    input_len, output_len:                 tokens of a request, as asked for; the mean of a range
-    longest_input_len, longest_output_len: the longest of a range, if the client says nothing else of it
-    range_ratio:                           the shortest of a range over its longest
-    concurrency:                           most requests in flight that the client allows
-    request_rate:                          requests per second; None: not said; 0: all at once (the clients'
-                                           `inf`)
-    burstiness:                            shape of the gamma distribution of the times between requests; 1:
-                                           Poisson
-    ramp_up:                               how the rate grows at the start; empty: it does not, or that is not
-                                           said
-    warmup_s, cooldown_s:                  time at either end that is not in the numbers
+    input_len, output_len: tokens of a request, as asked for; the mean of a range
+    longest_*_len:         the longest of a range, if the client says nothing else of it
+    range_ratio:           the shortest of a range over its longest
+    concurrency:           most requests in flight that the client allows
+    request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
+    burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
+    ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
+    warmup_s, cooldown_s:  time at either end that is not in the numbers
     """
 
     dataset: str = ""
@@ -127,8 +124,7 @@ class Totals(StrictRecord):
 
 
 class RequestSamples(StrictRecord):
-    """What a client kept of each request, in its order; an empty list: nothing. starts_s: by the client's
-    clock"""
+    """What a client kept of each request, in its order, or empty lists. starts_s: by the client's clock"""
 
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
@@ -178,8 +174,7 @@ class ServingRun(StrictRecord):
     findings: tuple[Finding, ...] = ()
 
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
-        """The first metric of that name, and of that statistic, kind of tokens and scope if they are
-        given."""
+        """The first metric of that name, and, if given, of that statistic, kind of tokens and scope."""
         return first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
@@ -189,8 +184,7 @@ class ServingRun(StrictRecord):
 
     def option(self, *names: str) -> str:
         """The value, in small letters, of the first of these options of the server that is on. It is looked
-        for among the server's flags, and under its name in what the user had the client note (vLLM's
-        --metadata). Empty: none."""
+        for among the server's flags, then in what the user had the client note (vLLM's --metadata)."""
         for name in names:
             value = option(self.flags, f"--{name}") or str(self.extra.get(name.replace("-", "_")) or "")
             if value.lower() not in OFF:
@@ -247,16 +241,14 @@ def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
 
 DRAFTED = "{} tokens drafted"
 NUM_DRAFTS = re.compile(r"num_speculative_tokens\W+(\d+)")
-OFF = ("", "none", "null", "false", "off", "0")
-"""Values of an option that is off."""
+OFF = ("", "none", "null", "false", "off", "0")  # values of an option that is off
 
 SPECULATION = ("spec_decoding", "spec_method", "mtp")
 """InferenceX's keys for speculative decoding: of its files, its API's rows and its first files."""
 
 
 def option(flags: Iterable[str], name: str) -> str:
-    """The value of `--name value` or `--name=value` among a server's flags; empty if it is not there. A flag
-    of one role may come after `role: `."""
+    """The value of `--name value` or `--name=value` among flags (after `role: `, if any); empty: none."""
     for flag in flags:
         words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
         if words[0] == name:

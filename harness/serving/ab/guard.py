@@ -63,8 +63,7 @@ def main() -> None:
 
 
 def _wait(orders: int, child: int) -> int | None:
-    """The command's exit code, negative for a signal; None when it is to be ended. It sleeps in between,
-    because beside a measurement nothing else may take time."""
+    """The command's exit code (a signal's is negative), or None to end it. It sleeps: it may take no time."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -79,8 +78,7 @@ def _wait(orders: int, child: int) -> int | None:
 
 def _end(child: int, grace: float, stop: list[str]) -> int:
     """Asks the command alone to end. An engine ends its own processes in their order; if its workers are
-    signalled too, memory of a GPU may stay taken. Asks three times: vLLM 0.32 loses a signal that comes while
-    it starts."""
+    signalled too, memory of a GPU may stay taken. It asks three times: vLLM 0.32 may lose a signal."""
     if stop:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(stop, stdin=subprocess.DEVNULL, timeout=grace + MOST_S, check=False)

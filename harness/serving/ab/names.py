@@ -40,8 +40,7 @@ FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # a field of SGLang's
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """The differing names that nothing reads: `name`, `found` (False, or None if it could not be looked up)
-    and `says`, a line. It takes up to a minute if libraries have to be read."""
+    """The differing names that nothing reads: `name`, `found` (False, or None: not looked up) and `says`."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -134,8 +133,7 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
 
 
 def _declared(source: str) -> Iterator[tuple[str, str]]:
-    """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`, which may
-    name its flag itself."""
+    """Flags, each with its field if that is known: `"--a-b"` anywhere, and SGLang's `a_b: A[...]`."""
     for flag in re.findall(r"""["'](--[\w-]+)["']""", source):
         yield flag.replace("_", "-"), ""
     fields = FIELD.split(source)

@@ -1,5 +1,4 @@
-"""The plan of an A/B: how the server starts, how the client calls it, the arms, and the commands that
-follow."""
+"""The plan of an A/B: its arms, how the server starts, how the client calls it, and their commands."""
 
 from __future__ import annotations
 
@@ -58,18 +57,16 @@ class Arm(StrictRecord):
 class Plan(StrictRecord):
     """One experiment, as its TOML file has it (docs/serving-ab.md).
 
-    launch, client, stop:        commands; no shell runs them. Placeholders in braces are filled in
-    warm_up:                     the command that warms the server up; by default the client's, with another
-                                 seed and warm_up_prompts
-    arms:                        the first is compared with the others
-    env:                         variables of all arms
-    ready, flush:                paths: one that answers 200 once the server serves, one to POST to before a
-                                 measured run
-    port:                        the first port that is tried; each launch takes another
-    margin:                      per cent that are worth deciding
-    pairs:                       so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and
-                                 12
-    launch_minutes, run_minutes: expected, until the first launches have shown it
+    launch, client, stop: commands; no shell runs them. Placeholders in braces are filled in
+    arms:       the first is compared with the others
+    env:        variables of all arms
+    warm_up:    the command that warms the server up; by default the client's with warm_up_prompts
+    ready:      a path that answers 200 once the server serves
+    flush:      a path to POST to before a measured run
+    port:       the first port that is tried; each launch takes another
+    margin:     per cent that are worth deciding
+    pairs:      so many pairs, looked at once; None: at most 12, looked at after 4, 6, 8 and 12
+    *_minutes:  expected, until the first launches have shown it
     """
 
     launch: str
@@ -216,8 +213,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
 def client(
     plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
 ) -> Command:
-    """The command that calls the server. The call that warms it up may be another command, or send fewer
-    prompts."""
+    """The command that calls the server. For a warm-up it may be another one, or send fewer prompts."""
     prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
     values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
     text = (plan.warm_up if warm_up else "") or plan.client
@@ -252,8 +248,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Splits the text into words as a shell does; `A=1` in front sets a variable. lists: placeholders that
-    stand for several words. Raises UsageError."""
+    """Splits the text as a shell does; `A=1` in front sets a variable. lists: placeholders for words"""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

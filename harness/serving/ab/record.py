@@ -31,7 +31,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, -1
-        self._journal = JsonLines(folder / JOURNAL, _event)
+        self._journal = JsonLines(folder / JOURNAL, json.loads)
         try:
             self.about: JsonObject = json.loads((folder / PLAN).read_bytes())
             self.plan = Plan.model_validate(self.about["plan"])
@@ -44,8 +44,7 @@ class Record:
 
     @classmethod
     def begin(cls, folder: Path, plan: Plan, more: Mapping[str, Any]) -> Record:
-        """Begins a record. more: names that nothing reads, and predictions, as known before the first launch.
-        Raises UsageError if the folder holds a record already or cannot be written."""
+        """Begins a record. more: `names` that nothing reads, and `predictions`. Raises UsageError."""
         require_none(folder)
         require_writable_folder(folder, "; choose another --out")
         head = {"schema": 1, "created": _now(), "plan": plan.model_dump(), **more}
@@ -60,8 +59,7 @@ class Record:
                 raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
 
     def hold(self, say: Callable[[str], None]) -> None:
-        """Takes the folder's lock. Waits while servers of a killed run are still being ended. Raises
-        UsageError if another process goes on with this record."""
+        """Takes the folder's lock, after the servers of a killed run. Raises UsageError if it is in use."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         owner, _ = take_lock(self.lock)
         if owner:
@@ -108,10 +106,3 @@ def require_none(folder: Path) -> None:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _event(line: bytes) -> JsonObject:
-    event: JsonObject = json.loads(line)
-    if not isinstance(event["event"], str):
-        raise ValueError("no event of an A/B")
-    return event

@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 
 from harness.errors import UsageError
-from harness.files import JsonObject
+from harness.files import JsonObject, read_toml
 from harness.report.fitting_table import table_of
 from harness.report.terminal import plain
 from harness.report.text import ranged
@@ -45,8 +45,7 @@ PREDICTED_OF = "predicted of "
 
 
 def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
-    """The predictions of files and runs. Raises UsageError if a file holds none, or no run measured the
-    variables of the arms."""
+    """The predictions of files and runs. Raises UsageError for a file or a run that gives none."""
     files = [name for name in names if Path(name).suffix == ".json" and Path(name).name != "run.json"]
     found = [each for name in files for each in _of_file(plan, Path(name))]
     if runs := [name for name in names if name not in files]:
@@ -96,8 +95,7 @@ def _of_commands(plan: Plan) -> JsonObject:
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
     """The change of each op that a run timed under the variables of both arms. It is that of the
-    implementation which is fastest under the base's variables. The factor is the mean over cases; the
-    interval shows their scatter."""
+    implementation which is fastest under the base's variables. The interval shows the scatter over cases."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
         base, own = (_setting(run.settings, plan.variables(each)) for each in (plan.base, arm))
@@ -112,8 +110,7 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The name of the run's setting with the arm's values of all variables that any setting of the run
-    has."""
+    """The name of the run's setting with the arm's values of all variables that its settings have."""
     own = {name: variables[name] for each in settings.values() for name in each if name in variables}
     return next((name for name, each in settings.items() if each == own), None)
 
@@ -137,11 +134,7 @@ def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ..
 LOOKS = (4, 6, 8, 12)  # the numbers of pairs after which the default plan is looked at
 MOST_PAIRS = 200  # more pairs than this are not proposed
 POWER = 0.8
-# The deviation between launches of one image, in per cent, below a concurrency of BUSY and from it on: ATOM's
-# nightly dashboard, DeepSeek-R1 on 8 MI355X, one tag in two workflow runs (63 to 66 differences; data.js at
-# 94114ac, 984cb47, e6d8fb9 of ROCm/ATOM).
-SPREAD = {"tpot": (0.53, 1.2), "throughput": (0.58, 1.1), "ttft": (2.5, 4.1), "ttft_median": (2.5, 4.1)}
-BUSY = 32
+SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]  # between launches, in per cent
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
@@ -149,14 +142,12 @@ MOST_LOOKED_AT = range(2, MOST_PAIRS)
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
-    """The numbers of pairs after which there may be a verdict. If the user fixed a number, it is the only
-    one."""
+    """The numbers of pairs after which there may be a verdict: only the user's number, if it is fixed."""
     return LOOKS if pairs is None else (pairs,)
 
 
 def order(arms: list[str], pair: int) -> list[str]:
-    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm
-    equally."""
+    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects them equally."""
     return arms if pair % 2 or not pair else arms[::-1]
 
 
@@ -170,8 +161,7 @@ def pair_seconds(plan: Plan, record: Record | None) -> float:
 
 
 def confidence(pairs: int | None, comparisons: int) -> float:
-    """The confidence of each interval, so that all looks and all arms together are wrong in at most 5 %
-    (Bonferroni)."""
+    """The confidence of each interval: all looks and arms together are wrong in at most 5 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
 
 
@@ -181,8 +171,7 @@ class Effect:
     throughput over the base's.
 
     percent, interval: change of the metric itself; one pair has no interval
-    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over the root of
-                       two
+    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2)
     """
 
     pairs: int
@@ -201,11 +190,8 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios.
-
-    higher: whether more is better
-    margin: in per cent
-    """
+    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios. higher:
+    whether more is better; margin: in per cent"""
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
@@ -227,8 +213,7 @@ def power(change: float, pairs: int, launch_spread: float, level: float) -> floa
 
 
 def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
-    """The fewest pairs that find such a change four times in five; None if that takes more than the given
-    ones."""
+    """The fewest of these numbers of pairs that finds such a change four times in five; None: none does."""
     return next((n for n in among if n > 1 and power(change, n, launch_spread, level) >= POWER), None)
 
 
@@ -304,8 +289,7 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
-    """Each prediction of a metric that an A/B has: the metric, the change, and both ends of its interval, in
-    per cent of the value before. None stands for an open end."""
+    """Each prediction of an A/B's metric: the metric, change, low and high in per cent; None: an open end."""
     for each in predictions:
         metric = each.quantity.removeprefix("output_")  # the clients' names
         if metric in METRICS and each.before and each.change is not None:
@@ -314,8 +298,7 @@ def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction,
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Settings that the servers report, and variables, that differ: from name to [base, arm], if all launches
-    of each arm agree. What is filled in for each launch or arm is left out."""
+    """Reported settings and variables in which arms differ, if all launches of an arm agree: [base, arm]."""
     both = [servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
@@ -415,7 +398,7 @@ def planned(
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
     (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
-    apart = busy if (plan.concurrency or 0) >= BUSY else quiet
+    apart = busy if (plan.concurrency or 0) >= SPREAD["busy"] else quiet
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)

@@ -1,5 +1,4 @@
-"""The server of one launch. It runs under a guard (guard.py), and the process on its port must belong to
-it."""
+"""The server of one launch. It runs under a guard (guard.py) and must own the process on its port."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
+from harness.files import read_toml
 from harness.machine.device import steers
 from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
@@ -34,21 +34,12 @@ LAST_WORDS = 200  # characters of the log in a message
 TAIL = 65536  # bytes of the log's end that are read
 # Requests go straight to loopback, past any proxy of the environment.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-# A parent that goes on after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978
-# and scheduler.py:6372 of 0.5.23.
-FATAL = re.compile(
-    r"WorkerProc initialization failed|EngineCore failed to start|Engine core initialization failed|"
-    r"Failed core proc\(s\)|EngineDeadError|Received sigquit from a child process|"
-    r"Scheduler hit an exception|scheduler died during initialization"
-)
+_PATTERNS = read_toml(Path(__file__).with_name("engines.toml"))
+FATAL = re.compile("|".join(_PATTERNS["fatal"]))
+OF_ONE_LAUNCH = re.compile(rf"\b({'|'.join(_PATTERNS['of_one_launch'])})\b")
 IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
-# Keys of /server_info in which any two launches may differ.
-OF_ONE_LAUNCH = re.compile(
-    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|pid|api_key|"
-    r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
-)
 
 
 class RunFailed(HarnessError):
@@ -142,8 +133,7 @@ class Server(Guarded):
         self.port = port
 
     def wait_ready(self, path: str, timeout_s: float) -> float:
-        """Seconds until it answered. Raises RunFailed if it dies, is not there in time, or another process
-        listens on its port."""
+        """Seconds until it answered. Raises RunFailed if it dies or is late, PortTaken if another answers."""
         started, pause = time.monotonic(), 0.05
         while time.monotonic() - started < timeout_s:
             self.check("before it served")
@@ -174,8 +164,7 @@ class Server(Guarded):
         return None
 
     def owned(self) -> bool | None:
-        """Whether a process of this launch listens on the port. None: it cannot be told, because a
-        container's sockets do not belong to the command that started it."""
+        """Whether a process of this launch listens on the port; None: sockets of containers do not tell."""
         if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
         return self._listener() is not None
@@ -204,8 +193,7 @@ class Server(Guarded):
         return {}
 
     def _environment(self) -> dict[str, str]:
-        """The variables that steer kernels and those that the plan sets, without secrets. They are read from
-        the process that listens, or else from the command."""
+        """The variables of the server's process that steer kernels or are the plan's, without secrets."""
         found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self._listener() or command}/environ").read_text("utf-8", errors="replace")

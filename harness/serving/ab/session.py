@@ -1,5 +1,4 @@
-"""The launches of an A/B, in mirrored pairs, until there is a verdict, all pairs are made, or time is
-over."""
+"""The launches of an A/B in mirrored pairs, until there is a verdict or pairs or time run out."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Session:
                 return
 
     def _decided(self, pairs: int) -> bool:
-        """Whether no further pair is needed. This is asked only after the numbers of pairs that were
-        fixed."""
+        """Whether no further pair is needed. This is asked only after the fixed numbers of pairs."""
         if pairs not in looks(self.plan.pairs)[:-1]:
             return False
         words = [effects(self.record, arm)[self.plan.metric].verdict for arm in self.plan.others]
@@ -159,8 +157,7 @@ class Session:
         self.say(f"  {arm}: {', '.join(filter(None, shown)) or 'measured'}")
 
     def _call(self, server: Server, command: Command, log: Path) -> None:
-        """Runs the client once. Raises RunFailed; if the server died, the reason names the server and not the
-        client."""
+        """Runs the client once. Raises RunFailed, which names the server if that died."""
         longest = max((e["seconds"] for e in self.record.of("measured")), default=0.0)
         limit = self.plan.client_timeout
         limit = min(limit, max(LEAST_LIMIT_S, 3 * longest)) if longest else limit
@@ -178,8 +175,7 @@ class Session:
 
 
 def counted(result: Path, asked: int | None) -> ServingRun:
-    """The run in a client's file. Raises RunFailed if the integrity rules call it wrong, or it is not one
-    whole run."""
+    """The run in a client's file. Raises RunFailed if its numbers are wrong, or it is not one whole run."""
     try:
         runs = load(result)
     except UsageError as error:

@@ -20,8 +20,7 @@ def _file() -> dict[str, Any]:
 
 
 def gone() -> dict[str, str]:
-    """From flags and variables that current engines no longer have to what replaces them; empty if nothing
-    does."""
+    """From flags and variables that current engines no longer have to what replaces them, if anything."""
     found: dict[str, str] = _file()["gone"]
     return found
 
@@ -43,8 +42,7 @@ def listed() -> list[dict[str, str]]:
 
 
 def template_text(name: str) -> str:
-    """A plan as TOML, or a published set-up as a shell script, by its name or by that of one of its
-    environments. Raises UsageError for an unknown name."""
+    """A plan as TOML, or a published set-up as a script, by one of its names. Raises UsageError."""
     if name in _plans():
         return _toml(*_plans()[name])
     for one in configurations().values():

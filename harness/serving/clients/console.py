@@ -33,12 +33,6 @@ from harness.serving.clients.sglang import without_secrets
 from harness.serving.schema import OfferedLoad, ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
-PROGRAMS = {
-    "vllm": re.compile(r"\bvllm\s+bench\s+serve\b"),
-    "sglang": re.compile(r"\bsglang\.bench_serving\b"),
-    "script": re.compile(r"\bbenchmark_serving(?:\.py)?\b|\bbench_serving\.py\b"),
-}
-DATASETS = {"vllm": "random", "sglang": "sharegpt", "script": "sharegpt"}  # the data set if none is given
 OPTION = re.compile(r"""--([\w-]+)(?:[= ]\s*(?!--)("[^"]*"|'[^']*'|[^\s`]+))?""")
 NAMESPACE = re.compile(r"\bNamespace\((\w+=.*)\)\s*$")
 ARGUMENT = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[\w.+-]+)(?=,|$)""")
@@ -54,8 +48,7 @@ class Console(Format):
         return document.kind == "text" and any(found)
 
     def runs(self, document: Document) -> list[ServingRun]:
-        """The runs of the blocks that have any numbers, and of trtllm-bench's reports, in the text's
-        order."""
+        """The runs of blocks that have numbers, and of trtllm-bench's reports, in the text's order."""
         printed = list(blocks(document.text))
         after = [*(block.before for block in printed[1:]), None]
         commands = map(command_of, (block.before for block in printed), after)
@@ -132,8 +125,7 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
 
 
 def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
-    """The workload with what the command before the block asked for, unless the two disagree; the model;
-    notes; and the command's other options."""
+    """The workload with what the command before the block asked for; the model; notes; other options."""
     requested, model, note, others = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
         row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
@@ -148,7 +140,7 @@ def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, li
 class Command:
     """A client's command line.
 
-    program: a key of PROGRAMS
+    program: `vllm`, `sglang`, or `script`, which both have been
     options: by name, as text, with `_` between words
     printed: whether the client printed it itself
     """
@@ -158,13 +150,12 @@ class Command:
     printed: bool = False
 
     def workload(self) -> tuple[OfferedLoad, str, str, dict[str, Any]]:
-        """The load that was asked for, the model, a note if its lengths are not known, and all other
-        options."""
+        """The load that was asked for, the model, a note if its lengths are not known, and other options."""
         said = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
         row = Fields("command", said, as_text=True)
-        dataset = row.text("dataset_name") or DATASETS[self.program]
+        dataset = row.text("dataset_name") or formats()["console"].more["datasets"][self.program]
         kind = "random" if dataset.startswith("random") else dataset
         names = [(f"{kind}_{side}_len", f"{kind}_{side}", f"{side}_len") for side in ("input", "output")]
         into, out = (row.number(next((key for key in keys if key in said), "")) for keys in names)
@@ -189,8 +180,7 @@ class Command:
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
-    """The one command that the block after `before` belongs to. next_before: the lines between it and the
-    next block"""
+    """The block's one command. before, next_before: the lines between it and its neighbours."""
     candidates = list(commands(before))
     printed = [command for command in candidates if command.printed]
     if printed:
@@ -223,8 +213,8 @@ def commands(lines: Sequence[str]) -> Iterator[Command]:
             if {"num_prompts", "request_rate"} <= options.keys() and "<" not in match[1]:
                 yield Command(program, options, printed=True)
             continue
-        for program, pattern in PROGRAMS.items():
-            if match := pattern.search(text):
+        for program, pattern in formats()["console"].more["programs"].items():
+            if match := re.search(pattern, text):
                 rest = SHELL_END.sub("", text[match.end() :])
                 given = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
                 found = {key: value or "on" for key, value in given.items()}

@@ -125,8 +125,7 @@ def _take(block: Block, line: str) -> bool:
 
 @functools.cache
 def _labels() -> set[str]:
-    """Labels whose line belongs to a block whatever its value is, so that a value that is no number is
-    found."""
+    """Labels whose lines belong to a block even if the value is no number, so that this is found."""
     table = formats()["console"]
     numbers = {*table.load.values(), *table.totals.values(), *table.metrics}
     return {"backend", *table.more["limit"], *table.more["sent"], *numbers}

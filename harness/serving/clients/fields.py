@@ -27,8 +27,7 @@ class Fields:
     """The fields of one row. They are taken one by one; the others are its `rest`.
 
     where:   file and line, for messages
-    as_text: whether numbers are texts (CSV, console output), perhaps with commas between thousands; in JSON a
-             text is no number
+    as_text: whether numbers are texts, perhaps with commas between thousands (CSV, console output)
     """
 
     where: str
@@ -39,8 +38,7 @@ class Fields:
     within: dict[str, Fields] = field(default_factory=dict)
 
     def inside(self, key: str) -> Fields:
-        """The fields of the object under `key`, with their findings among these. It is empty if the key is
-        absent or null, or no object (then with a finding)."""
+        """The fields of the object under `key`; empty if it is absent, or (with a finding) no object."""
         if key not in self.within:
             raw = self._json(key)
             if raw is not None and not isinstance(raw, Mapping):
@@ -66,11 +64,8 @@ class Fields:
     def number(
         self, key: str, *, scale: float = 1.0, least: float = 0.0, infinite: float | None = None
     ) -> float | None:
-        """The number under `key`, times scale. None if it is absent, null or empty, or no number of at least
-        `least` (then with a finding).
-
-        infinite: what an infinite number stands for
-        """
+        """The number under `key`, times scale. None if it is absent, null or empty, or (with a finding) no
+        number of at least `least`. infinite: what an infinite number stands for"""
         raw = self.take(key)
         if raw is None or raw == "":
             return None
@@ -114,18 +109,17 @@ class Fields:
         return None
 
     def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
-        """A list of numbers of at least 0. It is empty if it is absent, or if an entry is no such number
-        (then with a finding)."""
-        return self._list(key, "a list of numbers", lambda raw: self._at_least_0(raw, scale))
+        """A list of numbers of at least 0; empty if it is absent, or (with a finding) not such a list."""
+        return tuple(scale * number for number in self._list(key, "a list of numbers", self._at_least_0))
 
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0, as `numbers` returns it."""
-        return self._list(key, "a list of whole numbers", self._whole)
+        return tuple(map(int, self._list(key, "a list of whole numbers", self._whole)))
 
     def lists(self, key: str, *, scale: float = 1.0) -> tuple[tuple[float, ...], ...]:
         """A list of lists of numbers, each as `numbers` returns it."""
-        wanted = "a list of lists of numbers"
-        return self._list(key, wanted, lambda raw: _each(raw, lambda one: self._at_least_0(one, scale)))
+        lists = self._list(key, "a list of lists of numbers", lambda one: _each(one, self._at_least_0))
+        return tuple(tuple(scale * number for number in one) for one in lists)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -146,9 +140,9 @@ class Fields:
         """Adds a finding that the value of `key` is not used."""
         self.find("unreadable", "wrong", f"{key!r} {why}; left out")
 
-    def _list(self, key: str, wanted: str, read: Callable[[Any], tuple[Any, ...] | None]) -> Any:
+    def _list(self, key: str, wanted: str, read: Callable[[Any], Any]) -> tuple[Any, ...]:
         raw = self._json(key)
-        values = () if raw is None else read(raw)
+        values = () if raw is None else _each(raw, read)
         if values is None:
             self._unreadable(key, wanted)
         return values or ()
@@ -163,17 +157,13 @@ class Fields:
         except (ValueError, RecursionError):
             return raw
 
-    def _at_least_0(self, raw: Any, scale: float = 1.0) -> tuple[float, ...] | None:
-        numbers = _each(raw, self._number)
-        if numbers is None or not all(0 <= number <= LARGEST for number in numbers):
-            return None
-        return tuple(number * scale for number in numbers)
+    def _at_least_0(self, raw: Any) -> float | None:
+        number = self._number(raw)
+        return number if number is not None and 0 <= number <= LARGEST else None
 
-    def _whole(self, raw: Any) -> tuple[int, ...] | None:
-        numbers = self._at_least_0(raw)
-        if numbers is None or not all(map(float.is_integer, numbers)):
-            return None
-        return tuple(map(int, numbers))
+    def _whole(self, raw: Any) -> float | None:
+        number = self._at_least_0(raw)
+        return number if number is not None and number.is_integer() else None
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:

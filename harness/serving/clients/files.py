@@ -56,8 +56,7 @@ class Document:
         return [row for _, row in self.content] if self.kind == "jsonl" else []
 
     def candidates(self) -> list[Mapping[str, Any]]:
-        """The objects, or one object with a CSV's columns, by whose keys a client's file is recognised; none
-        if one of its rows is no object."""
+        """The objects (of a CSV one with its columns) by whose keys a client is recognised; or none."""
         if self.kind == "csv":
             return [dict.fromkeys(self.header)]
         rows = self.rows()
@@ -194,8 +193,7 @@ def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
 
 
 def objects(document: Document) -> list[Fields]:
-    """Each object of a JSON or JSONL file, each row of a CSV; of a list in a JSON file its objects. Raises
-    UnreadableError if one is no object."""
+    """Each object of a JSON or JSONL file or row of a CSV. Raises UnreadableError if one is no object."""
     rows = document.content if document.kind != "json" else list(enumerate(document.rows()))
     fields = []
     for at, row in rows:

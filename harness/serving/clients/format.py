@@ -111,8 +111,7 @@ class Rule(StrictRecord):
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """The scale from the unit in the object to ours; None, with a finding, if it is a unit of another
-    kind."""
+    """The scale from the unit in the object to ours; None, with a finding, for a unit of another kind."""
     if not fields.values:
         return None
     given, known = fields.text("unit"), units(unit)
@@ -123,8 +122,7 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
 
 @dataclass
 class Draft:
-    """A run as its table gives it. The format's `odd` function completes it. about: further fields of the
-    run"""
+    """A run as its table gives it, which `odd` completes. about: further fields of the run"""
 
     row: Fields
     about: dict[str, Any]
@@ -152,23 +150,22 @@ class Draft:
 class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`.
 
-    own:                       keys of this client. A row has at least `at_least` of them, all of `needs`, one
-                               of `one_of` (if any), and none of `not_with`. `a.b` is also key b of the
-                               objects in a list under a
-    complete:                  whether a CSV that lacks one of `own` is refused
-    about:                     texts: from field of ServingRun to path
-    fixed:                     fields that are the same in all its files
+    own:            keys of this client. A row has at least `at_least` of them, all of `needs`, one of
+                    `one_of`, and none of `not_with`. `a.b` is also key b of the objects in a list under a
+    complete:       whether a CSV that lacks one of `own` is refused
+    about:          texts: from field of ServingRun to path
+    fixed:          fields that are the same in all its files
     load, totals, parallelism: from fields of OfferedLoad, Totals, Parallelism to paths
-    duration_scale:            of the file's unit in s
-    metrics:                   from path to the metric's rule
-    statistics:                from the client's names of statistics in objects to ours
-    units_inside:              whether these objects have their unit
-    requests:                  the key of single requests' end-to-end times; empty: the client keeps no lists
-    says_protocol:             whether the client's `backend` names the protocol that it speaks
-    wanted:                    what a message names if a row has no number of a run
-    more:                      further tables of its odd function
-    odd, rows:                 functions of this package, as `module.function`: `odd` completes a run, `rows`
-                               gives the rows of a document if they are not its objects
+    duration_scale: of the file's unit in s
+    metrics:        from path to the metric's rule
+    statistics:     from the client's names of statistics in objects to ours
+    units_inside:   whether these objects have their unit
+    requests:       the key of single requests' end-to-end times; empty: the client keeps no lists
+    says_protocol:  whether the client's `backend` names the protocol that it speaks
+    wanted:         what a message names if a row has no number of a run
+    more:           further tables of its odd function
+    odd, rows:      functions of this package, as `module.function`: one completes a run, the other gives the
+                    rows of a document that are not its objects
     """
 
     name: str
@@ -302,8 +299,7 @@ def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.num
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """The requested rate in requests per second; 0: all at once. None if a trace gives the times, or it is
-    not said."""
+    """The requested rate in requests per second; 0: all at once; None: not said, or by a trace."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 

@@ -1,5 +1,4 @@
-"""What the tables of formats/guidellm.toml cannot express: a report holds several runs, and the CSV has
-lists."""
+"""What formats/guidellm.toml cannot express: a report holds several runs, and the CSV has lists."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
 
 
 def _examine_sums(draft: Draft) -> None:
-    """Checks each distribution: its sum is its mean times its count, of all requests or of all their
-    tokens."""
+    """Checks that the sum of each distribution is its mean times its count."""
     for path, rule in draft.format.metrics.items():
         outer, key = draft.row.at(path)
         fields = outer.inside(key)

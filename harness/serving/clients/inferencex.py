@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -131,14 +132,11 @@ def _denominators(
     if total is None or out is None or into is None or prefill is None or decode is None:
         note = "the file does not tell over how many GPUs input and output throughput are taken"
         return "unknown", "unknown", note
-    if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
+    near = functools.partial(math.isclose, rel_tol=TOLERANCE)
+    if prefill and decode and near(into * prefill + out * decode, total * (prefill + decode)):
         note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
         return "prefill_gpu", "decode_gpu", f"{note}all"
-    if _near(into + out, total):
+    if near(into + out, total):
         return "gpu", "gpu", "input, output and total are all over all GPUs"
     note = f"input {into:g} and output {out:g} tok/s add up to the total of {total:g} neither over "
     return "unknown", "unknown", f"{note}{prefill} + {decode} GPUs nor over all"
-
-
-def _near(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=TOLERANCE)

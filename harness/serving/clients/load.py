@@ -33,8 +33,7 @@ def load_each(path: str | Path) -> list[ServingRun]:
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
-    """The runs, with what they show together: a run whose measured numbers are all those of an earlier one,
-    and a run that finds the prompts of an earlier one in the prefix cache."""
+    """The runs, with findings on those that repeat an earlier run, or find its prompts in the cache."""
     seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
     alike: dict[object, ServingRun] = {}
     marked = []
@@ -53,8 +52,7 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
 
 
 def _cached(first: ServingRun, again: ServingRun) -> str:
-    """Whether a run found the prompts of another one in the cache: a client draws the same prompts for one
-    seed."""
+    """Whether a run found another one's prompts in the cache: a seed gives the same prompts again."""
     was, now = (run.value("ttft", "median") or run.value("ttft", "mean") for run in (first, again))
     tpots = [run.value("tpot", "mean") for run in (first, again)]
     if first is again or first.totals.input_tokens is None or not was or not now or None in tpots:
@@ -68,8 +66,7 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
 
 
 def _parts(document: Document) -> list[tuple[Document, Format]]:
-    """The document with its format. If lines of several clients were appended to one file, each line has its
-    own."""
+    """The document with its format, or each line with its own if a file has lines of several clients."""
     if document.kind == "jsonl":
         lines = [replace(document, content=[row]) for row in document.content]
         owned = [(line, format_of(line)) for line in lines]

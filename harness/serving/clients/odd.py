@@ -129,8 +129,7 @@ def _count(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(draft: Draft) -> None:
-    """Compares tokens with their mean, and with the server's count. A missing total follows from the mean
-    length."""
+    """Compares tokens with their mean and the server's count; a missing total follows from the mean."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]
@@ -149,8 +148,7 @@ def _examine_counts(draft: Draft) -> None:
 
 
 def _asked(draft: Draft, config: Fields) -> None:
-    """Model and workload: from 0.13's `models`, `datasets` and `phases`, from 0.1's `endpoint`, `input` and
-    `loadgen`, or from genai-perf's flat keys."""
+    """Model and workload, as AIPerf 0.13, AIPerf 0.1 or genai-perf write them."""
     datasets, phases = config.entries("datasets"), config.entries("phases")
     prompts = datasets[0].inside("prompts") if datasets else config.inside("input").inside("prompt")
     load = phases[-1] if phases else config.inside("loadgen") if "loadgen" in config.values else config

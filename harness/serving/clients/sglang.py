@@ -40,8 +40,7 @@ def random_lengths_and_server(draft: Draft) -> None:
 
 def _describe(draft: Draft, info: Fields) -> None:
     """What an SGLang server reports of itself (http_server.py of 0.5.9): arguments, version,
-    `internal_states`. A router of disaggregated servers answers with lists of such objects under `prefill`
-    and `decode`."""
+    `internal_states`. A router of disaggregated servers has lists of them in `prefill` and `decode`."""
     prefill, decode = info.entries("prefill"), info.entries("decode")
     servers = [*prefill, *decode] or [info]
     main = (decode or servers)[0]
@@ -73,8 +72,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _world(server: Fields) -> int | None:
-    """The number of GPUs: tensor times pipeline parallel, times data parallel unless that is over the
-    tensor-parallel ranks (dp attention)."""
+    """The number of GPUs: TP x PP, and x DP unless that is over the TP ranks (dp attention)."""
     tp, pp, dp = (server.count(f"{kind}_size") for kind in ("tp", "pp", "dp"))
     shared = server.flag("enable_dp_attention")
     if not tp or not pp or not dp or (dp > 1 and shared is None):

@@ -69,8 +69,7 @@ def _gpus(draft: Draft) -> int | None:
 
 
 def reports(document: Document) -> list[ServingRun]:
-    """The runs of the reports in a text. A new one begins with its first section, or with a line that was
-    there before."""
+    """The runs of the reports in a text. A first section, or a line that repeats, begins a new one."""
     if not MARK.search(document.text):
         return []
     rows = [Fields(f"{document.path}:{line}", row, as_text=True) for line, row in _reports(document)]

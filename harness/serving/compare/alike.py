@@ -82,8 +82,7 @@ def default_metric(a: ServingRun, b: ServingRun) -> str:
 
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
-    """The run's metric `NAME`, or `NAME:WHICH`; WHICH is a statistic or a kind of tokens. Raises UsageError
-    if the run, which the user calls `name`, has no such metric."""
+    """The run's metric `NAME` or `NAME:WHICH` (a statistic or kind of tokens). Raises UsageError."""
     metric, _, which = wanted.partition(":")
     alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
     if not alike:
@@ -103,8 +102,7 @@ def _kinds(metric: Metric) -> tuple[str, ...]:
 
 
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
-    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and reasons against comparing
-    them."""
+    """Both numbers in one unit and kind of tokens, over the same GPUs; and why they cannot be compared."""
     one, other = a.metric, b.metric
     sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
     aspects = [

@@ -59,8 +59,7 @@ def is_trimmed(run: ServingRun) -> bool:
 
 
 def length(run: ServingRun, side: str) -> float | None:
-    """Mean tokens of a request: as served if the totals are of whole requests, otherwise as asked for. side:
-    `input` or `output`"""
+    """Mean tokens of a request, `input` or `output`: as served by whole requests, otherwise as asked."""
     requested = getattr(run.workload, f"{side}_len")
     tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
     if is_trimmed(run) or not tokens or not completed:
@@ -125,8 +124,7 @@ def _looks(run: ServingRun) -> str:
 
 
 def _places(run: ServingRun) -> float | None:
-    """Requests that can be in flight: the least of the client's limit, the server's, and the number of
-    prompts."""
+    """Requests that can be in flight: the least of the client's and the server's limit and the prompts."""
     load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
@@ -155,8 +153,7 @@ def _load(run: ServingRun) -> str:
 
 
 def _hardware(run: ServingRun) -> str:
-    """The machine as the file names it, or as the user had the client note it, unless that is a number of
-    machines."""
+    """The machine as the file or a note of its user names it; a number of machines is no name."""
     said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
     return hardware_name(run.hardware or next((text for text in said if text and not text.isdecimal()), ""))
 
@@ -192,8 +189,7 @@ def _prefix_caching(run: ServingRun) -> str:
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
-    """`on` or `none`. It is known if the run has its server's flags, or one of the options among its
-    notes."""
+    """`on` or `none`. It is known if the run has its server's flags, or notes one of the options."""
     if is_on or run.option(*options):
         return "on"
     is_told = is_on is False or run.flags or any(name.replace("-", "_") in run.extra for name in options)
@@ -287,8 +283,7 @@ FIELDS: dict[str, Field] = {
 """In the order of the messages."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
 """Settings of the server that the user may let differ with `--despite`."""
-OPTIONAL = ("dataset", "prefix caching", "nodes")
-"""Fields that a run of a ledger's row does not have to say."""
+OPTIONAL = ("dataset", "prefix caching", "nodes")  # fields that a run of a ledger's row does not have to say
 
 
 def of_run(run: ServingRun) -> dict[str, str]:
@@ -371,11 +366,8 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
-    """What may keep a run from being of the setting: each known difference, and what either side does not
-    say.
-
-    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each
-    """
+    """What may keep a run from being of the setting: known differences, and what either side does not say.
+    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each"""
     free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
     theirs = of_run(run)
     if setting.drafts and theirs["speculative decoding"] not in ("none", UNKNOWN):  # under any name
@@ -405,8 +397,7 @@ def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:
-    """The run with the engine that the user names, if any; a note tells if the file names another one. Raises
-    UsageError for an unknown engine."""
+    """The run with the engine that the user names; a note if its file says another. Raises UsageError."""
     if not name:
         return run
     engine, notes = known_engine(name), run.notes

@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.catalogue.flags import catalogue
+from harness.files import read_toml
 from harness.serving.names import model_name
 from harness.serving.schema import OFF, ServingRun
 
-STATE = re.compile(
-    r"(host|pid|ports?|.*_ports?|(.*_)?ids?_?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|(?!lora).*_paths?|.*urls?"
-    r"|uuid|date|.*time|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_.*|seed|status|label|tag|model"
-    r"|latencies_ms|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total[_ ].*token.*|sharegpt_.*"
-    r"|num_(?!speculative).*_tokens|issue_rate|.*_intvty|measured_.*|completed_strategies|(.*_)?target|.*run_index)"
-)
-"""Names that are not settings: places, names, and measured values."""
-MODEL_PATHS = ("model_path", "tokenizer_path", "tokenizer_id", "speculative_draft_model_path")
-OF_SERVER = ("server_info", "engine", "world_info")
-"""Objects of `extra` that hold a server's settings: SGLang's, TensorRT-LLM's."""
-OF_CLIENT = ("input_config", "config", "args", "request_loader")
-"""Objects that hold a client's settings: AIPerf's, GuideLLM's."""
-
-UNLISTED = ("internal_states", "api_routes")
-"""Objects in them that hold no setting."""
-NOTED = ("vllm.serve", "tensorrt_llm.serve", "inferencex")
-"""Clients whose users note a server's settings beside the client's OWN keys."""
-OWN = ("tokenizer_id", "backend", "endpoint_type")
-CSV_SETTINGS = "Run Info / "
-"""GuideLLM's columns of settings begin with this."""
+NAMES = read_toml(Path(__file__).with_name("settings.toml"))
+STATE = re.compile("|".join(NAMES["state"]))
 
 
 def server_settings(run: ServingRun) -> dict[str, str]:
-    """The server's settings by name: from its flags, from its own report, and from what its user had the
-    client note. Those that are off are left out, except the user's."""
+    """The server's settings that are on, from its flags and report, and what its user had the client note."""
     found: dict[str, Any] = {}
     for flag in run.flags:
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
         found[name.removeprefix("--").replace("-", "_")] = value or "on"
-    for key in OF_SERVER:
+    for key in NAMES["of_server"]:
         found |= flat(run.extra.get(key))
-    noted = {key: v for key, v in _scalars(run).items() if run.client in NOTED and key not in OWN}
+    noted = {
+        key: v for key, v in _scalars(run).items() if run.client in NAMES["noted"] and key not in NAMES["own"]
+    }
     return _settings(found | noted, noted if run.client.endswith(".serve") else {})
 
 
 def client_settings(run: ServingRun) -> dict[str, str]:
     """The client's settings by name, as far as a run has no other place for them."""
-    found = {key: v for key, v in _scalars(run).items() if run.client not in NOTED or key in OWN}
-    found |= {k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(CSV_SETTINGS)}
-    for key in OF_CLIENT:
+    found = {
+        key: v for key, v in _scalars(run).items() if run.client not in NAMES["noted"] or key in NAMES["own"]
+    }
+    found |= {
+        k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(NAMES["csv_settings"])
+    }
+    for key in NAMES["of_client"]:
         found |= flat(run.extra.get(key))
     return _settings(found)
 
@@ -66,7 +55,7 @@ def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str
     for name, value in found.items():
         text, last = str(value).strip(), re.sub(r"(\.\d+)+$", "", name)  # without indices of a list
         last = re.split("[.:]", last)[-1]
-        is_model = last in MODEL_PATHS
+        is_model = last in NAMES["model_paths"]
         if (name in noted or text.lower() not in OFF) and (is_model or not STATE.fullmatch(last)):
             text = "on" if text.lower() == "true" else text
             settings[name] = model_name(text) if is_model else text
@@ -78,7 +67,7 @@ def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]
     if not (isinstance(value, Mapping) or (lists and isinstance(value, list))):
         return {name: value} if name else {}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key not in UNLISTED}
+    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key not in NAMES["unlisted"]}
     return {k: v for key, each in inner.items() for k, v in flat(each, key, lists=lists).items()}
 
 
@@ -94,7 +83,7 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
     if a.client == b.client:
         kinds.append(("client's settings", [client_settings(a), client_settings(b)]))
     for kind, (one, other) in kinds:
-        if kind != "client's settings" and not ((one and other) or a.client == b.client in NOTED):
+        if kind != "client's settings" and not ((one and other) or a.client == b.client in NAMES["noted"]):
             continue  # one side does not tell them
         names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
         if names:

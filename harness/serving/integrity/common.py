@@ -1,5 +1,4 @@
-"""Tolerances of the rules: how far apart two numbers may be as written, and when an equation need not
-hold."""
+"""Tolerances of the rules: how far apart numbers may be, and when an equation need not hold."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def rounding(*values: float) -> float:
 
 
 def apart(stated: float, expected: float, *inputs: float) -> float:
-    """How far the two differ relative to `expected`, beyond what the rounding of `stated` and of each of
-    `inputs` explains."""
+    """How far they differ relative to `expected`, beyond what rounding of `stated` and `inputs` explains."""
     if expected == 0:
         return 0.0 if stated == 0 else float("inf")
     allowed = rounding(stated) / abs(expected) + sum(rounding(n) / abs(n) for n in inputs if n)

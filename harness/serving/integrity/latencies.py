@@ -168,8 +168,7 @@ def _widest(
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
-    """Finds a mean that one request makes, or few: the first, which wait for compilations, or one that
-    hangs."""
+    """Finds a mean that one or a few requests make: they wait for compilations, or one hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
         largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")

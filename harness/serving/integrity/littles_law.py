@@ -132,8 +132,7 @@ def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
 
 
 def _longest(run: ServingRun) -> float | None:
-    """The time in ms of a longest request: as stated, or of the slowest first token and the slowest
-    others."""
+    """The time in ms of a longest request: as stated, or by the slowest first token and the others."""
     if longest := run.value("e2e", "max") or run.value("e2e", "p99"):
         return longest
     ttft, tpot, length = run.value("ttft", "p99"), run.value("tpot", "p99"), output_length(run)

@@ -216,8 +216,7 @@ def _tpots(run: ServingRun) -> list[float]:
 
 
 def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
-    """The least, the linearly interpolated and the largest value of the statistic: definitions of a quantile
-    differ in which of two neighbours they take."""
+    """The least, interpolated and largest value of the statistic: a quantile may take either neighbour."""
     at = quantile(statistic)
     if at is None:
         return (float(values.std() if statistic == "std" else values.mean()),) * 3

@@ -62,8 +62,7 @@ def rates(run: ServingRun) -> Iterator[Finding]:
 
 
 def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
-    """Each rate of the whole engine that the client reported, the rate by the run's count and duration, and
-    how far apart the two are (`off`: relative, beyond rounding)."""
+    """Each reported rate of the whole engine, the counted one, and how far they are apart beyond rounding."""
     tokens = _counted(run)
     for metric in run.metrics:
         name, of, count = metric.name, "completed", run.totals.completed
@@ -124,8 +123,7 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
-    """The most that the mean length may exceed the requested one. No answer is longer, but the mean of a
-    range differs by chance."""
+    """The most that the mean length may exceed the requested one, as lengths of a range differ by chance."""
     if load.range_ratio is None or load.range_ratio > 1:
         return 1 + MARGIN
     deviation = (1 - load.range_ratio) / (1 + load.range_ratio) / (3 * count) ** 0.5
@@ -240,8 +238,7 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """The decode rate beside the server's own rate of its last or steady steps, if there were enough of them
-    for that rate to be of this batch."""
+    """The decode rate beside the server's own, if there were enough steps for that to be of this batch."""
     length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
     mean = run.value("throughput", "total", "output")
     for name in ("last_gen_throughput", "steady_state_output_throughput"):

@@ -55,8 +55,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured values of one system: x [rows, n] and y [rows], which is positive. scatter: the error of a y,
-    as a share of it"""
+    """Measured values of one system: x [rows, n] and y [rows] > 0. scatter: the error of a y, as a share"""
 
     x: Array
     y: Array
@@ -72,18 +71,15 @@ class Rows:
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
     def scatter_about(self, constants: Normal, fitted: int) -> float:
-        """The scatter by the residuals of a fit. The assumed scatter counts as SCATTER_POINTS residuals.
-
-        fitted: the number of constants that were fitted
-        """
+        """The scatter by the residuals of a fit of so many constants. The assumed scatter counts as
+        SCATTER_POINTS residuals."""
         off = self.x @ constants.mean / self.y - 1
         count = SCATTER_POINTS + max(len(off) - fitted, 0)
         return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (off**2).sum()) / count))
 
 
 def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
-    """The distribution of the constants over systems, by expectation maximisation. It is the prior of a new
-    system.
+    """The prior of a new system: the distribution of constants over systems, by expectation maximisation.
 
     systems: the rows of each server, by machine and engine; all servers of one key count as one system
     begun:   the distribution from which it starts
@@ -100,13 +96,10 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
     return prior
 
 
-T90 = 1.7
-"""Half the width of a 90 % interval, in deviations: between Student's t (10 degrees of freedom) and the
-normal."""
+T90 = 1.7  # half the width of a 90 % interval, in deviations: between Student's t (10 degrees) and the normal
 TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """The assumed scatter of points about a fit, as a share, and the number of points as which it counts."""
-ACCEPT_SCATTER = 0.03
-"""What an unknown accept length adds to the scatter, because it differs between prompts."""
+ACCEPT_SCATTER = 0.03  # what an unknown accept length adds to the scatter, because it differs between prompts
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
 BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
@@ -213,8 +206,7 @@ class Constants:
     ttft_scatter: float = TTFT_SCATTER
 
     def unsure(self, share: float) -> Constants:
-        """The constants where the accept length is not known. It is a further factor on a and k; `share` is
-        the deviation of its logarithm."""
+        """The constants if the accept length is not known. share: the deviation of its logarithm"""
         if not share:
             return self
         off = share * self.tpot.mean

@@ -15,16 +15,15 @@ with the work. A measured curve that falls is noise, so its isotonic regression 
 
 **Assumed times** are not measured. They are the H200's tables, scaled by the data sheets of both machines: by
 the bandwidths if memory limits the kernel, by the peak TFLOPS if its products do. LAUNCH_US is added on both
-machines, so that small kernels scale little. ON_AMD and DEVIATION say how near the kernels of another machine
-come to its data sheet. They follow from AITER's own times for MI300X and MI350X
-(results/published/aiter-tuned.json): 28 of 31 lie in the 90 % interval. 25 of the 31 set ON_AMD; none is of
+machines, so that small kernels scale little. fitted.toml and DEVIATION say how near the kernels of another
+machine come to its data sheet. They follow from AITER's own times for MI300X and MI350X
+(results/published/aiter-tuned.json): 28 of 31 lie in the 90 % interval. 25 of the 31 set `on_amd`; none is of
 MLA.
 """
 
 from __future__ import annotations
 
 import bisect
-import csv
 import functools
 import math
 import re
@@ -41,13 +40,11 @@ from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 from shapes.lengths import parse_span
 
-BEYOND = 3.0
-"""Times of a table are used up to this factor beyond its sizes."""
+BEYOND = 3.0  # times of a table are used up to this factor beyond its sizes
 
 
 class Surface:
-    """The time in us over one or more positive sizes. At each grid point of the other sizes there is a curve
-    over the last one."""
+    """The time in us over positive sizes: at each point of the other sizes a curve over the last one."""
 
     def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
         """points: from sizes to us; at least one"""
@@ -178,12 +175,8 @@ class Tables:
         return self._us("mla_bmm_perf", where, num_tokens=tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> float:
-        """The device time in us for bf16 elements, in a graph if the table has such times (TensorRT-LLM's has
-        none).
-
-        `message_size` of the table counts elements: if it counted bytes, the largest message would be slower
-        than NVLink by a factor of two.
-        """
+        """The device time in us for bf16 elements, in a graph if the table has such times. `message_size` of
+        the table counts elements: with bytes the largest message would take twice the time of NVLink."""
         backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
@@ -197,8 +190,7 @@ class Tables:
         return sorted({row[column] for row in self.rows.get(file, ())})
 
     def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
-        """The time in us, interpolated between the rows that `where` selects. sizes: by column. Raises
-        MissingTable."""
+        """The time in us between the rows that `where` selects. sizes: by column. Raises MissingTable."""
         key = (file, *where.items(), *sizes)
         if key not in self.surfaces:
             times: dict[tuple[float, ...], list[float]] = {}
@@ -219,8 +211,7 @@ def read_tables(folder: Path) -> Tables:
     rows: dict[str, list[Row]] = {}
     for stem, path in table_files(folder).items():
         columns, wanted = FILES[stem]["columns"], FILES[stem].get("wanted", {})
-        every = (*columns, *COMMON, *OPTIONAL, *wanted)
-        read = (_row(path, line, row, columns) for line, row in read_rows(path, every, wanted))
+        read = (_row(path, line, row, columns) for line, row in read_rows(path, wanted))
         rows[stem] = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
     where = folder.name if folder.parent == TABLES else str(folder)
     tables = _labelled(folder, where, {stem: of_file for stem, of_file in rows.items() if of_file})
@@ -229,8 +220,7 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """The tables, with the device, engine and version that most rows name. Raises UsageError if the rows are
-    of several machines or engines."""
+    """The tables with the label of most rows. Raises UsageError for several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
@@ -379,37 +369,24 @@ def _reused(home: Path) -> dict[str, Path]:
     return {stem: path for found in of_stems for stem, path in found.items()}
 
 
-def read_rows(
-    path: Path, columns: Collection[str], wanted: Mapping[str, Collection[Any]]
-) -> Iterator[tuple[int, Row]]:
-    """Line number and row of each row whose columns have a wanted value. A row has those of `columns` that
-    the file has. Raises UsageError if the file cannot be read."""
-    if path.suffix == ".parquet":
-        yield from enumerate(_parquet(path, columns, wanted), 2)
-        return
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for line, row in enumerate(csv.DictReader(file), 2):
-                if all(number(row[name]) in values for name, values in wanted.items() if name in row):
-                    yield line, row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+def read_rows(path: Path, wanted: Mapping[str, Collection[Any]]) -> Iterator[tuple[int, Row]]:
+    """Line number and row of each row whose columns have wanted values. Raises UsageError."""
+    import pandas
 
-
-def _parquet(path: Path, columns: Collection[str], wanted: Mapping[str, Collection[Any]]) -> list[Row]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UsageError(f"cannot read {path}: install pyarrow, or save it as CSV") from None
-    if path.read_bytes()[:7] == b"version":
+    if path.suffix == ".parquet" and path.read_bytes()[:7] == b"version":
         raise UsageError(f"{path} is not there, only Git LFS's word for it: run `git lfs pull`")
     try:
-        names = set(pyarrow.parquet.read_schema(path).names)
-        filters = [(name, "in", list(values)) for name, values in wanted.items() if name in names]
-        chosen = [name for name in columns if name in names]
-        return pyarrow.parquet.read_table(path, columns=chosen, filters=filters or None).to_pylist()
+        if path.suffix == ".parquet":
+            table = pandas.read_parquet(path)
+        else:
+            table = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    except ImportError:
+        raise UsageError(f"cannot read {path}: install pyarrow, or save it as CSV") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    for name in wanted.keys() & {*table}:
+        table = table[table[name].map(number).isin(wanted[name])]
+    yield from zip(table.index + 2, table.to_dict("records"), strict=True)
 
 
 def number(value: Any) -> Any:
@@ -435,8 +412,7 @@ Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Times from runs of this suite. device: on which they were measured; surfaces: over the interpolated
-    sizes"""
+    """Times from runs of this suite on a device. surfaces: over the interpolated sizes"""
 
     device: str
     where: str
@@ -458,54 +434,32 @@ def is_run(path: str) -> bool:
 
 def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     """The times of the fastest correct implementation of each case of these runs, in a graph if there is one.
-
-    Raises UsageError if a run cannot be read, or if the runs are of several machines.
-    """
+    Raises UsageError if a run cannot be read, or if the runs are of several machines."""
     from harness.results.read import load
 
     cells = [cell for run in runs for cell in load(run).to_dict("records")]
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
+
+    def rank(cell: Mapping[str, Any]) -> tuple[int, float]:
+        return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
+
+    right = [cell for cell in cells if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] > 0]
+    usable = [cell for cell in right if (cell["boundary"], cell["launch"]) in PREFERRED]
     best: dict[Key, dict[tuple[float, ...], float]] = {}
-    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
+    for cell in sorted(usable, key=rank, reverse=True):  # the best replaces others
         sizes = {"q": "1"} | dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
         fixed, axes = AXES[cell["op"]]
-        key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
+        values = (sizes.get(name, "0") for name in fixed)
+        key = (cell["op"], tuple(int(value) if value.isdigit() else value for value in values))
         best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]
     if not best:
         raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(runs)}")
     return MeasuredTimes(devices[0], ", ".join(runs), {key: Surface(times) for key, times in best.items()})
 
 
-def _is_usable(cell: Mapping[str, Any]) -> bool:
-    known = cell["op"] in AXES and (cell["boundary"], cell["launch"]) in PREFERRED
-    return known and cell["status"] == "ok" and not math.isnan(cell["time_us"])
-
-
-def _rank(cell: Mapping[str, Any]) -> tuple[int, float]:
-    return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
-
-
-def _plain(text: str) -> Any:
-    return int(text) if text.isdigit() else text
-
-
-ON_AMD = 1.4  # the median of AITER's 25 FP8 block-scale times over those that data sheets give
-# FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
-# of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
-# trace of 64 requests, kept in results/published/notes/ab_points.json). It calls the first two q_a and kv_a;
-# that they are qkv_a and q_b, which SGLang calls as often, is our reading.
-BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
-# What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
-# requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. A token's 17 us
-# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. The
-# errors of `serving validate` hardly differ from 60 to 140 MB.
-BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
-TOKEN_BYTES = 100e6
-# MLA on gfx942 takes so many times what data sheets make of the H200's time: TPOT of MI325X grows that much
-# faster with the context. Points of MI300X set none of these.
-SLOWER_MLA = {"gfx942": 4.0}
+FITTED = read_toml(Path(__file__).parent / "fitted.toml")
 DEVIATION = 0.4  # the deviation of the logarithm of a time
 
 
@@ -516,8 +470,7 @@ def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables, scaled to another machine. here: the data sheet of that machine; there: the
-    H200's"""
+    """The H200's tables, scaled to another machine. here, there: its data sheet and the H200's"""
 
     here: JsonObject
     there: JsonObject
@@ -527,19 +480,24 @@ class AssumedTables(Tables):
         """Times for a machine that has a data sheet. hardware: its name there"""
         base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
         there, arch, where = data_sheet("h200"), here["arch"], f"assumed from {base.where} by data sheets"
-        token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
-        between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
+        token_us = (
+            FITTED["token_bytes"] / here["tbps"] / 1e6
+            if arch.startswith("gfx") and engine == "sglang"
+            else 0.0
+        )
+        between_us = FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us
         return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
 
     @property
     def fitted(self) -> list[str]:
         """What the data sheets do not give, with what it was fitted to."""
         arch, (step_us, token_us) = self.here["arch"], self.between_us
-        known = ((SLOWER_MLA.get(arch), "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
-                 (BLOCK_OF_K_US.get((arch, self.engine)), "FP8 products at least {:g} us for each 128 of k"),
+        block_us = FITTED["block_of_k_us"].get(f"{arch} {self.engine}")
+        known = ((FITTED["slower_mla"].get(arch), "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
+                 (block_us, "FP8 products at least {:g} us for each 128 of k"),
                  (token_us, "{:.0f} us a token"))  # fmt: skip
         to_points = ", ".join(form.format(value) for value, form in known if value)
-        to_aiter = f"FP8 products x {ON_AMD:g}" if arch.startswith("gfx") else ""
+        to_aiter = f"FP8 products x {FITTED['on_amd']:g}" if arch.startswith("gfx") else ""
         both = (("MI325X with SGLang", to_points), ("AITER's own times", to_aiter))
         return [f"fitted to {whose}: {what}" for whose, what in both if what]
 
@@ -554,8 +512,8 @@ class AssumedTables(Tables):
         if kind != "fp8_block":
             return scaled
         arch = self.here["arch"]
-        block_of_k_us = BLOCK_OF_K_US.get((arch, self.engine), 0.0)
-        return max(scaled * (ON_AMD if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
+        block_of_k_us = FITTED["block_of_k_us"].get(f"{arch} {self.engine}", 0.0)
+        return max(scaled * (FITTED["on_amd"] if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         expert = 3 * 7168 * 2048 / tp
@@ -570,7 +528,8 @@ class AssumedTables(Tables):
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
-        us = super().mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
+        us = super().mla_decode(batch, context, heads, "bfloat16")
+        us *= FITTED["slower_mla"].get(self.here["arch"], 1.0)
         return us * data_sheet_us(self.here, flops, moved, "bf16") / there
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:

@@ -25,8 +25,7 @@ from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
 PREFILL_TOKENS = 16384
-"""Tokens of one prefill step, if nothing says it: SGLang's --chunked-prefill-size on GPUs of 160 GB and
-more."""
+"""Tokens of one prefill step by default: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
 MEMORY_SHARE = 0.82  # the share of a GPU's memory for weights and cache (SGLang's --mem-fraction-static)
 # The part of it for absorbed weights, workspaces and buffers of collectives. With this value some of 64
 # requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
@@ -52,8 +51,7 @@ class Load:
     prefill_tokens: tokens of one prefill step (SGLang's --chunked-prefill-size)
     waves:          prompts for each place in the loop; the first of each place come at once
     recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
-    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: as for other loads of the
-                    server
+    accept_length:  tokens that a request gets of a step, accepted drafts + 1; None: the server's
 
     Raises UsageError for a number that no load has.
     """
@@ -94,8 +92,7 @@ class Load:
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
     def output(self, life_ms: float) -> float:
-        """Output in tokens/s of the instance over a whole run of requests that live so long. Towards the end
-        of a run fewer requests are in flight."""
+        """Output in tokens/s of the instance over a run of requests that live so long, with its end."""
         drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
         return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
 
@@ -113,8 +110,7 @@ class Phase:
     us: Array
 
     def at(self, point: float) -> Array:
-        """The time in us of each term, [terms]. It is linear in the logarithm of the grid, and constant
-        beyond it."""
+        """The us of each term, [terms]: linear in the logarithm of the grid, constant beyond it."""
         place = np.interp(math.log(point), np.log(self.grid), np.arange(len(self.grid)))
         left, right = self.us[:, math.floor(place)], self.us[:, math.ceil(place)]
         return left + (place % 1) * (right - left)
@@ -148,8 +144,7 @@ class KernelSums:
 
 @functools.cache
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold: float) -> KernelSums:
-    """The kernel times of a load. memory_gb: that of a GPU, in 1e9 bytes; None: no limit to the cache. Raises
-    UsageError if the cache holds no request."""
+    """The kernel times of a load. memory_gb: of a GPU, or no limit. Raises UsageError if no request fits."""
     capacity = math.inf
     if memory_gb:
         room = memory_gb * MEMORY_SHARE - structure.weights_gb - BESIDE_GB
@@ -169,8 +164,7 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
 
 
 def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """The terms over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole
-    prompt; all else is called once for each chunk."""
+    """The terms over a grid from 1 to `most`. In chunks all but the attention is called for each."""
     points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
     grid = np.geomspace(1.0, most, points)
     loads = [step(float(point)) for point in grid]
@@ -183,15 +177,13 @@ def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad]
 class Features:
     """The factors of the constants, at a given TPOT and TTFT.
 
-    tpot:                  factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms
-                           of stall
-    steady:                factors of h, q, cold, each in the TTFT after the first wave, which is a client's
-                           median
-    mean:                  factors of the same constants in the TTFT over the whole run
-    waiting, waiting_mean: ms of either TTFT without a constant: waiting for the end of a decode step and for
-                           memory
-    batch:                 requests that decode together
-    queue_ms:              the part of `waiting` that is for memory
+    tpot:     factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
+    steady:   factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
+    mean:     factors of the same constants in the TTFT over the whole run
+    waiting:  ms of the steady TTFT without a constant: for the end of a decode step, and for memory
+    waiting_mean: the same of the TTFT over the whole run
+    batch:    requests that decode together
+    queue_ms: the part of `waiting` that is for memory
     """
 
     tpot: Array
@@ -238,8 +230,7 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
 
 
 def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
-    """The features at the TPOT and TTFT to which they lead themselves. tpot: a, k, p; ttft: h, q, cold, each.
-    Raises HarnessError if they do not settle."""
+    """The features at the TPOT and TTFT to which they lead. Raises HarnessError if they do not settle."""
     least = 0.05 * sums.decode.ms(1)  # a may be negative
     tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
     ttft_ms = 0.0

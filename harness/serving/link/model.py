@@ -32,15 +32,12 @@ from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 from shapes.names import unknown
 
-HARDWARE, ENGINE = "h200", "sglang"
-"""The defaults."""
+HARDWARE, ENGINE = "h200", "sglang"  # the defaults
 ENGINES = ("sglang", "vllm", "trtllm", "atom")
 """The engines of the stored series. How other engines call the kernels is not known."""
-RANGE_RATIO = 0.8
-"""The range of lengths if nothing says it: InferenceX's."""
+RANGE_RATIO = 0.8  # the range of lengths if nothing says it: InferenceX's
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
-"""Models with DeepSeek-R1's layers and sizes: not the distilled ones, and not V3.2 with its sparse
-attention."""
+"""Models with DeepSeek-R1's layers and sizes: not distilled ones, and not V3.2 (sparse attention)."""
 ACCEPTED = {1: (1.8, 1.9), 2: (2.2, 2.6), 3: (2.4, 3.0)}
 """By number of drafts, the least and the largest published accept length of R1 and V3: DeepSeek-V3's report,
 SGLang's pull requests 3582, 10281, 16974 and 28471, vLLM's 12755. Random tokens without a chat template give
@@ -50,8 +47,7 @@ UNTOLD = 0.7
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
 CACHED = 0.4
 """If TTFT is below this share of the time of the prompt's prefill kernels, prompts were found in a cache."""
-FAR = 5.0
-"""The largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen."""
+FAR = 5.0  # the largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +59,9 @@ class System:
     kv:               dtype of the cache, bfloat16 or fp8
     times:            paths of a set of AIConfigurator's tables and of runs of this suite, which are used
                       first. Times that they lack are from this project's tables, or assumed from data sheets
-    calibrate:        files of serving results of this server; if there are none, the constants are those of
-                      other systems
+    calibrate:        files of results of this server; without any the constants are those of other systems
     warm:             whether the server has served before, so that its first wave is not cold
-    drafts:           tokens that the model's MTP layer drafts for each request in a step; 0: no speculation;
-                      None: as `calibrate` tells, else 0
+    drafts:           tokens that the MTP layer drafts for a request in a step; None: as results tell, or 0
     accept_length:    tokens that a request gets of a step: accepted drafts + 1; None: not known
     """
 
@@ -111,8 +105,7 @@ class Link:
 
     @property
     def in_server(self) -> dict[str, float]:
-        """By phase, the factor between a kernel's time in the server and alone: in decode steps, and in
-        stalls."""
+        """By phase, the factor between a kernel's time in the server (decode steps, stalls) and alone."""
         return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
     @property
@@ -140,8 +133,7 @@ class Link:
 
 
 def link(system: System | None = None) -> Link:
-    """The model of a system. Raises UsageError, with one line, if there are no times for it, or if times or
-    points are of another system."""
+    """The model of a system. Raises UsageError without times for it, or for another system's."""
     system = system or System()
     runs = [path for path in system.times if is_run(path)]
     sets = [path for path in system.times if path not in runs]

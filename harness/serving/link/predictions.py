@@ -26,8 +26,7 @@ IN_SERVER = 0.1
 """Deviation of the ratio of the time that a kernel saves in the server to the time that it saves alone.
 Replays of a step came within 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
-"""Deviation of the logarithm of a kernel's time, by the origin of the time. For tables it is the jitter of
-times at neighbouring sizes."""
+"""Deviation of the logarithm of a kernel's time, by its origin; for tables the jitter between sizes."""
 MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
             "absorbed_bmm", "elementwise")  # fmt: skip
 BESIDE = "beside its kernels"
@@ -188,8 +187,7 @@ def outlook(link: Link, load: Load) -> Outlook:
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """The effect of all the changes together at a load, on each of QUANTITIES. Raises UsageError if a change
-    touches no kernel of the model, or one that another change touches."""
+    """The effect of all changes together on QUANTITIES. Raises UsageError for kernels of none or of two."""
     sums = link.sums(load)
     found = [each for change in changes for each in touched(sums, change)]
     kernels = [f"{phase.terms[i].name} in {name}" for name, phase, terms in found for i in terms]
@@ -267,8 +265,7 @@ def setting_of(link: Link, load: Load) -> Setting:
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
-    """The largest effect of each op that both the suite and the model have, and of all of them together.
-    target_ms: the wanted TPOT; None asks only for the largest effect."""
+    """The largest effect of each op, and of all together. target_ms: the wanted TPOT, if there is one"""
     sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
     single = [op for op in OP_CLASSES if op in OPS and op in modelled]

@@ -28,8 +28,7 @@ SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "
 def prediction(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> RenderableType:
-    """What `predict` prints, or `what-if` if the outlooks have needs: the answer at the last load comes
-    first. changes: as the user wrote them"""
+    """What `predict` or `what-if` prints, with the answer first. changes: as the user wrote them"""
     look, load = looks[-1], looks[0].load
     known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware.upper()} with {link.system.engine}"
@@ -55,8 +54,7 @@ def prediction(
 
 
 def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes of kernels are worth, in one sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output
-    +5.6 % (+4.2 to +7.4), ...`."""
+    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`."""
     by_name = {of.quantity: of for of in changes}
     told = [f"{name} {_change(by_name[quantity])}" for quantity, name in SHOWN.items() if quantity in by_name]
     return f"{', '.join(what_if)}: {', '.join(told)}, at concurrency {concurrency}"

@@ -304,8 +304,8 @@ def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
 def plain_prefill(
     tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
 ) -> float:
-    """The time of prefill attention as engines run it (192 wide, values 128), from an absorbed time (576,
-    512). What is above the time of one token is scaled with the work."""
+    """The time of prefill attention as engines run it (192 wide, values 128). Of an absorbed time (576, 512)
+    what is above the time of one token is scaled with the work."""
     timed = tables.mla_prefill(load.batch, load.context, heads, kv)
     if not tables.prefill_is_absorbed:
         return timed
@@ -356,8 +356,7 @@ def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
 
 
 def _weights_gb(config: ModelConfig, parallel: Parallel, mtp: bool) -> float:
-    """Weights of a rank in FP8, with router and vocabulary in bf16, and with the experts of the MTP layer if
-    it drafts."""
+    """Weights of a rank in FP8, router and vocabulary in bf16. mtp: whether the MTP layer's count"""
     total = 0.0
     for linear in linears(config, parallel):
         size = 1 if linear.kind == FP8 else 2

@@ -79,8 +79,7 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
 
 @dataclass(frozen=True)
 class Row:
-    """One predicted number. error: predicted over measured, less 1; inside: whether its 90 % interval holds
-    it"""
+    """One predicted number. error: predicted over measured, less 1; inside: in its 90 % interval"""
 
     series: str
     concurrency: int
@@ -94,8 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of one quantity over some rows: mean absolute error, bias, how many lie in their 90 %
-    interval, and the mean width of the intervals over the value."""
+    """Mean absolute error and bias of some rows; how many their 90 % intervals hold, and their width."""
 
     points: int
     mean: float
@@ -155,8 +153,7 @@ class Validation:
 
 
 def validated(hardware: str = "", engine: str = "") -> Validation:
-    """The validation against all stored series, or those of a machine and an engine. Raises UsageError if
-    there is none."""
+    """The validation against the stored series of a machine and an engine, or all. Raises UsageError."""
     servers: dict[str, list[Series]] = {}
     for series in stored_series():
         is_hardware = not hardware or series.system.hardware == hardware_name(hardware)

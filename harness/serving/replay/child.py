@@ -64,12 +64,8 @@ class Rank:
         return self.flow.joined(place, operands)
 
     def prepare(self, arm: str, chosen: dict[str, str]) -> None:
-        """Binds the places of the step, and on a GPU records them into one graph.
-
-        chosen: from `op` or `op:place` to implementation
-
-        Raises Unsupported if one cannot be used, or gives no numbers.
-        """
+        """Binds the places of the step, and on a GPU records them into one graph. Raises Unsupported if one
+        cannot be used, or gives no numbers. chosen: from `op` or `op:place` to implementation"""
         bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
         calls = self.calls[arm] = self.flow.calls(bound, self.places)
         for call in calls:
@@ -110,8 +106,7 @@ class Rank:
         return {arm: statistics.median(each) for arm, each in seconds.items()}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
-        """Compares two choices by their outputs on the same inputs: the relative difference (root mean
-        square) at each place where they differ, in the first layer that has it."""
+        """The relative difference of outputs (root mean square) at each swapped place, in its first layer."""
         differences: dict[str, float] = {}
         for place in self.step.op_places():
             swapped = place.implementation(base) != place.implementation(chosen)
@@ -215,8 +210,7 @@ class Flow:
         self.residual.copy_(self.embedded)
 
     def input_norm(self, bound: Bound, layer: int) -> None:
-        """The norm before a layer, or after the last one: of the residual with the output of the layer
-        before."""
+        """The norm before a layer, or after the last: of the residual with the output of the one before."""
         if not layer:
             self.norm(self.residual, self.normed)
         elif layer <= self.step.dense:
@@ -274,8 +268,7 @@ class Flow:
         self.scores.copy_(linear(self.normed, weight))
 
     def top_k(self, bound: Bound, layer: int) -> None:
-        """The choice of experts is made for its time. The experts that run are those of the routing's
-        pattern."""
+        """The choice of experts is made for its time only: the routing's pattern says which experts run."""
         self.route()
 
     @cached_property

@@ -1,5 +1,4 @@
-"""The replay of a step: what is asked for, the arms compared with each other in the step, and their calls
-alone."""
+"""The replay of a step: what is asked for, its arms compared in the step, and their calls alone."""
 
 from __future__ import annotations
 
@@ -154,8 +153,7 @@ ALIKE = 0.05  # the most by which two right outputs differ, relative: FP8 activa
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
 Numbers = Mapping[str, float]
-Arms = dict[str, dict[str, str]]
-"""From name to `op` or `op:place` to implementation; BASE is among the names."""
+Arms = dict[str, dict[str, str]]  # from name to `op` or `op:place` to implementation; BASE is among the names
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,7 @@ def plans(
     case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
     budget: str = "60s",
 ) -> Iterator[ReplayPlan]:  # fmt: skip
-    """One plan for each batch size, with an arm for each text of `swap`; options as in the command. Raises
-    UsageError, and NothingRan if memory holds no layer."""
+    """One plan for each batch size, with an arm for each `swap`. Raises UsageError or NothingRan."""
     budget_s = parse_seconds(budget, "--budget")
     sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
     try:
@@ -248,8 +245,7 @@ def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, 
 def fitted(
     step: ReplayStep, layers: str | None, arms: Arms, platform: Platform
 ) -> tuple[ReplayStep, tuple[str, ...]]:
-    """The step with as many layers as the device holds with the layouts of all arms, or as `layers` says
-    (`DENSE,MOE`), and a note if they are not all. Raises UsageError or NothingRan."""
+    """The step with the layers that the device holds for all arms, or `DENSE,MOE`; a note if not all fit."""
     whole, memory = step, free_memory(platform)
     if layers:
         if not re.fullmatch(r"\d+,\d+", layers):
@@ -374,8 +370,7 @@ def _differences(
 def _alone(
     plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
 ) -> dict[str, dict[str, float]]:
-    """For each place the milliseconds that its calls take alone, in the base and in each arm that swaps
-    it."""
+    """The ms that each place's calls take alone, in the base and in each arm that swaps it."""
     found = {}
     for place in dict.fromkeys(place.name for place in plan.step.places()):
         arms = [BASE, *(name for name, places in swapped.items() if place in places)]

@@ -7,8 +7,10 @@ layers/attention/mla_attention.py), with absorbed MLA. The all-reduces of a tens
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from harness.files import read_toml
 from shapes.attention import Parallel
 from shapes.experts import fused_moe_sizes
 from shapes.linears import Linear, linears
@@ -17,20 +19,8 @@ from shapes.models import ModelConfig
 GEMM, MOE, MLA = OPS = ("block_scale_gemm", "fused_moe", "mla_decode")
 """Op classes that are ops of the suite; places of the others are glue."""
 
-FIRST = {"embedding": "copy"}
-ATTENTION = {
-    "input norm": "norm", "qkv_a": GEMM, "latent norms": "norm", "q_b": GEMM, "rope and KV write": "rope_kv",
-    "w_uk": "absorbed_bmm", "q together": "copy", "mla_decode": MLA, "w_uv": "absorbed_bmm", "o_proj": GEMM,
-    "post-attention norm": "norm",
-}  # fmt: skip
-DENSE_MLP = {"dense gate_up": GEMM, "dense SiLU": "activation", "dense down": GEMM}
-MOE_MLP = {
-    "router": "bf16_gemm", "top-k": "moe_routing", "shared gate_up": GEMM, "shared SiLU": "activation",
-    "shared down": GEMM, "fused_moe": MOE, "sum with shared": "elementwise",
-}  # fmt: skip
-LAST = {"final norm": "norm", "lm_head": "bf16_gemm", "sampling": "sampling"}
-"""For each part of a step its places in order, with their op classes (harness/catalogue/op_classes.json)."""
-OP_CLASS = {**FIRST, **ATTENTION, **DENSE_MLP, **MOE_MLP, **LAST}
+PARTS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("places.toml"))
+OP_CLASS = {place: op_class for part in PARTS.values() for place, op_class in part.items()}
 
 
 @dataclass(frozen=True)
@@ -105,10 +95,11 @@ class ReplayStep:
 
     def places(self) -> list[StepPlace]:
         """The calls of the step, in the order in which they are made."""
-        parts = [(layer, {**ATTENTION, **DENSE_MLP}) for layer in range(self.dense)]
-        parts += [(layer, {**ATTENTION, **MOE_MLP}) for layer in range(self.dense, self.layers)]
-        parts = [(0, FIRST), *parts, (self.layers, LAST)]
-        return [StepPlace(layer, name) for layer, names in parts for name in names]
+        parts = [(0, "first")]
+        for layer in range(self.layers):
+            parts += [(layer, "attention"), (layer, "dense_mlp" if layer < self.dense else "moe_mlp")]
+        parts.append((self.layers, "last"))
+        return [StepPlace(layer, name) for layer, part in parts for name in PARTS[part]]
 
     def op_places(self) -> list[StepPlace]:
         return [place for place in self.places() if place.op]
@@ -116,6 +107,6 @@ class ReplayStep:
     def calls(self, name: str) -> tuple[int, int]:
         """The number of calls of a layer's place in the replayed step, and in a step of the whole model."""
         dense, layers = self.model.first_k_dense_replace, self.model.num_hidden_layers
-        if name in DENSE_MLP:
+        if name in PARTS["dense_mlp"]:
             return self.dense, dense
-        return (self.moe, layers - dense) if name in MOE_MLP else (self.layers, layers)
+        return (self.moe, layers - dense) if name in PARTS["moe_mlp"] else (self.layers, layers)

@@ -40,8 +40,7 @@ class KernelRule:
 
 @dataclass(frozen=True)
 class StepRule:
-    """A rule that recognises an annotation. says: the evidence, in words; engine: the one that writes the
-    annotation, empty for torch's own"""
+    """A rule for annotations. says: the evidence, in words; engine: the one that writes it, if not torch"""
 
     says: str
     pattern: re.Pattern[str]
@@ -78,8 +77,7 @@ def rule_of(name: str, op: str = "") -> KernelRule:
 
 
 def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
-    """The class of a kernel whose name leaves open which attention it computes. The phase of its step tells,
-    and whether the model's attention is latent (MLA)."""
+    """The class of a kernel; the phase tells which attention it is, and `latent` (MLA) which of decode's."""
     of_decode = "mla_decode" if latent else "mha_decode"
     if op_class == DECODE_ATTENTION:
         return of_decode

@@ -25,12 +25,10 @@ SHAPES = 5  # shapes of a kernel that are kept: those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart, plain or gzip. Raises UnreadableError.
 
+    Kernels and copies count, or without any operators of CPU threads, each without those inside it.
     partial: takes what there is of a file that breaks off, and flags it
-
-    Raises UnreadableError. Kernels and copies count if there are any. Otherwise operators of CPU threads
-    count, each without those inside it.
     """
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
@@ -38,8 +36,7 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
-    """The rules that fit, and for each row the number of its rule in them. An operator is its own
-    launcher."""
+    """The rules that fit, and each row's number in them. An operator is its own launcher."""
     names = list(recorded.names)
     pairs, pair_of = groups(work.name, work.op)
     rules: dict[KernelRule, int] = {}
@@ -225,8 +222,7 @@ def find_steps(
 
 
 def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
-    """Steps by annotations. A step lasts until the next annotation starts, because engines sample after the
-    annotated call."""
+    """Steps by annotations. They last until the next one starts: engines sample after the annotated call."""
     spans, all_names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
     columns = (spans.start, spans.length, spans.name, spans.thread)
     marks = sorted(
@@ -271,8 +267,7 @@ def _by_sampling(
 
 
 def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tuple[Phase, str]:
-    """Phase and evidence by attention. signs: of a step's kernels; in_graph: whether a graph has attention
-    that serves both phases"""
+    """Phase and evidence by attention. in_graph: whether a graph has attention that serves both phases"""
     if "training" in signs:
         return "training", "kernels of a backward pass"
     if "prefill" in signs and "decode" in signs:

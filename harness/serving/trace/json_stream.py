@@ -24,8 +24,6 @@ HEAD = 4096  # bytes that tell a file's format
 LARGEST_VALUE = 64 << 20  # characters; if a value is longer, the file is broken
 CLOSING = 24  # characters before the end of what was read; a value there may continue in the next piece
 SPACE = re.compile(r"[ \t\r\n]*")
-NOT_FINITE = re.compile(r"[-+]?(inf(inity)?|nan(\(\w*\))?)(?=[\s,\]}])", re.IGNORECASE)
-"""Numbers as C++ prints them. Kineto of 2021 writes a bandwidth so."""
 
 Keys = tuple[str, ...]
 
@@ -97,10 +95,6 @@ class JsonText:
         self.at += 1
         return character
 
-    def replace(self, part: re.Match[str], by: str) -> None:
-        self.text = self.text[: part.start()] + by + self.text[part.end() :]
-        self._before += len(part[0]) - len(by)
-
     def lines(self) -> Iterator[str]:
         """The remaining lines."""
         while True:
@@ -128,12 +122,8 @@ class JsonText:
 
 def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys, Any]]:
     """Path and value of each value of a JSON text, in the order of the file. A path has the keys from the
-    root, with `*` for an array's items.
-
-    enter: whether a container with that path is entered; otherwise it is given whole
-
-    Raises UnreadableError if the text is no JSON, Truncated if it ends early.
-    """
+    root, with `*` for an array's items. Raises UnreadableError if the text is no JSON, Truncated if it ends
+    early. enter: whether a container with that path is entered; otherwise it is given whole"""
     yield from _values(text, (), enter, json.JSONDecoder(strict=False))
     if text.peek():
         raise text.broken("more after the end")
@@ -173,9 +163,6 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             unterminated = error.msg.startswith("Unterminated")
             cut = unterminated or error.pos > len(text.text) - CLOSING
             if cut and text.more():
-                continue
-            if number := NOT_FINITE.match(text.text, error.pos):
-                text.replace(number, "NaN")
                 continue
             text.at = error.pos
             ended = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))

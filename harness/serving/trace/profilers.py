@@ -44,8 +44,7 @@ class Names(dict[Any, int]):
         return number
 
     def owners(self) -> tuple[list[Any], np.ndarray]:
-        """For values that are pairs: the distinct first parts, and for each pair the number of its first
-        part."""
+        """For pairs: the distinct first parts, and for each pair the number of its first part."""
         owners = Names()
         numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
         return list(owners), numbers
@@ -107,8 +106,7 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers from NONE on, and for each row the number of its distinct
-    row."""
+    """The distinct rows of columns of numbers from NONE on, and the number of each row in them."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
@@ -125,13 +123,8 @@ ROCPROF = "rocprofiler-sdk-tool"
 
 
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
-    """Reads a trace. The memory grows with the number of its events, by less than 100 bytes each, and not
-    with its size.
-
-    partial: whether what there is of a file that breaks off is read
-
-    Raises UnreadableError.
-    """
+    """Reads a trace, in less than 100 bytes of memory for each event, however large the file is. Raises
+    UnreadableError. partial: whether what there is of a file that breaks off is read"""
     text, into = JsonText(path), RecordedTrace()
     start = text.head.decode("latin-1")
     utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))
@@ -175,8 +168,7 @@ def _what_else(start: str, into: RecordedTrace) -> str:
 
 
 def _key(value: Any) -> Any:
-    """A process, thread, device, stream or kernel as a key: numbers stay, all else becomes text. rocprofv3
-    has some of them in an object."""
+    """A process, thread, device, stream or kernel as a key, which rocprofv3 may have in an object."""
     if isinstance(value, Mapping):
         value = value.get("handle")
     if isinstance(value, str) and value.isdecimal():
@@ -188,20 +180,11 @@ def _key(value: Any) -> Any:
 
 LONGEST_NS = 10**15  # eleven days; nothing lasts longer
 LATEST_US = 4e15  # the year 2096; no time is later
-KINDS = {
-    "work": ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "kernel_dispatch", "memory_copy"),
-    "launch": ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"),
-    "op": ("cpu_op", "operator"),
-    "span": ("user_annotation",),
-}
-"""Categories of events that count. memcpy, memset, operator, runtime are of torch before 2022;
-kernel_dispatch and memory_copy of rocprofv3's Perfetto trace, converted to JSON."""
-KIND = {category: kind for kind, categories in KINDS.items() for category in categories}
+KIND = {category: kind for kind, names in trace_rules()["events"].items() for category in names}
 
 
 def _read_torch(text: JsonText, into: RecordedTrace) -> None:
-    """Reads the events one by one, from `traceEvents` or, as Chrome allows, from a bare list; all else is
-    read whole."""
+    """Reads the events one by one, from `traceEvents` or a bare list, and all else as whole values."""
     for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
         if keys[-1:] == ("*",):
             _take_event(value, into)
@@ -252,8 +235,7 @@ def _take_event(event: Any, into: RecordedTrace) -> None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Nanoseconds. Whole and fractional microseconds are converted apart: a product of the absolute time
-    would lose nanoseconds."""
+    """Nanoseconds. A product of the absolute time would lose some, so the fraction is converted apart."""
     try:
         number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
         if not -LATEST_US <= number <= LATEST_US:
@@ -347,13 +329,6 @@ def _in_time(start: int, end: int) -> bool:
 
 # Tables of kernels as CSV
 
-COLUMNS = {
-    "name": ("kernel_name", "kernelname", "name"), "start": ("start_timestamp", "beginns", "start"),
-    "end": ("end_timestamp", "endns"), "length": ("duration",),
-    "device": ("agent_id", "gpu_id", "gpu-id", "device"), "queue": ("queue_id", "queue-id"),
-    "stream": ("stream_id", "strm"),
-}  # fmt: skip
-"""Columns of each field, in small letters and without a unit: of rocprof 3, 2 and 1, and of nsys."""
 UNIT = re.compile(r" \((ns|us|μs|ms|s)\)$")
 NS = {"ns": 1, "us": 1000, "μs": 1000, "ms": 10**6, "s": 10**9}
 BEFORE = 30  # lines that nsys stats may print before the table
@@ -380,14 +355,14 @@ def _read_table(text: JsonText, into: RecordedTrace) -> None:
 
 
 def _header(line: str) -> tuple[str, dict[str, int], int] | None:
-    """For a header with a kernel's name and times: the delimiter, the place of each field that is there, and
-    the nanoseconds of its unit of time."""
+    """Of a header with a kernel's name and times: its delimiter, its fields' places, and the ns of a time."""
+    known_columns: dict[str, list[str]] = trace_rules()["columns"]
     for delimiter in (",", "\t", ";"):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
         plain = [UNIT.sub("", name) for name in names]
         columns = {
-            field: plain.index(name) for field, known in COLUMNS.items() for name in reversed(known)
+            field: plain.index(name) for field, known in known_columns.items() for name in reversed(known)
             if name in plain
         }  # fmt: skip
         if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:

@@ -161,8 +161,7 @@ class Trace:
         return tuple(step for step in self.steps if step.phase == phase)
 
     def per_step(self, op_class: str, phase: Phase) -> PerStep | None:
-        """The time of a class in a step of the phase; None if there is no such step. `host` includes the time
-        in which the device is idle within the step."""
+        """The time of a class in a step of a phase, or None. `host` includes the idle time within steps."""
         rows = [step.times(op_class) for step in self.steps_of(phase)]
         if not rows:
             return None

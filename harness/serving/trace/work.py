@@ -87,8 +87,7 @@ def operators(recorded: RecordedTrace) -> LaunchedWork:
 
 
 def _note_merged(recorded: RecordedTrace) -> None:
-    """Notes a file of several traces: the id of a launch is unique in its process, and each process has its
-    own trace."""
+    """Notes a file of several traces, in which the id of a launch is not unique."""
     launches = recorded.launches
     order = np.lexsort((launches.at, launches.correlation))
     order = order[launches.correlation[order] != NONE]
@@ -169,8 +168,7 @@ def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """Row, thread, start and end as plain integers, outer before inner; they come in parts, to save
-    memory."""
+    """Row, thread, start and end as plain integers, outer before inner, in parts that save memory."""
     thread, start, end = columns
     order = np.lexsort((-end, start, thread))
     for first in range(0, len(order), 1 << 16):
@@ -241,8 +239,7 @@ def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
 
 
 def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
-    """Rows that equal an earlier row in all columns except the last, by which they are ordered, as bool [n].
-    Only rows in `known` count."""
+    """Rows in `known` that equal an earlier row in all columns but the last, the order; bool [n]."""
     order = np.lexsort(columns[::-1])
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
@@ -257,8 +254,7 @@ def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.n
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
-    """Notes overlap in one stream, whose kernels are in the order of time, that dependent launch cannot make:
-    a longer overlap, and a kernel that ends before the one it depends on."""
+    """Notes overlap in one stream (kernels in the order of time) that dependent launch cannot make."""
     ended = np.maximum.accumulate(start + length)[:-1]  # the latest end so far
     overlap = np.clip(ended - start[1:], 0, length[1:])
     within = start[1:] + length[1:] < ended - ROUNDING_NS

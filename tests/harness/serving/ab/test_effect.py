@@ -21,10 +21,8 @@ def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e
     times[:, 1] *= 1 + change
     for n in looks(pairs):
         level = confidence(pairs, arms)
-        found = [
-            effect(times[:n, 0], times[:n, arm], higher=False, level=level, margin=100 * margin).verdict
-            for arm in range(1, arms + 1)
-        ]
+        about = {"higher": False, "level": level, "margin": 100 * margin}
+        found = [effect(times[:n, 0], times[:n, arm], **about).verdict for arm in range(1, arms + 1)]
         if "unclear" not in found:
             break
     return found, n
@@ -33,11 +31,8 @@ def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e
 @pytest.mark.parametrize("options", [{}, {"pairs": 6}, {"arms": 2}, {"trend": 0.002}])
 def test_arms_that_do_not_differ_get_a_verdict_in_less_than_five_of_a_hundred(options):
     draw = np.random.default_rng(1)
-    wrong = sum(
-        any(v in ("faster", "slower") for v in experiment(draw, 0, 0.005, **options)[0])
-        for _ in range(TRIALS)
-    )
-    assert wrong / TRIALS < 0.05
+    verdicts = [experiment(draw, 0, 0.005, **options)[0] for _ in range(TRIALS)]
+    assert sum(bool({"faster", "slower"} & {*found}) for found in verdicts) / TRIALS < 0.05
 
 
 @pytest.mark.parametrize(("change", "pairs", "least", "mean"), [
@@ -65,11 +60,8 @@ def test_more_in_less_time_is_faster_and_less_throughput_is_slower():
 
 def test_pairs_needed_are_those_that_find_it_four_times_in_five():
     few = range(2, 99)
-    for change, sd, level, among in (
-        (1, 0.53, 0.95, few),
-        (2, 1.2, 0.95, few),
-        (2, 0.53, 0.9875, (2, *LOOKS)),
-    ):
+    for *known, among in ((1, 0.53, 0.95, few), (2, 1.2, 0.95, few), (2, 0.53, 0.9875, (2, *LOOKS))):
+        change, sd, level = known
         n = pairs_for(change, sd, level, among)
         fewer = max(m for m in among if m < n)
         assert power(change, n, sd, level) >= 0.8 > power(change, fewer, sd, level)
@@ -99,9 +91,8 @@ def test_the_plan_says_how_many_pairs_the_budget_reaches(budget_s, pairs):
 
 
 def test_more_pairs_would_decide_what_stays_as_it_is():
-    base = np.full(6, 10.0)
     arm = 10.05 * np.exp([0.01, -0.01, 0.012, -0.012, 0.008, -0.008])
-    found = effect(base, arm, higher=False, level=0.95, margin=0.1)
+    found = effect(np.full(6, 10.0), arm, higher=False, level=0.95, margin=0.1)
     assert found.verdict == "unclear"
     more, half = more_pairs(found, 0.1)
     n = found.pairs + more

@@ -67,15 +67,8 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
     arms = {"a": {"flags": "--config=serve.sh"}, "b": {}}
-    plan = made(
-        {
-            "launch": "A=./serve.sh bash serve.sh {port}",
-            "client": CLIENT,
-            "env": {"B": "./serve.sh"},
-            "arms": arms,
-        },
-        "x",
-    )
+    launches = {"launch": "A=./serve.sh bash serve.sh {port}", "env": {"B": "./serve.sh"}, "arms": arms}
+    plan = made(GOOD | launches, "x")
     found, script = launched(plan, "a"), str(tmp_path / "serve.sh")
     assert found.words[1] == found.variables["A"] == found.variables["B"] == script
     assert found.words[-1] == f"--config={script}"
@@ -186,9 +179,8 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
 def test_an_engine_that_is_not_here_is_not_called_silent():
     plan = made(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
     unknown, old = names.looked_up(plan)
-    assert unknown["found"] is None and unknown["says"].startswith(
-        "VLLM_USE_V1, Q could not be looked up: serve is"
-    )
+    assert unknown["found"] is None
+    assert unknown["says"].startswith("VLLM_USE_V1, Q could not be looked up: serve is")
     assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"
 
 

@@ -19,10 +19,8 @@ CLIENT = "bench {url} --seed {seed} --out {result} --random-input-len 1024 --ran
 
 def plan_of(**env):
     arms = {"base": {}, "changed": {"env": env}}
-    client = f"{CLIENT} --max-concurrency 64"
-    return made(
-        {"launch": "serve --port {port} --tp 8", "client": client, "arms": arms, "pairs": 2}, "a test"
-    )
+    client, launch = f"{CLIENT} --max-concurrency 64", "serve --port {port} --tp 8"
+    return made({"launch": launch, "client": client, "arms": arms, "pairs": 2}, "a test")
 
 
 def prediction(change=-2.0, low=-3.0, high=-1.0, **more):
@@ -85,8 +83,6 @@ def test_what_was_expected_stands_beside_what_was_found(tmp_path, tpot, meets):
     found = summary(Record(tmp_path / "out"))
     (line,) = found["expected"]
     assert (line["change"], line["low"], line["high"]) == (-10, -15, -5) and line["meets"] is meets
-    says = (
-        f"TPOT, mean was expected to change by -10.00 % (-15.00 to -5.00), and did by {line['found']:+.2f} %"
-    )
+    says = f"by -10.00 % (-15.00 to -5.00), and did by {line['found']:+.2f} %: the intervals"
     text = " ".join(plain(shown(found)).split())
-    assert f"changed: {says}: the intervals {'meet' if meets else 'do not meet'}" in text
+    assert f"changed: TPOT, mean was expected to change {says} {'meet' if meets else 'do not meet'}" in text

@@ -55,11 +55,8 @@ def verdicts(found):
 def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_path):
     env = {"NCCL_OF_ARM": "{cache}"}
     found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002", env=env))
-    slower, same = (
-        dict.fromkeys(("tpot", "throughput"), "slower"),
-        dict.fromkeys(("ttft", "ttft_median"), "same"),
-    )
-    assert verdicts(found) == slower | same
+    slower, same = ("tpot", "throughput"), ("ttft", "ttft_median")
+    assert verdicts(found) == dict.fromkeys(slower, "slower") | dict.fromkeys(same, "same")
     (tpot,) = [line for line in found["verdicts"] if line["decides"]]
     assert tpot["percent"] == pytest.approx(10, abs=0.2) and tpot["pairs"] == found["pairs"] == 2
     assert found["differences"]["slow"] == {"server_info": {"step_ms": [10.0, 11.0]}, "environment": {}}

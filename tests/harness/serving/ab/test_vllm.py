@@ -39,9 +39,8 @@ def test_an_a_a_pair_of_a_real_engine_resolves_nothing_and_leaves_nothing(tmp_pa
     paths = {"python": sys.executable, "client": SUPPORT / "vllm_client.py"}
     model = write_checkpoint(tmp_path / "model")
     (tmp_path / "ab.toml").write_text(PLAN.format(model=model, **paths))
-    done = cli(
-        "serving", "ab", tmp_path / "ab.toml", "--out", tmp_path / "out", "--json", tmp_path / "ab.json"
-    )
+    written = ("--out", tmp_path / "out", "--json", tmp_path / "ab.json")
+    done = cli("serving", "ab", tmp_path / "ab.toml", *written)
     assert done.returncode == 0, done.stderr
     assert not marked(mark)
     found = json.loads((tmp_path / "ab.json").read_text())

@@ -174,9 +174,8 @@ def test_what_follows_from_a_change(snapshot, tmp_path):
         cases.append((name, f"{old!r} = {new!r}", text, text.replace(old, new)))
     lines = []
     for name, change, *texts in cases:
-        before, after = (
-            [line for run in written(tmp_path, text, name) for line in as_lines(run)] for text in texts
-        )
+        runs = [written(tmp_path, text, name) for text in texts]
+        before, after = ([line for run in of for line in as_lines(run)] for of in runs)
         differ = difflib.unified_diff(before, after, n=0, lineterm="")
         lines += [f"$ {name} {change}", *(line for line in differ if line[:3] in ("-  ", "+  ")), ""]
     snapshot(Path(__file__).with_name("changed.txt"), "\n".join(lines).replace(f"{tmp_path}/", ""))
@@ -185,9 +184,8 @@ def test_what_follows_from_a_change(snapshot, tmp_path):
 def test_each_benchmark_of_guidellm_is_a_run(tmp_path):
     content = json.loads((DATA / GUIDE).read_text())
     metrics = content["benchmarks"][0]["metrics"]
-    content["benchmarks"].append(
-        {"metrics": {"time_per_output_token_ms": metrics["time_per_output_token_ms"]}}
-    )
+    per_token = "time_per_output_token_ms"
+    content["benchmarks"].append({"metrics": {per_token: metrics[per_token]}})
     first, second = written(tmp_path, json.dumps(content), "a.json")
     assert second.id.endswith("benchmarks[1]")
     assert second.value("time_per_output_token", "mean") == first.value("time_per_output_token", "mean")

@@ -124,11 +124,7 @@ def test_a_row_that_says_nothing_is_explained_by_nothing():
 
 @pytest.mark.parametrize("flags", [(), ("--max-running-requests=8",)])
 def test_a_limit_of_the_server_counts_where_it_is_the_lower_one(flags):
-    limited = {"flags": flags, "workload": LOAD.model_copy(update={"concurrency": 8.0, "num_prompts": 80})}
-    rank = {
-        "flags": ("--max-num-seqs=8",),
-        "engine": "vllm",
-        "parallelism": EACH.model_copy(update={"dp": 8}),
-    }
+    limited = {"flags": flags, **offered(concurrency=8.0, num_prompts=80)}
+    rank = {"flags": ("--max-num-seqs=8",), "engine": "vllm", **over(dp=8)}
     assert of_run(RUN.model_copy(update=limited))["load"] == "8 in flight"
     assert of_run(RUN.model_copy(update=rank))["load"] == "16 in flight"  # 8 of each of 8 ranks

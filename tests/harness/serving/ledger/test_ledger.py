@@ -107,9 +107,8 @@ def test_a_file_that_is_no_ledger_is_neither_read_nor_added_to(path, text, says)
 def test_committed_ledgers_load_and_their_hashes_are_not_read():
     """Those before November 2026 hold hashes and a margin."""
     named = {row.ledger for row in known_rows(())}
-    assert (
-        named == {str(file.relative_to(ROOT)) for file in RESULTS.rglob("ledger.jsonl")} and len(named) == 14
-    )
+    assert named == {str(file.relative_to(ROOT)) for file in RESULTS.rglob("ledger.jsonl")}
+    assert len(named) == 14
     text = (RESULTS / "epyc-zen4-2core/serving/cpu-short/ledger.jsonl").read_text().splitlines()[-1]
     assert '"digest":"' in text and '"resolution":' in text
     entry = ENTRY.validate_json(text.replace('"digest":"', '"digest":"0'))
@@ -117,9 +116,8 @@ def test_committed_ledgers_load_and_their_hashes_are_not_read():
 
 
 def timed(*entries):
-    return rows(
-        [entry.model_copy(update={"at": f"2026-01-01T00:00:0{i}"}) for i, entry in enumerate(entries)]
-    )
+    times = [f"2026-01-01T00:00:0{i}" for i in range(len(entries))]
+    return rows([entry.model_copy(update={"at": at}) for entry, at in zip(entries, times, strict=True)])
 
 
 def test_a_prediction_made_before_the_observation_is_blind():
@@ -172,9 +170,8 @@ def test_what_is_written_of_a_row(path, capsys):
     print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["rows"][0]["id"] == "a"
-    assert [(line["verdict"], line["off"]) for line in document["lines"]] == [
-        ("explained", pytest.approx(-0.2 / 8.2))
-    ]
+    [line] = document["lines"]
+    assert (line["verdict"], line["off"]) == ("explained", pytest.approx(-0.2 / 8.2))
 
 
 CHANGES = PUBLISHED / "changes" / "ledger.jsonl"
@@ -187,10 +184,9 @@ def predicted_now(entry, here):
     change = next(c for c in workload["changes"] if c["quantity"] == entry.prediction.quantity)
     made = Prediction(**change | {"parts": (), "uncertainty": ()})
     whole, unit = (made.before, "1") if entry.prediction.unit == "1" else (1.0, made.unit)
-    values = {name: getattr(made, name) for name in ("change", "low", "high", "before", "after")}
-    return made.model_copy(
-        update={name: float(f"{value / whole:.6g}") for name, value in values.items()} | {"unit": unit}
-    )
+    names = ("change", "low", "high", "before", "after")
+    values = {name: float(f"{getattr(made, name) / whole:.6g}") for name in names}
+    return made.model_copy(update=values | {"unit": unit})
 
 
 def test_published_changes_are_still_predicted_as_they_stand(request, here):
@@ -204,8 +200,7 @@ def test_published_changes_are_still_predicted_as_they_stand(request, here):
                 kept = getattr(entry.prediction, name)
                 assert anew or getattr(found, name) == pytest.approx(kept, rel=1e-4)
             fields["prediction"] = found.model_dump(mode="json", exclude_defaults=True)
-        lines.append(
-            json.dumps({"row": entry.row, "kind": entry.kind, **fields}, separators=(",", ":")) + "\n"
-        )
+        line = {"row": entry.row, "kind": entry.kind, **fields}
+        lines.append(json.dumps(line, separators=(",", ":")) + "\n")
     if anew:
         CHANGES.write_text("".join(lines))

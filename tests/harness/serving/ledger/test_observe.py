@@ -66,9 +66,7 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     found = {line.kind[0]: line for line in ledger_lines(row) if line.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     moved = [[shutil.copy(side[2], f"{side[2]}.moved.json")] for side in (before, after)]
-    with pytest.raises(
-        UsageError, match=r"row moe of .* has .*a2.json.moved.json, .* already; a run counts once"
-    ):
+    with pytest.raises(UsageError, match=r"row moe of .* has .*a2.json.moved.json, .* already; a run counts"):
         observe(ledger, "moe", *moved, assumed=["all"])
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained"
@@ -88,13 +86,7 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     for row, before, after, assumed, says in (
         ("moe", [a], [a, a], ["all"], "1 runs before and 2 after"),
         ("mla", [a], [a], ["all"], "no row 'mla'; rows: moe"),
-        (
-            "moe",
-            [a, copy],
-            [b, b],
-            ["all"],
-            r"c.json: every number is that of .*a.json: the same run again; a run counts",
-        ),  # it counts once
+        ("moe", [a, copy], [b, b], ["all"], r"c.json: .* that of .*a.json: the same run again; a run counts"),
         ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [wrong], ["all"], "`serving load` finds numbers of 1 of these runs wrong"),
         ("moe", [a], [b], ["weather"], f"property 'weather' of --assume; .*: all, {', '.join(FIELDS)}"),
@@ -105,55 +97,38 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     assert ledger.read_text() == text
 
 
-INFO = {
-    "tp_size": 8,
-    "pp_size": 1,
-    "dp_size": 1,
-    "ep_size": 1,
-    "version": "0.5.9",
-    "max_running_requests": 64,
-}
-
-
 def served(**changes: Any) -> dict[str, Any]:
-    return {"server_info": INFO | changes}
+    degrees = {"tp_size": 8, "pp_size": 1, "dp_size": 1, "ep_size": 1}
+    return {"server_info": degrees | {"version": "0.5.9", "max_running_requests": 64} | changes}
 
 
 @pytest.mark.parametrize("changes", [
-    served(tp_size=4), served(kv_cache_dtype="fp8_e4m3"), served(speculative_algorithm="EAGLE"),
-    served(max_running_requests=4), served(cuda_graph_max_bs=8), served(disable_cuda_graph=True),
-    served(enable_dp_attention=True, dp_size=8), served(quantization="w8a8_int8"), served(nnodes=2),
-    {"max_concurrency": 64}, {"request_rate": 4.0}, {"random_range_ratio": 1.0}, {"completed": 150},
-    {"total_input_tokens": 160 * 64},
+    served(kv_cache_dtype="fp8_e4m3"), served(cuda_graph_max_bs=8), served(quantization="w8a8_int8"),
+    served(nnodes=2), {"max_concurrency": 64}, {"completed": 150}, {"total_input_tokens": 160 * 64},
 ])  # fmt: skip
 def test_a_run_of_another_setting_is_refused_before_after_and_on_both_sides(tmp_path, ledger, changes):
     text = ledger.read_text()
     for before, after in ((changes, {}), ({}, changes), (changes, changes)):
-        plain = served()
+        files = sides(tmp_path, served() | before, served() | after, SGLANG_ROW)
         with pytest.raises(UsageError, match=r"is no run of this row|wrong: "):
-            observe(
-                ledger, "moe", *sides(tmp_path, plain | before, plain | after, SGLANG_ROW), assumed=["all"]
-            )
+            observe(ledger, "moe", *files, assumed=["all"])
     assert ledger.read_text() == text
 
 
 def test_what_the_row_does_not_say_has_to_be_alike_before_and_after(tmp_path, ledger):
+    files = sides(tmp_path, served(version="0.5.8"), served(), SGLANG_ROW)
     with pytest.raises(UsageError, match=r"differ in more than the row's change: version 0\.5\.8 before"):
-        observe(
-            ledger, "moe", *sides(tmp_path, served(version="0.5.8"), served(), SGLANG_ROW), assumed=["all"]
-        )
-    observe(
-        ledger, "moe", *sides(tmp_path, served(), served(version="0.5.9.post1"), SGLANG_ROW), assumed=["all"]
-    )
+        observe(ledger, "moe", *files, assumed=["all"])
+    files = sides(tmp_path, served(), served(version="0.5.9.post1"), SGLANG_ROW)
+    observe(ledger, "moe", *files, assumed=["all"])
     texts = [entry.text for entry in rows(read(ledger))[0].explanations]
     assert texts == ["version: 0.5.9 before, 0.5.9.post1 after"]
 
 
 def test_server_flags_that_differ_are_written_beside(tmp_path, ledger):
     before, after = served(enable_torch_compile=False), served(enable_torch_compile=True, pid=8)
-    observe(
-        ledger, "moe", *sides(tmp_path, before, after, SGLANG_ROW), assumed=["all"], explanation="so it is"
-    )
+    files = sides(tmp_path, before, after, SGLANG_ROW)
+    observe(ledger, "moe", *files, assumed=["all"], explanation="so it is")
     assert [entry.text for entry in rows(read(ledger))[0].explanations] == [
         "so it is", "before against after: flags that differ: enable_torch_compile unset | on"]  # fmt: skip
 
@@ -172,17 +147,12 @@ def test_the_engine_is_told_where_files_do_not_say_it(tmp_path, ledger):
 def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
     """InferenceX's files are per GPU; what was predicted is not."""
     row = json.loads((DATA / "inferencex_agg.json").read_text())
-    many = SETTING.model_copy(
-        update={"workload": SETTING.workload.model_copy(update={"concurrency": 64, "num_prompts": None})}
-    )
+    load = SETTING.workload.model_copy(update={"concurrency": 64, "num_prompts": None})
+    opening = ChangeEntry(row="c64", changes=(), setting=SETTING.model_copy(update={"workload": load}))
     made = Prediction(quantity="output_throughput", unit="tok/s", method="link", change=90.0)
-    append(
-        ledger, ChangeEntry(row="c64", changes=(), setting=many), PredictionEntry(row="c64", prediction=made)
-    )
-    a, b = (
-        written(tmp_path / f"{us}.json", row, output_tput_per_gpu=us, tput_per_gpu=us + 217.6)
-        for us in (217.9, 227.9)
-    )
+    append(ledger, opening, PredictionEntry(row="c64", prediction=made))
+    rates = [{"output_tput_per_gpu": us, "tput_per_gpu": us + 217.6} for us in (217.9, 227.9)]
+    a, b = (written(tmp_path / f"{number}.json", row, **each) for number, each in enumerate(rates))
     observe(ledger, "c64", [a], [b], assumed=["all"])
     seen = {one.observation.quantity: one.observation for one in rows(read(ledger))[1].observations}
     found = seen["output_throughput"]

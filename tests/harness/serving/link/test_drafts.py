@@ -57,9 +57,8 @@ def test_what_query_tokens_cost_attention(heads, q, timed, kv, ratio):
 
 
 def test_own_times_of_so_many_query_tokens_are_taken():
-    surfaces = {
-        ("mla_decode", (16, "bf16", q)): Surface({(64.0, 1500.0): us}) for q, us in ((1, 40.0), (4, 70.0))
-    }
+    known = {1: 40.0, 4: 70.0}
+    surfaces = {("mla_decode", (16, "bf16", q)): Surface({(64.0, 1500.0): us}) for q, us in known.items()}
     step = StepLoad(256, 64, 1500, 4)
 
     def attention(known):
@@ -160,10 +159,8 @@ def test_points_tell_drafts_and_accept_length_where_the_user_does_not(tmp_path):
     assert any("the points do not tell it" in note for note in unknown.notes)
     # What a point shows of its accept length is taken over, so that its own TPOT comes out.
     slow = linked(tmp_path, INFERENCEX | {"mean_tpot_ms": 2 * VLLM_ROW["mean_tpot_ms"]}, drafts=3)
-    ratio = slow.served(replace(ONE, concurrency=16)).tpot.value / unknown.served(
-        replace(ONE, concurrency=16)
-    ).tpot.value  # fmt: skip
-    assert ratio > 1.7
+    of_slow, of_unknown = (each.served(replace(ONE, concurrency=16)).tpot for each in (slow, unknown))
+    assert of_slow.value / of_unknown.value > 1.7
     without = linked(tmp_path, {"mean_ttft_ms": None, "median_ttft_ms": None} | INFERENCEX, drafts=3)
     assert without.constants.ttft.mean == pytest.approx(PRIOR.ttft.mean)
 
@@ -207,9 +204,8 @@ def test_an_ab_s_commands_say_how_many_tokens_they_draft():
     def drafts(flags):
         client = "bench {url} --seed {seed} --out {result}"
         plan = {"launch": f"serve --port {{port}} --tp 8 {flags}", "client": client, "pairs": 2}
-        return of_ab._of_commands(made(plan | {"arms": {"a": {}, "b": {"env": {"X": "1"}}}}, "a test"))[
-            "drafts"
-        ]
+        arms = {"a": {}, "b": {"env": {"X": "1"}}}
+        return of_ab._of_commands(made(plan | {"arms": arms}, "a test"))["drafts"]
 
     assert drafts("") == 0
     assert drafts("--speculative-algorithm EAGLE --speculative-num-draft-tokens 4") == 3

@@ -88,16 +88,9 @@ def test_a_decode_step_by_hand(tmp_path):
     total = sum(term.calls * term.time(LOAD) for term in found.decode)
     gemms = 61 * 3 + 3 * 2  # qkv_a, q_b, o_proj; gate_up and down of the dense layers
     glue = GLUE_CALLS * GLUE_US + 8 * GLUE_BYTES / GLUE_GBPS / 1e3
-    by_hand = (
-        gemms * US["fp8_block"]
-        + (58 + 1) * US["bfloat16"]
-        + 58 * US["moe"] * shared_expert_factor(R1, 8)
-        + 61 * US["decode"]
-        + 2 * 61 * US["bmm"]
-        + 122 * US["reduce"]
-        + 61 * glue
-    )
-    assert total == pytest.approx(by_hand)
+    calls = {"fp8_block": gemms, "bfloat16": 58 + 1, "moe": 58 * shared_expert_factor(R1, 8)}
+    calls |= {"decode": 61, "bmm": 2 * 61, "reduce": 122}
+    assert total == pytest.approx(sum(count * US[kind] for kind, count in calls.items()) + 61 * glue)
 
 
 def test_what_a_rank_holds_and_calls(tmp_path):
@@ -221,10 +214,8 @@ def test_times_of_another_version_are_taken_where_the_set_says_so(tmp_path):
 
 
 def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
-    sglang, other = (
-        set(decode_us(read_tables(written(tmp_path / engine, framework=engine))))
-        for engine in ("SGLang", "TRTLLM")
-    )
+    sets = [written(tmp_path / engine, framework=engine) for engine in ("SGLang", "TRTLLM")]
+    sglang, other = ({*decode_us(read_tables(each))} for each in sets)
     assert other - sglang == {"block_scale_gemm:shared_gate_up", "block_scale_gemm:shared_down"}
 
 
@@ -376,21 +367,14 @@ def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_
 
 def test_only_sglang_on_amd_moves_bytes_between_its_kernels():
     """100 MB of a token at 6 and 8 TB/s; ATOM and vLLM have small kernels of their own."""
-    systems = (
-        ("mi325x", "sglang"),
-        ("mi355x", "sglang"),
-        ("mi355x", "atom"),
-        ("mi300x", "vllm"),
-        ("b200", "sglang"),
-    )
-    between_us = [AssumedTables.of(*system).between_us for system in systems]
+    systems = ("mi325x sglang", "mi355x sglang", "mi355x atom", "mi300x vllm", "b200 sglang")
+    between_us = [AssumedTables.of(*system.split()).between_us for system in systems]
     assert between_us == [(4.7e3, pytest.approx(100 / 6)), (0.0, 12.5), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
 
 
 def test_data_sheets_scale_tp8_alone_and_say_so_first():
-    with pytest.raises(
-        UsageError, match=r"^data sheets scale times of tp8 alone: at tp4 there are none of .*moe"
-    ):
+    says = r"^data sheets scale times of tp8 alone: at tp4 there are none of .*moe"
+    with pytest.raises(UsageError, match=says):
         link(System(hardware="mi355x", tp=4))
 
 
@@ -398,9 +382,7 @@ def attention(us: float) -> Surface:
     return Surface({(b, c): us for b in (1.0, 64.0) for c in (512.0, 4096.0)})
 
 
-@pytest.mark.parametrize(
-    "lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "mla_bmm_perf"], ["gemm_perf"]]
-)
+@pytest.mark.parametrize("lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "gemm_perf"]])
 def test_what_tables_lack_is_filled(lacks):
     rows = {name: many for name, many in H200.rows.items() if name not in lacks}
     part = replace(H200, where=f"without {lacks}", rows=rows)

@@ -54,14 +54,10 @@ def kept(folder, **changes):
 
 
 def test_a_broken_document_does_not_load(tmp_path):
-    for key, value, says in (
-        ("title", 5, "title"),
-        ("sha256", None, "sha256"),
-        ("surplus", 1, "surplus"),
-        ("configurations", [{"name": "c"}], "hardware"),
-    ):
+    for wrong in ({"title": 5}, {"sha256": None}, {"surplus": 1}, {"configurations": [{"name": "c"}]}):
+        says = "hardware" if "configurations" in wrong else next(iter(wrong))
         with pytest.raises(ValidationError, match=says):
-            documents(kept(tmp_path, **{key: value}))
+            documents(kept(tmp_path, **wrong))
     (tmp_path / "small.json").write_text("{")
     with pytest.raises(UsageError, match=r"cannot read .*small\.json"):
         documents(tmp_path)

@@ -36,10 +36,8 @@ def test_what_today_s_engines_have_no_more_is_told_above_it(here):
     told = lines.index("# no longer: today's engine has no --disable-log-requests; today the default")
     assert told < next(i for i, line in enumerate(lines) if line.strip().startswith("--disable-log-requests"))
     assert "# no longer: today's engine has no VLLM_ROCM_USE_AITER_PAGED_ATTN" in lines
-    by_environment = here(
-        "serving", "ab", "--template", next(iter(configurations()["mi350x-vllm"].environments.values()))
-    )
-    assert by_environment.stdout.splitlines() == lines
+    [environment] = configurations()["mi350x-vllm"].environments.values()
+    assert here("serving", "ab", "--template", environment).stdout.splitlines() == lines
 
 
 def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
 import kernels
 from harness.cli.serving.replay import replay_command
@@ -84,15 +85,11 @@ def _norm(x):
 
 
 def _gated(x):
-    import torch
-
     gate, up = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 def _experts(rank, place, x):
-    import torch
-
     o = rank.operands[place]
     out = torch.zeros_like(x)
     for token, (ids, weights) in enumerate(zip(o.topk_ids.tolist(), o.topk_weights.tolist(), strict=True)):
@@ -105,8 +102,6 @@ def _experts(rank, place, x):
 
 def _attend(rank, layer, q, latent, k_rope, scale):
     """Attention in the model's own form, not absorbed, over each request's cache."""
-    import torch
-
     out, o = [], rank.operands[f"{layer}.mla_decode"]
     w_uk, w_uv = (rank.flow.weights[name, layer].double() for name in ("w_uk", "w_uv"))
     for request in range(rank.step.batch):
@@ -123,8 +118,6 @@ def _attend(rank, layer, q, latent, k_rope, scale):
 
 def expected_logits(rank):
     """The step in fp64 by the model's definition, from the rank's own weights."""
-    import torch
-
     flow, given = rank.flow, rank.step
     residual = flow.embedded.double()
     angles = (given.ctx - 1) * 10000.0 ** (-torch.arange(32).double() / 32)
@@ -342,9 +335,8 @@ def test_a_step_is_read():
 
 def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(replaying, "named_model", lambda name: TINY)
-    monkeypatch.setattr(
-        device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
-    )
+    blind = Blind("a test")
+    monkeypatch.setattr(device, "own_device", lambda platform: nullcontext(OwnDevice(platform, blind)))
     words = ["--model", "tiny", "--batch", "2", "--ctx", "33", "--device", "cpu"]
     words += ["--base", ",".join(f"{op}={name}" for op, name in CHOSEN.items())]
     words += ["--swap", "mla_decode=torch.naive"]

@@ -12,9 +12,7 @@ from tests.support.traces import MM, NORM, REDUCE, decode_steps, kernel, launch,
 MLA = "void flash_fwd_splitkv_mla_kernel<x>(x)"
 FLASH = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>(x)"
 RAGGED = "void flashinfer::BatchPrefillWithRaggedKVCacheKernel<x>(x)"
-ARGMAX = (
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(x)"
-)
+ARGMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>"
 FOLDER = SERVING_DATA / "traces"
 MADE = FOLDER / "made"
 COMMUNICATING = (REDUCE, "void deep_ep::intranode::combine<x>(x)")
@@ -170,9 +168,7 @@ def test_operators_count_without_those_inside_where_there_are_no_kernels(tmp_pat
     ]  # fmt: skip
     trace = of(tmp_path, events[::-1] if turned else events)
     assert trace.on == "cpu"
-    assert sums(trace) == {
-        "bf16_gemm": (3, 9.0), "copy": (1, 1.0), "elementwise": (2, 8.0),
-    }  # fmt: skip
+    assert sums(trace) == {"bf16_gemm": (3, 9.0), "copy": (1, 1.0), "elementwise": (2, 8.0)}
     # Of two that begin at once the longer is outside.
     assert {k.name: k.time_ns for k in trace.kernels}["aten::linear"] == 4000
     [device] = trace.devices
@@ -308,11 +304,8 @@ def test_dependent_launch_is_no_merge(tmp_path):
 
 def test_a_call_recorded_at_two_levels_is_one(tmp_path):
     """Whenever it is: here just before and after a multiple of 10 ms."""
-    events = [
-        launch(1, 9999.9995),
-        launch(1, 10000.0005, name="hipLaunchKernel"),
-        kernel(MM, 10010, 5, correlation=1),
-    ]
+    launches = [launch(1, 9999.9995), launch(1, 10000.0005, name="hipLaunchKernel")]
+    events = [*launches, kernel(MM, 10010, 5, correlation=1)]
     assert not of(tmp_path, events).findings
     apart = [*events, launch(1, 30000)]
     assert [finding.rule for finding in of(tmp_path, apart).findings] == ["merged"]

@@ -15,10 +15,8 @@ NAMES = {one.splitlines()[0]: one.splitlines()[1:] for one in re.split(r"^(?=\w)
 @pytest.mark.parametrize("op_class", NAMES)
 def test_names_of_a_class(op_class):
     names = [name.strip() for name in NAMES[op_class]]
-    of = {
-        name: classify.rule_of(name, name if "::" in name and "(" not in name else "").op_class
-        for name in names
-    }
+    launchers = {name: name if "::" in name and "(" not in name else "" for name in names}
+    of = {name: classify.rule_of(name, launcher).op_class for name, launcher in launchers.items()}
     assert of == dict.fromkeys(names, op_class)
     assert classify.rule_of("", "").op_class == "unknown"
 

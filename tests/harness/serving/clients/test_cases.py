@@ -1,10 +1,13 @@
 """What public bug reports look like as files: what `serving load` says of them, and what it does not show."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from harness.cli.serving.load_display import runs_table
+from harness.paths import ROOT
 from harness.report.terminal import plain
 from harness.serving import load
 from harness.serving.clients.files import UnreadableError
@@ -205,6 +208,13 @@ def test_an_early_row_has_total_throughput_alone(tmp_path, changes, found):
     row = content_of("inferencex_api.json")[1]
     (run,) = written(tmp_path, json.dumps(row | changes), "a.json")
     assert rules(run) == found
+
+
+def test_reading_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from harness.serving import load; load(sys.argv[1])"
+    read = [sys.executable, "-c", code, str(DATA / "vllm_serve_0.32.json")]
+    done = subprocess.run(read, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_has_no_column_is_shown_with_its_bound():

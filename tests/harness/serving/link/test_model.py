@@ -1,5 +1,6 @@
 """The model as a whole: least squares, the closed loop, changes of kernels, validation. Numbers by hand."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -37,6 +38,7 @@ from harness.serving.link.validation import (
     ON_TWO,
     UNCALIBRATED,
     Validation,
+    _learnt,
     stored_series,
     unvalidated,
     validated,
@@ -399,6 +401,25 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
     names = {each.name for each in stored_series() if each.system.drafts}
     assert names and not names & {row.series for row in validation.together.rows}
     assert sum(len(server.rows) for server in validation.servers if server.left_out) > 0
+
+
+@pytest.mark.slow
+def test_any_two_points_of_one_length_predict_the_other_lengths():
+    """Of every server, with constants learnt from the other machines and engines."""
+    measured = {one: uncalibrated(one.system).measured(one.points) for one in stored_series()}
+    kept = {one: points for one, points in measured.items() if not one.left_out}
+    errors, inside = [], []
+    for kind in {one.kind for one in kept}:
+        prior = _learnt({one: points for one, points in kept.items() if one.kind != kind})
+        own = [one for one in kept if one.kind == kind]
+        for near, far in ((a, b) for a in own for b in own if a is not b and a.server == b.server):
+            for pair in itertools.combinations(kept[near], 2):
+                constants = prior.fitted(pair)
+                for each in kept[far]:
+                    found, tpot_ms = constants.served(each.sums).tpot, each.point.tpot_ms
+                    errors.append(abs(found.value / tpot_ms - 1))
+                    inside.append(found.low <= tpot_ms <= found.high)
+    assert len(errors) > 3000 and np.mean(errors) <= 0.07 and np.mean(inside) >= 0.9
 
 
 def test_the_prior_is_what_the_series_teach(validation):

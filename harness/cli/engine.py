@@ -131,7 +131,7 @@ deployment = several(
 @click.option("--triton", default="", metavar="VERSION",
               help="Assume this Triton, by which SGLang chooses files.  [default: its own]")  # fmt: skip
 @click.option("--diff", nargs=2, type=Path, metavar="A B",
-              help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
+              help="Print the shapes for which two versions of a library differ.")  # fmt: skip
 @click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
 @click.option("--write", "folder", type=_path, metavar="DIR",
               help="Write the misses there as the library's own tuner reads them.")  # fmt: skip

@@ -41,7 +41,9 @@ def _rows(text: str | None) -> tuple[str, str] | None:
 
 @click.command("explain", cls=WithSeveral)
 @click.option("--ab", "record", metavar="DIR", help="Read this record of `serving ab`.")
-@click.option("--arm", "name", default="", metavar="NAME", help="Take this one of several that it compares.")
+@click.option(
+    "--arm", "name", default="", metavar="NAME", help="Take this one, where the record has several."
+)
 @click.option(
     "--before", multiple=True, metavar="FILE...", help="Read results of any client without the change."
 )

@@ -36,8 +36,8 @@ def list_command(
     json_to: str | None,
 ) -> None:
     """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
-    models, linears, published, flags or recipes. Each model that has a suite MODEL-tpN, N ranks, is listed
-    with its source and what is not modelled of it."""
+    models, linears, published, flags or recipes. Models have suites MODEL-tpN, of N ranks, and are
+    listed with their sources and what is not modelled of them."""
     import kernels
     from harness.catalogue.architectures import named_architecture
     from harness.plan.select import choose_op

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 @click.option("--out", "tuned", metavar="DIR", help="Store winners there.  [default: kernels/tuned]")
 @click.option("--json", metavar="FILE|-", help="Write the choices there as JSON, too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be raced, and how long; race nothing.")
-@click.option("--check", is_flag=True, help="Store nothing; exit code 1 where a stored one is not the best.")
+@click.option(
+    "--check", is_flag=True, help="Store nothing; exit code 1 where a stored choice is not the best."
+)
 @options.target_device
 @options.launch_option
 @click.option("--keep", type=click.IntRange(1), metavar="N", help="Race at most N for a case.  [default: 24]")
 @click.option("--budget", metavar="60s", help="Measure for so long.  [default: 30s for each case]")
-@click.option("--per-case", metavar="30s", help="Give each case at least this of it.  [default: 30s]")
+@click.option("--per-case", metavar="30s", help="Give each case at least this of the budget.  [default: 30s]")
 @click.option("--journal", "out", metavar="DIR", help="Record there.  [default: a new one in results/local/]")
 @click.option("--resume", metavar="RUN", help="Race the cases that this race did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: race cases again where something failed.")

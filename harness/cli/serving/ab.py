@@ -51,10 +51,13 @@ def _percent(_: click.Context, __: click.Parameter, text: str | None) -> float |
 @click.option("--pairs", type=click.IntRange(1), metavar="N",
               help="Measure N pairs and look once.  [default: look after 4, 6, 8 and 12]")  # fmt: skip
 @click.option(
-    "--margin", callback=_percent, metavar="PERCENT", help="Decide on differences of this.  [default: 1]"
+    "--margin",
+    callback=_percent,
+    metavar="PERCENT",
+    help="Decide on differences of at least this.  [default: 1]",
 )
 @click.option("--budget", metavar="3h", help="Begin no pair that would not end within it.")
-@click.option("--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels promise.")
+@click.option("--predict", multiple=True, metavar="RUN|FILE", help="Record first what kernel times predict.")
 @click.option("--out", metavar="DIR", help="Record there.  [default: a new folder in results/local/]")
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
 @json_option("Write the result there as JSON.")

@@ -256,12 +256,12 @@ def _command(changes: tuple[str, ...], options: dict[str, Any], concurrency: int
 @click.option("--engine", metavar="NAME", default="", help="Take only servers of this engine.")
 @json_option("Write JSON there, with every point, instead of a table.")
 def validate(hardware: str, engine: str, json_to: str | None) -> None:
-    """Show how far predictions were off on public servers. Errors of TPOT, mean TTFT and throughput, and
-    how many points lie in their 90 % intervals: uncalibrated, calibrated on two points, and on all of the
-    shortest lengths. The constants are those of other machines and engines; some kernel times of gfx942
-    (MI300X, MI325X) were fitted to MI325X's server. Of all servers together, exit code 1 where TPOT is
-    more than 7 % off after that (with drafts 10 % after two points), or fewer than 85 % lie inside. What
-    changes of kernels were worth: `ledger`."""
+    """Show how far predictions were off on public servers. It prints the errors of TPOT, mean TTFT and
+    throughput, and how many points lie in their 90 % intervals: uncalibrated, calibrated on two points, and
+    on all of the shortest lengths. The constants are those of other machines and engines; some kernel times
+    of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
+    is more than 7 % off in the last way (with drafts 10 % in the second), or fewer than 85 % lie inside.
+    What changes of kernels were worth: `ledger`."""
     from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 

@@ -28,7 +28,7 @@ def _document(replays: list[Any]) -> str:
               help="Set page (16 on CPUs, else 64), kv (bf16, fp8), routing (zipf:0.8 ...).")  # fmt: skip
 @click.option("--layers", metavar="DENSE,MOE",
               help="Replay so many layers.  [default: all, or what memory holds]")  # fmt: skip
-@click.option("--base", multiple=True, metavar="OP=IMPL[,...]", help="Let the engine run this.")
+@click.option("--base", multiple=True, metavar="OP=IMPL[,...]", help="Run this in the base.")
 @click.option("--swap", multiple=True, metavar="OP[:PLACE]=IMPL[,...]",
               help="Measure an arm that runs this instead.")  # fmt: skip
 @target_device

@@ -2,7 +2,7 @@
 # The example of docs/deciding.md, made anew: bash tools/worked_example.sh [FOLDER]
 # vLLM on this CPU serves a tiny DeepSeek-V3. An image sets OMP_NUM_THREADS=1: is it worth setting 2? The kernel is
 # measured, the launch decided, what it is worth predicted, both servers measured in pairs, and the difference
-# explained. 12 to 20 minutes on two cores.
+# explained. 11 to 17 minutes on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:-results/local/deciding}" && cd "${1:-results/local/deciding}" && pwd)

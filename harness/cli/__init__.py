@@ -94,6 +94,8 @@ def _mistake(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.ctx:
         if error.option_name == "--drafts" and error.ctx.info_name in ("run", "toggle", "tune"):
             return "no such option '--drafts' here: a suite says it, as r1-tp8-mtp3, or a size, as q=4"
+        if error.option_name == "--target" and error.ctx.info_name == "tune":
+            return "leave out --target: tune races on a device that is here; compile --target is for others"
         for name in (name for option in error.ctx.command.params for name in option.opts):
             if name[:2] == "--" and error.option_name.startswith(name):
                 return f"no such option {error.option_name!r}; did you mean {name}?"

@@ -10,7 +10,7 @@ from harness.serving.ab import result as module
 from harness.serving.ab.plan import made
 from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 
-TRIALS = 2000
+TRIALS = 1000
 
 
 def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e-6):

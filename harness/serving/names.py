@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -31,6 +32,7 @@ MODELS = {"dsr1": "deepseek-r1"}
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
+@functools.cache
 def hardware_name(text: str) -> str:
     """A machine's name as its data sheet has it, in small letters; without its maker if there is no data
     sheet."""

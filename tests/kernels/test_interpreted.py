@@ -1,5 +1,5 @@
-"""The suite's own Triton kernels are right in the interpreter: each third case of the ops' test_triton.py, and
-those of test_quantise.py. One process runs them all, as to import torch and Triton takes as long as a few."""
+"""The suite's own Triton kernels are right in the interpreter: each third case of the ops' test_triton.py,
+and those of test_quantise.py. One process runs all, as it takes seconds to import torch and Triton."""
 
 from pathlib import Path
 

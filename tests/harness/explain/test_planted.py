@@ -257,8 +257,8 @@ PLANTED = {
 
 
 def explained(world, here):
-    """The account as JSON has it, the text, and the exit code. To write JSON would take a second command, which
-    reads all traces anew."""
+    """The account as JSON has it, the text, and the exit code. To write JSON would take a second command,
+    which reads all traces anew."""
     told = []
 
     def kept(made):

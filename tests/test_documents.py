@@ -30,6 +30,8 @@ from shapes.suites import suites
 from tests.support.paths import ROOT
 from tests.support.workers_here import run_here
 
+pytestmark = pytest.mark.first  # almost the last by name, and one of the longest
+
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
 WITH_LINKS = [*PAGES, *sorted(ROOT.glob("results/**/*.md")), *sorted(ROOT.glob("kernels/**/*.md"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -24,6 +25,7 @@ MODELS = {"dsr1": "deepseek-r1"}  # InferenceX's short names
 MAKERS = re.compile(r"\b(nvidia|amd|instinct|intel)\b", re.IGNORECASE)
 
 
+@functools.cache
 def hardware_name(text: str) -> str:
     """A machine's name as its data sheet has it, or without its maker; in small letters."""
     return " ".join(MAKERS.sub("", known_type(text)).split()).lower()

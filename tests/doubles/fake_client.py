@@ -7,8 +7,8 @@ pair's run of `base`, where there is such a pipe, says on it that it is here, an
 import argparse
 import json
 import random
+import socket
 import time
-import urllib.request
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
@@ -20,7 +20,11 @@ parser.add_argument("--modes", type=Path)
 parser.add_argument("--waits", type=Path)
 parser.add_argument("--noise", type=float, default=0.002)
 options = parser.parse_args()
-step = json.load(urllib.request.urlopen(f"{options.url}/call", timeout=60))["step_ms"] / 1e3
+host, port = options.url.removeprefix("http://").split(":")
+with socket.create_connection((host, int(port)), timeout=60) as connection:
+    connection.sendall(b"GET /call HTTP/1.0\r\n\r\n")
+    answer = connection.makefile().read()
+step = json.loads(answer.partition("\n\n")[2])["step_ms"] / 1e3
 mode, warms_up = options.mode, options.result.name == "warm-up.json"
 if options.modes and not warms_up:
     mode, _, rest = options.modes.read_text().partition("\n")

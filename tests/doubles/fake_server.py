@@ -6,11 +6,10 @@
 """
 
 import argparse
-import http.server
 import json
 import os
 import signal
-import subprocess
+import socketserver
 import sys
 import time
 from pathlib import Path
@@ -28,18 +27,20 @@ if options.modes:
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        if self.path == "/call":
+class Handler(socketserver.StreamRequestHandler):
+    """Much of http.server is imported, for each of many processes, to read these lines."""
+
+    def handle(self):
+        method, path, _ = self.rfile.readline().decode().split()
+        while self.rfile.readline().strip():
+            pass
+        if path == "/call":
             if MODE == "dies-in-the-middle":
                 print("ValueError: the KV cache is gone", flush=True)
                 os._exit(9)
             if MODE == "hangs-in-the-middle":
                 print("Scheduler hit an exception: all is lost", flush=True)
                 time.sleep(600)
-        if self.path == "/health" and MODE == "never-ready":
-            self.send_error(503)
-            return
         answers = {
             "/call": {"step_ms": options.step_ms},
             "/v1/models": {"data": [{"id": "fake", "owned_by": "fake"}]},
@@ -47,19 +48,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "/server_info": {"step_ms": options.step_ms, "port": options.port, "internal_states": []},
             "/health": {},
         }
-        if self.path not in answers:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(answers[self.path]).encode())
+        if method == "POST":
+            status = 200 if path == "/flush_cache" else 404
+        elif path == "/health" and MODE == "never-ready":
+            status = 503
+        else:
+            status = 200 if path in answers else 404
+        self.wfile.write(f"HTTP/1.0 {status} it\r\n\r\n{json.dumps(answers.get(path))}".encode())
 
-    def do_POST(self):
-        self.send_response(200 if self.path == "/flush_cache" else 404)
-        self.end_headers()
 
-    def log_message(self, *_):
-        pass
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
 
 
 print("loading weights", flush=True)
@@ -74,10 +73,12 @@ if MODE == "tells-its-port":  # and never listens
         fifo.write(str(options.port))
     time.sleep(600)
 if MODE == "ignores-sigterm":
+    import subprocess
+
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(SLEEP)
     subprocess.Popen(SLEEP, start_new_session=True)
     # An orphan: its parent ends at once.
     code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
     subprocess.run([sys.executable, "-S", "-c", code], check=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+Server(("127.0.0.1", options.port), Handler).serve_forever()

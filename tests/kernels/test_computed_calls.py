@@ -126,7 +126,7 @@ def test_a_row_of_products_does(case: Case) -> None:
 @pytest.fixture(scope="module")
 def elsewhere() -> dict[str, str]:
     """Why an interpreted case is wrong, by name; empty: it is not."""
-    return dict(found_interpreted(__file__))
+    return dict(found_interpreted("all", __file__))
 
 
 @pytest.mark.slow

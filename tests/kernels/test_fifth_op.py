@@ -134,19 +134,24 @@ def rmsnorm(tmp_path: Path) -> Path:
     return folder
 
 
-IN_ONE_PROCESS = "import sys; from tests.support.workers_here import run_here; print(run_here(*sys.argv[1:]))"
+IN_ONE_PROCESS = """
+import sys
+from tests.support.workers_here import run_here
+print(run_here("ops", "--json", "-", command="list").stdout)
+print(run_here(*sys.argv[1:]), file=sys.stderr)
+"""
 """With its workers: the op must be there when `kernels` is imported, so that it cannot be this process."""
 
 
 def test_it_is_listed_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
-    rows = json.loads(cli("list", "ops", "--json", "-", KERNEL_BENCH_PLUGINS=rmsnorm).stdout)
-    assert {row["op"]: row["sizes"] for row in rows}["rmsnorm"] == "tokens, hidden" and len(rows) == 5
     options = ("--op", "rmsnorm", "--device", "cpu", "--threads", "1", "--cache", "warm", "--budget", "1s")
     done = subprocess.run(
         [sys.executable, "-c", IN_ONE_PROCESS, *options, "--out", tmp_path / "run"],
         env=cli.environment(KERNEL_BENCH_PLUGINS=rmsnorm),
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    rows = json.loads(done.stdout)
+    assert {row["op"]: row["sizes"] for row in rows}["rmsnorm"] == "tokens, hidden" and len(rows) == 5
     (records,) = Journal(tmp_path / "run").finished().values()
     status = {r.impl: (r.status, undisturbed(r.reason)) for r in records if r.kind == "cell"}
     assert status == {"torch.naive": ("ok", "")}, (done.stdout, done.stderr)

@@ -1,6 +1,7 @@
 """What ops, implementations and configurations say of a case before it runs, in `figures/<op>.txt`: work,
 bytes, limits, reasons, and what the suite's own kernels choose. A wrong factor in a plan shows in a line."""
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -52,13 +53,17 @@ def of_row(row: Implementation, sizes: object) -> str:
     return f"{row.name}: " + (" ".join(f"{n}={v:.9g}" for n, v in figures.items() if v) or "fits")
 
 
+said = functools.cache(words)
+"""Of a configuration, which several architectures have."""
+
+
 def of_choice(row: Tunable, sizes: object) -> list[str]:
     """Features; by each architecture how many configurations have which value, and the choice by rule."""
     lines = [f"{row.name}: {row.features(sizes)}"]
     for arch, architecture in architectures().items():
         target = architecture.target
         configs = list(row.configurations(target, sizes))
-        values = Counter(word for config in configs for word in words(config).split())
+        values = Counter(word for config in configs for word in said(config).split())
         lines += [
             f"{row.name} {arch} {len(configs)}: " + " ".join(f"{w}:{n}" for w, n in sorted(values.items()))
         ]

@@ -207,7 +207,7 @@ def taken(op_name: str, text: str, boundary: str, place: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_vllms_source_is_right_interpreted() -> None:
-    found, stale, scaled, told, at = json.loads(run_interpreted(__file__).stdout.splitlines()[-1])
+    found, stale, scaled, told, at = json.loads(run_interpreted("all", __file__).stdout.splitlines()[-1])
     assert found == [["", ""]] * len(CASES)
     assert (stale[0], bool(stale[1])) == ("", True) and all(scaled), "a break is not seen"
     right, wrong = told[:-1], told[-1]

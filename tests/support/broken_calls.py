@@ -14,10 +14,7 @@ import pytest
 import torch
 
 from kernels.binding import Function
-from tests.support.recorded import is_empty
-
-MANY = 1 << 24
-"""Elements from which a tensor is a workspace, of which only the place matters."""
+from tests.support.recorded import LARGE, is_empty
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ INDICES = (torch.int32, torch.int64)
 
 
 def is_tensor(value: Any, *dtypes: torch.dtype) -> bool:
-    if not isinstance(value, torch.Tensor) or not 0 < value.numel() < MANY:
+    if not isinstance(value, torch.Tensor) or not 0 < value.numel() < LARGE:
         return False
     return value.dtype in dtypes if dtypes else True
 

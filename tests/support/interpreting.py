@@ -1,5 +1,5 @@
-"""Kernels in Triton's interpreter: whether it interprets is settled when Triton is imported, so a test file
-runs itself as a script in a process of its own, which prints what it found."""
+"""Kernels in Triton's interpreter: whether it interprets is settled when Triton is imported, so test files
+run as scripts in a process of their own, which prints what they found."""
 
 from __future__ import annotations
 
@@ -26,34 +26,36 @@ if TYPE_CHECKING:
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def run_interpreted(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The test file as a script, to its end."""
+def run_interpreted(part: str, *scripts: str) -> subprocess.CompletedProcess[str]:
+    """That part of test files, one after the other, to the end."""
     if not (support := interpreter_fits()).ok:
         pytest.skip(support.reason)
     path = os.pathsep.join(map(str, filter(None, (ROOT, os.environ.get("PYTHONPATH")))))
     environment = os.environ | INTERPRETER | ONE_THREAD | {"PYTHONPATH": path}
-    command = [sys.executable, "-m", __name__, script, *arguments]
+    command = [sys.executable, "-m", __name__, part, *scripts]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def found_interpreted(script: str, *arguments: str) -> list[Any]:
-    """What it prints, an object of JSON a line."""
-    done = run_interpreted(script, *arguments)
+def found_interpreted(part: str, *scripts: str) -> list[Any]:
+    """What they print, an object of JSON a line."""
+    done = run_interpreted(part, *scripts)
     assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-each_part = pytest.mark.parametrize(
-    "part", ["third", *(pytest.param(part, marks=pytest.mark.slow) for part in ("rest", "more"))]
-)
-"""Of a test file's cases: quick is each third one."""
+_slow_parts = pytest.mark.parametrize("part", ["rest", "more"])
+
+
+def each_part(test: Callable[[str], None]) -> Callable[[str], None]:
+    """Of a test file's cases those that are slow; tests/kernels/test_interpreted.py has each third one."""
+    return pytest.mark.slow(_slow_parts(test))
 
 
 def wrong_interpreted(script: str, part: str) -> list[Any]:
     """Its cases in which something is wrong, each with what is."""
-    found = found_interpreted(script, part)
+    found = found_interpreted(part, script)
     assert found
     return [case for case in found if any(case[1:])]
 
@@ -141,5 +143,7 @@ def patch_once_a_launch() -> None:
 
 if __name__ == "__main__":
     patch_once_a_launch()
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    _, part, *scripts = sys.argv
+    for script in scripts:
+        sys.argv = [script, part]
+        runpy.run_path(script, run_name="__main__")

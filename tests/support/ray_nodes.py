@@ -1,5 +1,6 @@
 """Nodes of a Ray cluster on this machine, each on its own core, that can be killed as a machine would die."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,8 @@ import tempfile
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.serving_processes import marked
 
 HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's other address
 MARK = "RAY_NODE_OF_A_TEST"
@@ -62,12 +65,13 @@ class RayNodes:
 
     def kill(self, name: str) -> None:
         """Kills all processes of a node at once."""
-        for pid in processes(self.marks.pop(name)):
-            _kill(pid, signal.SIGKILL)
+        for pid in marked(self.marks.pop(name), MARK):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def agents(self, name: str) -> list[int]:
         """Processes of drivers' agents on a node, without those of Ray."""
-        return [pid for pid in processes(self.marks[name]) if b"SleepingAgent" in _command(pid)]
+        return [pid for pid in marked(self.marks[name], MARK) if b"SleepingAgent" in _command(pid)]
 
     def close(self) -> None:
         for name in list(self.marks):
@@ -75,27 +79,8 @@ class RayNodes:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def processes(mark: str) -> list[int]:
-    """All processes that have the mark in their environment."""
-    marked = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                marked.append(int(process.name))
-        except OSError:
-            continue  # it has just ended
-    return marked
-
-
 def _command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

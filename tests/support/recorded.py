@@ -6,6 +6,8 @@ Operands hold small whole numbers and eighths, which all formats hold and all ar
 that what tensors hold does not depend on the CPU.
 """
 
+import copy
+import functools
 import hashlib
 import importlib.util
 import itertools
@@ -13,7 +15,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 
 import kernels
 from kernels.compose import bind
-from kernels.op import Implementation, Prepared
+from kernels.op import Implementation, Op, Prepared
 from kernels.operands import Operands, Seeds
 from kernels.platform import Platform
 from shapes.case import parse
@@ -127,8 +128,7 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
     how = {"heard": heard.call, "returned": heard.returned, "answers": answers}
     with case.lent(**how) as (here, libraries), launched(libraries), poisoned():
         sizes = case.sizes(here)
-        operands = op.operands(sizes, Seeds(0, 0), "cpu", case.boundary)
-        exact(operands, 0)
+        operands = copy.deepcopy(exact_operands(op, sizes, 0, case.boundary))
         out = None if row.allocates else op.empty_output(sizes, "cpu").fill_(torch.nan)
         for name, tensor in [*operands.tensors().items(), *([] if out is None else [("out", out)])]:
             heard.name(tensor, name)
@@ -141,8 +141,7 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
         heard.begin("call")
         called(operands, prepared)
         heard.result = heard.described(prepared.result())
-        further = op.operands(sizes, Seeds(0, 1), "cpu", case.boundary)
-        exact(further, 1)
+        further = exact_operands(op, sizes, 1, case.boundary)
         heard.begin("load")
         load(prepared, operands, further)
         if out is not None:
@@ -164,13 +163,21 @@ def launched(libraries: Libraries) -> Iterator[None]:
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
                 place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
-                return partial(StandIn(place, libraries), grid=grid)
+                return functools.partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
             for module in (aiter, deep_gemm, engines):
                 patch.setattr(module, "require_interpreter", lambda device: None)
             patch.setattr(engines, "_triton_let_in", nullcontext)
         yield
+
+
+@functools.lru_cache(maxsize=8)
+def exact_operands(op: Op, sizes: Any, live: int, boundary: str) -> Operands:
+    """Those of the rows of an op, most of which are recorded with the same sizes. They may not be changed."""
+    operands = op.operands(sizes, Seeds(0, live), "cpu", boundary)
+    exact(operands, live)
+    return operands
 
 
 def exact(operands: Operands, live: int) -> None:

@@ -13,12 +13,12 @@ SERVER = f"{sys.executable} -S {DOUBLES}/fake_server.py {{port}}"
 CLIENT = f"{sys.executable} -S {DOUBLES}/fake_client.py {{url}} {{result}} {{seed}}"
 
 
-def marked(mark: str) -> list[int]:
-    """The living ones."""
+def marked(mark: str, name: str = MARK) -> list[int]:
+    """The living processes that have the mark in their environment, under that name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            ours = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            ours = f"{name}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue

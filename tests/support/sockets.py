@@ -1,5 +1,6 @@
 """Addresses at which a process and all that it started listen for TCP (Linux)."""
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -28,18 +29,11 @@ def _address(words: str) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has just ended
-        children.setdefault(parent, []).append(int(process.name))
-    below, queue = [], [pid]
-    while queue:
-        for child in children.get(queue.pop(), []):
-            below.append(child)
-            queue.append(child)
+    below = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            for child in map(int, thread.read_text().split()):
+                below += [child, *_descendants(child)]
     return below
 
 

@@ -33,6 +33,8 @@ Answer = Callable[[Arguments], Any]
 """What a function returns for its arguments by name; of a function without a known signature, positions are
 named `0`, `1` and so on. Of a method also `self`."""
 
+parsed = functools.cache(signatures.parse)
+
 UNITS = 4
 """Compute units of the device that stands in."""
 
@@ -120,7 +122,7 @@ class StandIn:
         self.place, self.libraries, self.owner = place, libraries, owner
         text = libraries.places.get(place, "")
         if text and text != "(*args, **kwargs)":
-            self.__signature__ = signatures.parse(text)
+            self.__signature__ = parsed(text)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if signature := vars(self).get("__signature__"):

@@ -48,9 +48,7 @@ def on_cpu() -> Iterator[None]:
 
     def compiled(func: Any) -> CpuKernel:
         with tvm.target.Target("c"):
-            return CpuKernel(
-                compiling(func, target="c", target_host="c", execution_backend="cython")
-            )  # fmt: skip
+            return CpuKernel(compiling(func, target="c", target_host="c", execution_backend="cython"))
 
     def alloc(shape: tuple[int, ...], dtype: str) -> Any:
         return local(shape, wide(dtype))

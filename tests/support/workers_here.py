@@ -69,14 +69,14 @@ class WorkerHere:
         self.alive = False
 
 
-def use_workers_here(patch: pytest.MonkeyPatch, sample_s: float = 0.002) -> None:
+def use_workers_here(patch: pytest.MonkeyPatch) -> None:
     """Runs of this process start no other. Their samples are shorter, their rounds few, and calls rotate over
     few sets of operands, as for a small cache: nobody looks at the times. One call is profiled, not ten."""
     patch.setattr("harness.workers.worker.WorkerProcess", WorkerHere)
     patch.setattr("harness.workers.process.WorkerProcess", WorkerHere)
     patch.setattr("harness.run.case.last_level", lambda *_: 1 << 18)
     for module in (case, checks):
-        patch.setattr(module, "SAMPLE_S", sample_s)
+        patch.setattr(module, "SAMPLE_S", 0.002)
     patch.setattr(case, "Policy", functools.partial(Policy, blocks=8, max_rounds=5))
     patch.setattr("harness.workers.child.profile.CALLS", 1)
 

@@ -20,7 +20,7 @@ from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.link.calibration import Constants, Measured, Point, Value, learnt_constants
 from harness.serving.link.load import Load
-from harness.serving.link.model import System, uncalibrated, unsureness
+from harness.serving.link.model import Link, System, uncalibrated, unsureness
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 
@@ -162,18 +162,27 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
     if not servers:
         known = ", ".join(dict.fromkeys(series.kind for series in stored_series()))
         raise UsageError(f"no stored series is of that system; there are: {known}")
-    models = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
-    measured = {s: models[s.system].measured(s.points) for s in stored_series()}
+    measured = {series: _measured(series) for series in stored_series()}
     priors: dict[str, Constants] = {}
     found = []
     for name, of_server in servers.items():
-        kind, times = of_server[0].kind, models[of_server[-1].system].structure.where
+        kind, times = of_server[0].kind, _model(of_server[-1].system).structure.where
         if kind not in priors:
             priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
         rows = _rows({series: measured[series] for series in of_server}, priors[kind])
         left_out = next(filter(None, (series.left_out for series in of_server)), "")
         found.append(Validated(name, tuple(rows), times, left_out, of_server[0].system.drafts or 0))
     return Validation(tuple(found), _learnt(measured))
+
+
+@functools.cache
+def _model(system: System) -> Link:
+    return uncalibrated(system)
+
+
+@functools.cache
+def _measured(series: Series) -> list[Measured]:
+    return _model(series.system).measured(series.points)
 
 
 def _learnt(measured: dict[Series, list[Measured]]) -> Constants:

@@ -27,16 +27,17 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(cli, place):
+def finished(place):
     """A run of two that can run and one whose library is missing, with all its outputs."""
     (place / "plugin.py").write_text(PLUGIN)
     (place / "tmp").mkdir()
-    done = cli(
-        *("run", "--op", "mla_decode", *TINY, "--impl", "torch.sdpa,torch.naive,elsewhere.*"),
-        *("--out", place / "run", "--json", "-", "--csv", place / "cells.csv"),
-        KERNEL_BENCH_PLUGINS=place / "plugin.py",
-        TMPDIR=place / "tmp",
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place / "tmp"))
+        done = run_here(
+            *("--op", "mla_decode", *TINY, "--impl", "torch.sdpa,torch.naive,elsewhere.*"),
+            *("--out", place / "run", "--json", "-", "--csv", place / "cells.csv"),
+            plugin=place / "plugin.py",
+        )
     assert done.returncode == 0, done.stderr
     return done
 

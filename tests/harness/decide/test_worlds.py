@@ -20,7 +20,7 @@ def decided(of: World, **options: float) -> Decision:
 
 def test_what_is_chosen_is_near_the_best_and_its_interval_holds_the_truth():
     outside, regrets = 0, []
-    for of in map(world, range(1000, 1012)):
+    for of in map(world, range(1000, 1006)):
         decision = decided(of)
         regrets.append(of.regret(decision.chosen))
         if gain := decision.gain:
@@ -33,7 +33,7 @@ def test_what_is_chosen_is_near_the_best_and_its_interval_holds_the_truth():
 
 def test_where_all_are_equal_it_is_left():
     # Without a margin the error of all verdicts together is what keeps it.
-    assert not any(decided(world(seed, equal=True), margin=0.0).chosen for seed in range(2000, 2010))
+    assert not any(decided(world(seed, equal=True), margin=0.0).chosen for seed in range(2000, 2005))
 
 
 @pytest.mark.slow

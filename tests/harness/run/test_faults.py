@@ -130,6 +130,7 @@ def test_a_worker_killed_in_a_turn_and_retried(cli, start, waiting):
     assert len(read.load(out)) == 6
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_a_worker_hangs_leaves_none(start, waiting):
     run = start(
         *(*SMALL, "--case", "batch=2 ctx=5..20", "--impl", "waiting.*,torch.sdpa"),

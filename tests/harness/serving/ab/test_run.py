@@ -72,12 +72,6 @@ def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_p
     assert len(warm) == 3 and not warm & {f"seed {seed}" for _, seed in seeds}, "other prompts before"
 
 
-def test_servers_that_are_launched_alike_are_called_an_a_a(run):
-    found, _ = run(plan_of(slow=" ", pairs=1))
-    assert "launched alike: an A/A" in found["findings"][0]
-    assert verdicts(found)["tpot"] == "unclear", "one pair says nothing"
-
-
 def test_a_fault_costs_its_pair_which_is_made_again_and_no_more(run, tmp_path):
     """In both launches that are thrown away there is none; then one in each attempt but the last."""
     server, client = tmp_path / "server", tmp_path / "client"
@@ -112,7 +106,11 @@ def test_what_fails_in_the_first_launch_ends_it_in_one_line(run, values, why):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_stranger_that_answers_on_the_port_is_not_measured(run, tmp_path, monkeypatch):
+def test_a_stranger_on_the_port_is_not_measured_and_servers_launched_alike_are_an_a_a(
+    run, tmp_path, monkeypatch
+):
+    """The plan's port is held by another A/B, so that the first server takes another one."""
+
     class Stranger(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -133,12 +131,16 @@ def test_a_stranger_that_answers_on_the_port_is_not_measured(run, tmp_path, monk
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        found, said = run(plan_of(f" --modes {modes}", pairs=1))
-        assert found["pairs"] == 1 and "another process, not this server, answers on port" in said
+        with held_port(PORT) as taken:
+            found, said = run(plan_of(f" --modes {modes}", slow=" ", pairs=1))
     finally:
         strangers[0].shutdown()
         strangers[0].server_close()
         thread.join()
+    assert found["pairs"] == 1 and "another process, not this server, answers on port" in said
+    assert f"port {taken} is taken by another process: base takes " in said
+    assert "launched alike: an A/A" in found["findings"][0]
+    assert verdicts(found)["tpot"] == "unclear", "one pair says nothing"
 
 
 def test_a_port_that_is_taken_is_left_alone():
@@ -151,13 +153,6 @@ def test_a_port_that_is_taken_is_left_alone():
             assert port < first < second
         with held_port(first) as again:
             assert again == first
-
-
-def test_a_second_a_b_on_the_same_port_says_so_and_takes_another(run):
-    with held_port(PORT) as taken:
-        found, said = run(plan_of(pairs=1))
-    assert found["pairs"] == 1
-    assert f"port {taken} is taken by another process: base takes " in said
 
 
 def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, mark):

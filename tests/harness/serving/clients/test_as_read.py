@@ -62,7 +62,7 @@ def test_a_value_made_wrong_is_left_out_and_changes_no_other(tmp_path, name):
     path.write_text(json.dumps(content))
     whole = [shapes(run) for run in load(path)]
     places = list(leaves(content)) + [(key,) for key in (content if isinstance(content, dict) else ())]
-    places = places[:: 1 + len(places) // 30]
+    places = places[:: 1 + len(places) // 15]
     for where, wrong in zip(places, itertools.cycle(WRONG)):
         broken = copy.deepcopy(content)
         place(broken, where, wrong)

@@ -8,7 +8,6 @@ transformers finds a `kernels` of no version that it accepts, and works without 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import sys
@@ -45,10 +44,14 @@ def _find() -> Path | None:
     return None
 
 
-@functools.cache
 def _load(alias: str, folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(alias, folder / "__init__.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, folder / "__init__.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[alias] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[alias]
+            raise
+    return sys.modules[alias]

@@ -36,7 +36,7 @@ AITER_TABLES = (
 )  # fmt: skip
 
 TABLES = {
-    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", *AITER_TABLES),
+    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
     "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
 }
 """Settings that change whether and where an engine and its libraries look for tuned tables."""

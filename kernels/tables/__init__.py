@@ -47,4 +47,5 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.text}"
+        text = f"{place}: {self.text}"
+        return "".join(each if each.isprintable() else "?" for each in text)  # a cell may hold a line break

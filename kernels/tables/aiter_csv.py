@@ -5,6 +5,7 @@ Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
 import math
@@ -147,6 +148,22 @@ def rows_here(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows, the first here,"
 
 
+def _lines(text: str, count: int) -> tuple[list[int], list[bool]]:
+    """For each of `count` rows of a CSV the number of its line, and whether it has too few cells. The numbers
+    are 0 where lines and rows cannot be matched."""
+    try:
+        reader = csv.reader(io.StringIO(text))
+        lines = []
+        for cells in reader:
+            if len(cells) > 1 or "".join(cells).strip(" \t"):  # pandas leaves out lines of blanks
+                lines.append((reader.line_num, len(cells)))
+    except csv.Error:
+        lines = []
+    if len(lines) != count + 1:
+        return [0] * count, [False] * count
+    return [number for number, _ in lines[1:]], [cells < lines[0][1] for _, cells in lines[1:]]
+
+
 class Table:
     """The merged files of a family."""
 
@@ -205,12 +222,11 @@ class Table:
             return None
         if absent := [c for c in (*self.family.numbers, *self.family.texts) if c not in typed]:
             self._say(name, 1, f"has no column {', '.join(absent)}: its {len(typed)} rows are never found")
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        header, rows = lines[0][1], lines[1 : len(typed) + 1]
-        numbers = texts[LINE].astype(int) if LINE in texts else [number for number, _ in rows]
-        short = [line.count(",") < header.count(",") for _, line in rows]
+        numbers, short = _lines(text, len(typed))
+        if LINE in texts:
+            numbers = pandas.to_numeric(texts[LINE], errors="coerce").fillna(0).astype(int).tolist()
         if any(short):
-            first, count = list(numbers)[short.index(True)], sum(short)
+            first, count = numbers[short.index(True)], sum(short)
             self._say(name, first, f"{rows_here(count)} cut short: AITER reads the missing cells as nan")
         texts = texts.fillna("").assign(**{LINE: numbers, SHORT: short})
         # AITER fills a column that a file does not have with 0.

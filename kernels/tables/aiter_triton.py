@@ -7,7 +7,9 @@ Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kernels.tables import Entry, Found, Problem
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
     from kernels.tuning import Target
 
+SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
 BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""The M of the buckets M_LEQ_ and M_GEQ_ (`STANDARD_M_BOUNDS`)."""
+"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
@@ -32,11 +35,20 @@ def places(arch: str, name: str) -> list[tuple[str, str]]:
     return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
 
 
+def bounds_of(files: Files) -> tuple[int, ...]:
+    """The M of the buckets, as this copy's source has them."""
+    try:
+        said = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", files.text(SOURCE))
+    except TableError:
+        return BOUNDS
+    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
+
+
 class TritonTables:
     """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
     def __init__(self, files: Files) -> None:
-        self._files = files
+        self._files, self._bounds = files, bounds_of(files)
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = defaultdict(set)
@@ -67,10 +79,10 @@ class TritonTables:
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
-        for bound in BOUNDS:
+        for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
-        for bound in reversed(BOUNDS):
+        for bound in reversed(self._bounds):
             if m >= bound and f"M_GEQ_{bound}" in buckets:
                 return f"M_GEQ_{bound}"
         return "any"
@@ -95,6 +107,8 @@ class TritonTables:
                 self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
                 self._say(file, f"is not JSON: {error.msg}", error.lineno)
+            except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+                self._say(file, f"is not JSON: {type(error).__name__}")
         return self._read[file]
 
     def _say(self, file: str, text: str, line: int = 0) -> None:
@@ -108,7 +122,9 @@ class TritonTables:
             stems = [stem for stem, _ in places(target.arch, name)]
             for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
                 shaped = [file for end in sorted(asked) if self._files.has(file := stem + end)]
-                if shaped and stem != used:
+                if shaped and stem == used:
+                    found += self._short(shaped)
+                elif shaped:
                     text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
             foreign = [
@@ -120,6 +136,14 @@ class TritonTables:
                 text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
                 found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
+
+    def _short(self, shaped: list[str]) -> Iterator[Problem]:
+        """Files without a bucket for large M, at which a call raises."""
+        for file in shaped:
+            buckets = (self._json(file) or ({"any": 0}, ""))[0]
+            if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
+                most = max((bound for bound in self._bounds if f"M_LEQ_{bound}" in buckets), default=0)
+                yield Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
 
 
 def _files(names: list[str]) -> str:

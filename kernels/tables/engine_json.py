@@ -95,6 +95,11 @@ RULES: Mapping[str, Rules] = {
 
 IMPOSSIBLE = "AMD_Instinct_MI3(00|08|25)X?_OAM"
 """Device names that no driver reports (_ROCM_DEVICE_ID_NAME_MAP of vLLM's platforms/rocm.py)."""
+INVARIANT: Config = {
+    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
+}  # fmt: skip
+"""What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
+
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
@@ -102,17 +107,21 @@ NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*
 class EngineTables:
     """The tables of one engine.
 
-    The variables VLLM_TUNED_CONFIG_FOLDER and SGLANG_MOE_CONFIG_DIR have their effect. With
-    VLLM_BATCH_INVARIANT=1 vLLM uses no table, and SGLang none with --enable-deterministic-inference or
-    torch.compile; these are not known here.
+    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
+    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
+    here.
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
-        """engine: one of RULES"""
+        """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
         self._own = None if own is None else Path(own, *self._rules.below)
+        invariant = environment.get("VLLM_BATCH_INVARIANT", "0") if engine == "vllm" else "0"
+        if invariant not in ("0", "1"):
+            raise TableError(f"VLLM_BATCH_INVARIANT={invariant}: vllm takes 0 or 1")
+        self._invariant = invariant == "1"
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}  # names of files that were looked up, in order
 
@@ -122,6 +131,8 @@ class EngineTables:
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
+        if self._invariant:
+            return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._files.has(file):
             return Found(file, None, fallback)
         table = self._load(file)
@@ -150,6 +161,8 @@ class EngineTables:
         name = self._name(target, f"E={experts},N={inter}")
         shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
+        if self._invariant:
+            return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         try:
             up, down = (
                 self._load(place) if each and (place := next(self._places(target, each), None)) else None
@@ -201,7 +214,7 @@ class EngineTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the files of the shapes that were looked up, one problem for each kind and
         folder."""
-        kinds = {name[0] for name in self._asked}
+        kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
         if "E" in kinds:
             found += self._of_moe(self._device(target, is_moe=True))
@@ -506,6 +519,8 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
         return Configurations(file, broken=reason, line=error.lineno)
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        return Configurations(file, broken=f"not JSON: {type(error).__name__}")
     if not isinstance(whole, dict):
         return Configurations(file, broken="not a JSON object")
     triton = str(whole.pop("triton_version", "")) if says_triton else ""

@@ -47,6 +47,8 @@ class TableError(ValueError):
 def _read(path: Path, name: str) -> str:
     """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise TableError("is not a regular file", name)  # reading a pipe may never end
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise TableError(error.strerror or str(error), name) from None

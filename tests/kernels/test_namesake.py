@@ -170,6 +170,26 @@ def test_without_it_or_with_another_package_of_its_name(tmp_path, code, error):
     assert error in python(code, tmp_path).stderr
 
 
+def test_one_that_cannot_be_imported_says_so_each_time(tmp_path):
+    broken = {
+        "kernels/__init__.py": "get_kernel = 1\nimport kernels\nraise OSError('no such library')",
+        "kernels/layer/__init__.py": "",
+    }
+    write(tmp_path, broken)
+    code = """
+import kernels
+
+for _ in range(2):
+    try:
+        from kernels import get_kernel
+    except OSError as error:
+        assert "no such library" in str(error), error
+    else:
+        raise AssertionError("a half of it was given out")
+"""
+    run(code, tmp_path)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.slow
 def test_transformers_works_with_it(namesake):

@@ -5,6 +5,7 @@ What is expected is what AITER's own functions gave on its files and on such dou
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -303,6 +304,22 @@ def test_a_fault_is_one_line(tmp_path, fault):
     found = tables.gemm(MI300X, 48, 2112, 7168)
     assert (found.entry and found.entry.us) == us
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
+
+
+@pytest.mark.parametrize("line", ["\x0c", "\xa0", '"a\n\nb",1', "\t"])
+def test_lines_that_pandas_and_others_count_differently(tmp_path, line):
+    tables = checkout(tmp_path, {MODEL: f"{csv(GOOD)}{line}\n"})
+    found = tables.gemm(MI300X, 48, 2112, 7168)
+    assert (found.entry.us, found.entry.line) == (15.8, 2)
+    assert all(str(each).isprintable() for each in problems(tables))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "mine.csv"
+    os.mkfifo(pipe)
+    tables = AiterTables(checkout(tmp_path / "package", {}).files, {"AITER_CONFIG_FMOE": str(pipe)})
+    assert tables.moe(MI300X, 64, 7168, 256, 256, 8).entry is None
+    assert any("is not a regular file" in str(each) for each in problems(tables))
 
 
 def test_files_without_gfx(tmp_path):
@@ -635,6 +652,18 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     assert not any("preshuffled" in each for each in said)
     foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
     assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
+    assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
+
+
+def test_the_bounds_of_buckets_are_read_in_the_source(tmp_path):
+    source = {"aiter/ops/triton/utils/gemm_config_utils.py": "STANDARD_M_BOUNDS = (4, 8)"}
+    shaped = {"M_LEQ_1": bucket(1), "M_LEQ_4": bucket(4), "any": bucket(9)}
+    files = {f"{FLAT}.json": "{}", f"{FLAT}-N=512-K=512.json": json.dumps(shaped)}
+    found = {
+        m: checkout(tmp_path / str(m), files | more).triton.gemm(MI300X, 1, 512, 512).entry.m
+        for m, more in ((4, source), (1, {}))
+    }
+    assert found == {4: 4, 1: 1}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"any": 3}', b"\xff\xfe\x00", '{"M_LEQ_64": []}'])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tables.engine_json import RULES, EngineTables, parse
-from kernels.tables.files import Files
+from kernels.tables.files import Files, TableError
 from kernels.tuning import Target
 
 MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X", triton="3.4.0")
@@ -196,6 +196,8 @@ FAULTS = {
     "truncated": (table()[:200], "stops: not JSON: Unterminated string starting at"),
     "empty": ("", "stops: empty, which is not JSON"),
     "no object": ("[1]", "stops: not a JSON object"),
+    "deep": ("[" * 100_000, "stops: not JSON: RecursionError"),
+    "long": ('{"1": ' + "9" * 5000 + "}", "stops: not JSON: ValueError"),
     "byte order mark": ("\ufeff" + table(), "stops: not JSON: Unexpected UTF-8 BOM"),
     "UTF-16": (table().encode("utf-16"), "stops: not UTF-8"),
     "triton_version": (
@@ -377,6 +379,21 @@ def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):
     assert [line.partition("json: ")[2] for line in said(read)] == [
         "Permission denied; vllm stops where it loads this; 1 more like it"
     ]
+
+
+def test_batch_invariance_takes_no_table(tables, tmp_path):
+    files = {
+        f"{RULES['vllm'].moe}/{moe_name('vllm', 'AMD_Instinct_MI300X')}": table(),
+        f"{RULES['vllm'].gemm}/{gemm_name('vllm', 'AMD_Instinct_MI300X')}": table(),
+    }
+    tables("vllm", files)
+    package = Files("vllm", tmp_path)
+    invariant = EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "1"})
+    assert invariant.gemm(MI300X, 1, 512, 7168).fallback == "64x128x128 group 32, 4 warps, 2 stages"
+    assert invariant.moe(MI300X, 1, 256, 256).fallback == "64x64x32 group 8, SPLIT_K 1"
+    assert EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "0"}).moe(MI300X, 1, 256, 256).entry
+    with pytest.raises(TableError, match="VLLM_BATCH_INVARIANT=yes: vllm takes 0 or 1"):
+        EngineTables("vllm", package, {"VLLM_BATCH_INVARIANT": "yes"})
 
 
 @pytest.mark.parametrize("engine", RULES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
 import typing
 from abc import ABC, abstractmethod
@@ -114,6 +113,7 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
     """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
     evenly for any n. offset: where the list begins, as a share of the count."""
     golden = 0.5 * (5**0.5 - 1)
+    # Steps repeat some numbers and miss others. The missed ones follow at the end.
     steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
@@ -135,8 +135,13 @@ def affordable(
     least one. None where that is all of them. flops: of a row, called in this order; width: elements of a
     row."""
     rows = list(dict.fromkeys(order))
-    spent = itertools.accumulate(map(flops, rows))
-    paid = sum(1 for _ in itertools.takewhile(lambda total: total <= max_flops, spent))
+    spent = 0.0
+    paid = 0
+    for row in rows:
+        spent += flops(row)
+        if spent > max_flops:
+            break
+        paid += 1
     kept = rows[: max(1, min(paid, rows_kept(len(rows), width)))]
     return sorted(kept) if len(kept) < len(rows) else None
 
@@ -208,8 +213,11 @@ class Prepared:
         self.stationary: Any = None
         """What further sets of operands share: what the declaration's `stationary` made of them; of a call
         that kernels/compose.py composed, its inner call."""
-        self._call, self._inputs, self._after_load = call, inputs, after_load
-        self._result, self._picked = result, picked
+        self._call = call
+        self._inputs = inputs
+        self._after_load = after_load
+        self._result = result
+        self._picked = picked
         self._returned: Any = None
         self._called = False
 
@@ -248,16 +256,16 @@ class Prepared:
 
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
-        result = self._result
-        if callable(result):
-            result = result(self._returned)
-        elif result is None:
-            result = self._returned if self.out is None else self.out
-        if result is None:
+        output = self._returned if self.out is None else self.out
+        if callable(self._result):
+            output = self._result(self._returned)
+        elif self._result is not None:
+            output = self._result
+        if output is None:
             raise TypeError(
                 f"{named(self._call or self.call)} gets no `out` to write, and returned no output"
             )
-        return result
+        return cast("torch.Tensor", output)
 
     def picked(self) -> str:
         """What the library chose to run, where it tells; for the record."""
@@ -299,15 +307,15 @@ class Implementation:
     activations: ClassVar[str] = "bf16"
     # Its call rounds to bf16 toward zero, so that its limits are those of an error twice as large.
     truncates: ClassVar[bool] = False
-    # The library allocates its own output: `out` is then None, and never poisoned.
+    # The library allocates its own output: `out` is then None.
     allocates: ClassVar[bool] = False
     # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
     # For the memory plan: a name for the layout. Implementations of a runtime with the same name share one
     # copy of the stationary operands in it; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
-    # Sets share all that was made of the same stationary operands: preparing a call on other live operands
-    # costs next to nothing, so that a serving engine can call it.
+    # `prepare_turn` takes over all that `prepare` made of the stationary operands. So a call on other live
+    # operands is prepared in almost no time, and a serving engine under test can call this implementation.
     rebinds: ClassVar[bool] = False
     # A compiler writes another program for each size: the answers at one size say nothing of another.
     per_size: ClassVar[bool] = False
@@ -356,8 +364,6 @@ class Implementation:
         """Whether it runs this case on this platform."""
         sizes = OPS[self.op].sizes(case.sizes)
         interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
-        size, unit = (1, "s") if interpreted_s < 120 else (60, "min") if interpreted_s < 7200 else (3600, "h")
-        takes = f"about {interpreted_s / size:.0f} {unit}"
         return Support.all_of(
             as_support(self.available(platform), named(self.available)),
             need(
@@ -367,7 +373,7 @@ class Implementation:
             as_support(self.fits(sizes), named(self.fits)),
             need(
                 interpreted_s <= INTERPRETED_S,
-                f"interpreting one call would take {takes}: suite `smoke` checks it",
+                f"interpreting one call would take about {_duration(interpreted_s)}: suite `smoke` checks it",
             ),
         )
 
@@ -398,16 +404,27 @@ class Implementation:
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further one of the sets that calls rotate over. It may share the layouts that `first`,
-        which was prepared on the first set, made of the same stationary operands."""
+        """Prepares the call on another of the sets of operands that calls rotate over.
+
+        first: the call that was prepared on the first set. Where the stationary operands are the same, the
+               new call may use the layouts that were made of them for `first`
+        """
         return self.prepare(operands, out)
 
 
-REQUIREMENTS = ("available", "fits", "supports")
-"""Methods that a declaration adds to: what the base class requires is required as well."""
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
 
-ANSWERS = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
-"""Methods that a declaration replaces."""
+
+REQUIREMENTS = ("available", "fits", "supports")
+"""Methods to which a declaration adds a condition: that of the base class must hold as well."""
+
+REPLACED = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
+"""Methods in whose place a declaration puts its own."""
 
 
 def implementation(
@@ -426,8 +443,8 @@ def implementation(
     base:       says what all rows of a library share
     stationary: brings the stationary operands into the library's layout. The function gets the result as its
                 third argument; all sets of operands with the same stationary tensors share it
-    overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
-                methods, without `self`: see REQUIREMENTS and ANSWERS
+    overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions, without `self`, for
+                its methods: see REQUIREMENTS and REPLACED
 
     Raises TypeError, in one line, for a declaration that cannot be right.
     """
@@ -435,32 +452,41 @@ def implementation(
 
     def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
         source = f"{name}: {named(function)}"
-        taken = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
-        _check_parameters(function, taken, source)
-
-        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
-            given = function(operands, out) if stationary is None else function(operands, out, made)
-            bound = as_prepared(given, source, operands, out)
-            bound.stationary = made
-            return bound
-
-        def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
-            return prepared(operands, out, None if stationary is None else stationary(operands))
-
-        def prepare_turn(
-            self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
-        ) -> Prepared:
-            shares = first is not None and operands.same_stationary(first.operands)
-            if first is None or not shares or type(self).prepare is not prepare:  # a subclass has its own
-                return self.prepare(operands, out)
-            return prepared(operands, out, first.stationary)
-
+        parameters = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
+        _check_parameters(function, parameters, source)
         members = {member: _member(base, member, value) for member, value in overrides.items()}
-        members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
+        members |= _preparing(function, stationary, source)
         members |= {"__doc__": function.__doc__, "__module__": function.__module__, "__wrapped__": function}
-        return type(function.__name__, (base,), members)
+        return type(function.__name__, (base,), {"name": name, **members})
 
     return declare
+
+
+def _preparing(
+    function: Callable[..., Call | Prepared], stationary: Callable[[Any], object] | None, source: str
+) -> dict[str, object]:
+    """The methods `prepare` and `prepare_turn` of a declared class. source: names the function in errors"""
+
+    def call_on(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
+        """made: what `stationary` made of the stationary operands"""
+        returned = function(operands, out) if stationary is None else function(operands, out, made)
+        prepared = as_prepared(returned, source, operands, out)
+        prepared.stationary = made
+        return prepared
+
+    def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
+        made = None if stationary is None else stationary(operands)
+        return call_on(operands, out, made)
+
+    def prepare_turn(
+        self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
+    ) -> Prepared:
+        is_overridden = type(self).prepare is not prepare  # by a subclass of the declared class
+        if first is None or is_overridden or not operands.same_stationary(first.operands):
+            return self.prepare(operands, out)
+        return call_on(operands, out, first.stationary)
+
+    return {"prepare": prepare, "prepare_turn": prepare_turn}
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
@@ -476,15 +502,19 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 
     @functools.wraps(kernel, assigned=("__name__", "__qualname__"), updated=())
     def prepare(operands: Operands, out: Any) -> Call | Prepared:
-        first = kernel(operands, out)
-        if callable(first) or isinstance(first, Prepared):
-            return cast("Call | Prepared", first)
-        returned: list[Any] = [None]
+        answer = kernel(operands, out)
+        if callable(answer) or isinstance(answer, Prepared):
+            return cast("Call | Prepared", answer)
+        output: Any = None  # what the last call returned
 
         def call() -> None:
-            returned[0] = kernel(operands, out)
+            nonlocal output
+            output = kernel(operands, out)
 
-        return Prepared(operands, out, call, result=lambda _: out if returned[0] is None else returned[0])
+        def result(_: object) -> Any:
+            return out if output is None else output
+
+        return Prepared(operands, out, call, result=result)
 
     name = f"yours.{getattr(kernel, '__name__', 'kernel')}"
     return implementation(name, requires="torch", op=op, boundaries=(boundary,))(prepare)
@@ -507,30 +537,32 @@ def _check_declaration(name: object, base: object, overrides: Mapping[str, Any])
     mistake = f"implementation {name!r}"
     if not (isinstance(base, type) and issubclass(base, Implementation)):
         raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
-    annotated = {name for each in base.__mro__ for name in vars(each).get("__annotations__", {})}
-    known = {*dir(base), *annotated} - {"name", "prepare", "prepare_turn", "require"}
-    known = {member for member in known if not member.startswith("_")}
+    members = set(dir(base))
+    for ancestor in base.__mro__:
+        members.update(vars(ancestor).get("__annotations__", {}))
+    members -= {"name", "prepare", "prepare_turn", "require"}
+    known = {member for member in members if not member.startswith("_")}
     for member, value in overrides.items():
         if member not in known:
             others = ", ".join(sorted(known))
             raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
-        if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
+        if member in (*REQUIREMENTS, *REPLACED) and not callable(value):
             raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
     """A member of a class that a declaration makes: the attribute, or a method that calls the function."""
-    if member not in (*REQUIREMENTS, *ANSWERS):
-        return value
 
-    def method(self: Implementation, *given: Any) -> Any:
-        answer = value(*given)
-        if member not in REQUIREMENTS:
-            return answer
-        answer = as_support(answer, f"{member} of {self.name}, {named(value)},")
-        return Support.all_of(getattr(base, member)(self, *given), answer)
+    def replaced(self: Implementation, *arguments: Any) -> Any:
+        return value(*arguments)
 
-    return method
+    def required(self: Implementation, *arguments: Any) -> Support:
+        answer = as_support(value(*arguments), f"{member} of {self.name}, {named(value)},")
+        return Support.all_of(getattr(base, member)(self, *arguments), answer)
+
+    if member in REQUIREMENTS:
+        return required
+    return replaced if member in REPLACED else value
 
 
 @functools.cache
@@ -587,8 +619,10 @@ class Op(ABC):
 
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:
         """Sizes as the texts of cases and records say them."""
-        default = {field.name: field.default for field in fields(sizes) if field.name in self.unsaid}
-        said = {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        said = asdict(sizes)
+        for field in fields(sizes):
+            if field.name in self.unsaid and said[field.name] == field.default:
+                del said[field.name]
         if self.fp8_where and said[self.fp8_where] != "fp8":
             del said["fp8"]
         return said

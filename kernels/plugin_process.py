@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
+from kernels.op import OPS, REPLACED, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
 from kernels.support import Mistaken, as_support
 
@@ -102,8 +102,8 @@ class PluginProcess:
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and ANSWERS ask
-    its process. Only a worker can prepare it."""
+    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and REPLACED ask its
+    process. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""
@@ -112,7 +112,7 @@ class PluginImplementation(Implementation):
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
         for fact in FACTS:
             setattr(self, fact, facts[fact])
-        for method in (*REQUIREMENTS, *ANSWERS):
+        for method in (*REQUIREMENTS, *REPLACED):
             setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:

@@ -149,7 +149,8 @@ class SplitK(SuiteTriton):
         parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        a, b = prepared.bits(operands.a_q), prepared.bits(operands.b_q)
+        a = prepared.readable(operands.a_q)
+        b = prepared.readable(operands.b_q)
         is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
         if config.tma:
             rows = config.rows // 2 if config.halves else config.rows

@@ -131,7 +131,10 @@ class Grouped(SuiteTriton):
         h_q, h_scale = empty(pairs, inter, dtype=o.w13.dtype), empty(pairs, steps)
         h_written = prepared.rounded_later(h_q)
         given = empty(0 if config.by_token else pairs, hidden, dtype=narrow)
-        x_q, h_read, w13, w2 = (prepared.bits(codes) for codes in (o.x_q, h_q, o.w13, o.w2))
+        x_q = prepared.readable(o.x_q)
+        h_read = prepared.readable(h_q)
+        w13 = prepared.readable(o.w13)
+        w2 = prepared.readable(o.w2)
 
         product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
         shared: dict[str, Any] = {

@@ -153,7 +153,9 @@ class FlashVarlen(SuiteTriton):
 
         prepared, launches = ConfiguredPrepared(operands, out), list[Call]()
         o, sizes, device = operands, operands.sizes, out.device
-        q, k, v = prepared.bits(o.q), prepared.bits(o.k), prepared.bits(o.v)
+        q = prepared.readable(o.q)
+        k = prepared.readable(o.k)
+        v = prepared.readable(o.v)
         # How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
         # columns each of them gets at a time.
         threads, run = (64 // config.instruction, 4) if config.instruction else (4, 2)

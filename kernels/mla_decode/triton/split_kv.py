@@ -186,7 +186,9 @@ class SplitKv(SuiteTriton):
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
 
         prepared, o = ConfiguredPrepared(operands, out), operands
-        rows, xcds, kv = rows_of(o.sizes), XCDS.get(target.kind, 1), prepared.bits(o.kv)
+        rows = rows_of(o.sizes)
+        xcds = XCDS.get(target.kind, 1)
+        kv = prepared.readable(o.kv)
         blocks = math.ceil(rows / config.heads)
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.

@@ -51,7 +51,10 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
     is assumed to be without."""
     flags: str = ""
-    """Flags and variables that must be set; empty where none must."""
+    """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
+    none."""
+    fails: bool = False
+    """Whether the server does not start, or ends at the first request."""
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -63,15 +66,11 @@ class EngineDefault:
                 name = word.lstrip("-")
                 found[name] = ""
             elif "=" in word:
-                variable, _, found[variable] = word.partition("=")
+                variable, _, value = word.partition("=")
+                found[variable] = value
             else:
                 found[name] = word
         return found
-
-    @property
-    def fails(self) -> bool:
-        """Whether the server does not start, or ends at the first request."""
-        return not self.row and "the server fails" in self.why
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
@@ -92,15 +91,12 @@ def _read(engine: str) -> dict[str, Any]:
 @functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
     """All entries of an engine, in the file's order."""
-    read = _read(engine)
-    return tuple(
-        EngineDefault(
-            **entry
-            | {"engine": engine, "version": read["version"]}
-            | {name: tuple(entry.get(name, ())) for name in ("archs", "when")}
-        )
-        for entry in read["default"]
-    )
+    data = _read(engine)
+    entries = []
+    for entry in data["default"]:
+        fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
+        entries.append(EngineDefault(engine=engine, version=data["version"], **fields))
+    return tuple(entries)
 
 
 def triton(engine: str) -> str:
@@ -114,7 +110,10 @@ def archs(engine: str) -> list[str]:
 
 def kind(arch: str) -> str:
     """The kind of an architecture: `cuda`, `rocm` or `cpu`; empty if unknown."""
-    return next((kind for start, kind in KINDS.items() if arch.startswith(start)), "")
+    for prefix, kind in KINDS.items():
+        if arch.startswith(prefix):
+            return kind
+    return ""
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
@@ -130,12 +129,13 @@ def default(
 
     given: the variables and flags that are set, as in `EngineDefault.settings`
     """
-    holding = [
-        entry
-        for entry in entries(engine, op, arch)
-        if entry.settings.items() <= given.items() and entry.holds(sizes)
-    ]
-    return max(holding, key=lambda entry: len(entry.settings), default=None)
+    chosen: EngineDefault | None = None
+    for entry in entries(engine, op, arch):
+        if not entry.settings.items() <= given.items() or not entry.holds(sizes):
+            continue
+        if chosen is None or len(entry.settings) > len(chosen.settings):
+            chosen = entry
+    return chosen
 
 
 def choices(
@@ -147,8 +147,12 @@ def choices(
     given: as in `default`
     """
     try:
-        every = asdict(OPS[op].sizes(sizes))
+        all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):
         return {}
-    found = {engine: default(engine, op, arch, every, given) for engine in engines()}
-    return {engine: choice for engine, choice in found.items() if choice}
+    chosen = {}
+    for engine in engines():
+        choice = default(engine, op, arch, all_sizes, given)
+        if choice:
+            chosen[engine] = choice
+    return chosen

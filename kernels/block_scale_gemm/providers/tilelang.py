@@ -49,4 +49,4 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
     sources = "kernels.block_scale_gemm.providers.tilelang_jit"
     kernel = TileLang.compiled(sources, "scaled_product", *o.b_q.shape, fp8, *tile)
-    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)
+    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, method_of=kernel)

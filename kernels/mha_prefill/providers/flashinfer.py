@@ -79,8 +79,8 @@ class Fa2(FlashInfer):
         backend = self.name.removeprefix("flashinfer.")
         wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
         scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
-        bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
-        return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, of=wrapper, **scales)
+        bound(plan, o, out, method_of=wrapper, o_data_type=out.dtype, **lengths)()
+        return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, method_of=wrapper, **scales)
 
 
 class Fa3(Fa2):

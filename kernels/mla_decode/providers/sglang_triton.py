@@ -81,7 +81,9 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
     counts = torch.empty(batch, dtype=torch.int32, device=device)
     launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
     given = (counts, o.lengths, batch, 1, heads, 1, most, cores)
-    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=max(256, power_of_two(batch)), uneven_batch_ptr=uneven)()
+    SCHEDULE.bind(
+        *given, method_of=launched, MAX_NUM_SEQ=max(256, power_of_two(batch)), uneven_batch_ptr=uneven
+    )()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return layouts.bound(
         DECODE,

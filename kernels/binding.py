@@ -149,20 +149,16 @@ class Function(Symbol):
         if signature is None:
             return ""
         wishes = {*self.wishes} - self.lacks(signature)
-        # The values do not matter here: only the number and the names of the arguments are checked.
-        by_position = [None] * self.positions
-        by_name = dict.fromkeys([*self.needs, *wishes])
+        by_position = [None] * self.positions  # only the number and the names of arguments are checked
         try:
-            signature.bind(*by_position, **by_name)
+            signature.bind(*by_position, **dict.fromkeys([*self.needs, *wishes]))
         except TypeError as error:
-            name = self.places[0].rpartition(".")[2]
-            return f"{name} {str(error).removeprefix('got ')}"
+            return f"{self.places[0].rpartition('.')[2]} {str(error).removeprefix('got ')}"
         return ""
 
 
 class Operator(Function):
-    """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
-    place is `library._C.name` for `torch.ops._C.name`."""
+    """An operator of torch, `torch.ops._C.name`, at the place `library._C.name`; called by position."""
 
     def __init__(self, place: str, positions: int, loader: str) -> None:
         """loader: the module that registers it when it is imported"""
@@ -248,8 +244,7 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module. Raises Unsupported where it cannot be imported: a GPU library may need its device,
-    driver or compiler for that."""
+    """Imports a module. Raises Unsupported where that fails: it may need its device, driver or compiler."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -257,8 +252,7 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
-    the undefined symbol."""
+    """An error and its causes in one line. Torch names an undefined symbol only in a cause."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)

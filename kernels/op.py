@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import typing
 from abc import ABC, abstractmethod
@@ -50,10 +51,8 @@ class Work:
     """The least work that a call must do."""
 
     flops: float
-
     bytes: float
     """Bytes moved, each byte once."""
-
     dtype: str = "bf16"
     """The narrowest dtype of operands with which products are right. The ceiling is that of this dtype."""
 
@@ -65,22 +64,15 @@ class Tolerance:
 
     row: float
     """Root mean square over one row of the output's last dimension, or over each segment of it."""
-
     element: float
     """The largest single element."""
-
     segment: int | None = None
-    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
-    is not diluted by its neighbours; None: all."""
-
+    """Elements of a row that are judged together, the fewest that a thread block writes; None: all."""
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate: their sigma is so wide that it would hide a common factor."""
-
     bias_bf16: float = 0.006
-    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
-    nearest does not."""
-
+    """The same for all other calls. Truncating to bf16 once makes an output 0.28 percent smaller."""
     noise: float | None = None
     """Root mean square over the whole output, for calls that round to FP8; None: not judged. The worst row of
     a right call errs as much as each row of a format with one bit less, so that `row` cannot tell them apart.
@@ -93,16 +85,12 @@ class Reference:
 
     value: torch.Tensor
     """[rows, ...]: the first dimension is that of the output."""
-
     sigma: torch.Tensor
     """Like `value`, for activations that enter products in bf16."""
-
     rows: list[int] | None = None
     """The sampled row numbers; None: all rows were computed."""
-
     sigma_fp8: torch.Tensor | None = None
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
-
     even: torch.Tensor | None = None
     """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
     independent errors of similar size. Only these rows are averaged, for `Tolerance.bias` and `.noise`;
@@ -119,8 +107,7 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
-their sigmas, 1 to 3 GiB each."""
+"""The most elements of a reference, 16384 rows of 7168. With its sigma it takes 1 to 3 GiB of memory."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -135,13 +122,8 @@ def affordable(
     least one. None where that is all of them. flops: of a row, called in this order; width: elements of a
     row."""
     rows = list(dict.fromkeys(order))
-    spent = 0.0
-    paid = 0
-    for row in rows:
-        spent += flops(row)
-        if spent > max_flops:
-            break
-        paid += 1
+    spent = itertools.accumulate(map(flops, rows))
+    paid = sum(1 for _ in itertools.takewhile(lambda total: total <= max_flops, spent))
     kept = rows[: max(1, min(paid, rows_kept(len(rows), width)))]
     return sorted(kept) if len(kept) < len(rows) else None
 
@@ -211,8 +193,7 @@ class Prepared:
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
-        that kernels/compose.py composed, its inner call."""
+        """What further sets share: what `stationary` made, or the inner call (kernels/compose.py)."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -245,13 +226,11 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
-        write there."""
+        """The tensors in which `call` reads each live operand. `load` and producers write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """Like `inputs`, without side effects: the tensors that `call` reads at present. Live operands that
-        only `load` can write are left out."""
+        """The tensors that `call` reads at present, without those that only `load` can write."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -273,8 +252,7 @@ class Prepared:
 
 
 def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
-    else, which names the function as `source`."""
+    """The Prepared that a function returned, or of its call. Raises TypeError, with `source`, for others."""
     if isinstance(given, Prepared):
         return given
     if callable(given):
@@ -286,8 +264,7 @@ def as_prepared(given: object, source: str, operands: Operands, out: torch.Tenso
 
 
 class Implementation:
-    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
-    declares."""
+    """One way to compute an op: a subclass in a module of the op, or what `implementation` below declares."""
 
     # `provider.variant`
     name: ClassVar[str]
@@ -332,8 +309,7 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; by default whether torch is here.
-        Nothing is imported."""
+        """Whether platform and libraries can run it; by default whether torch is here. Imports nothing."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -382,25 +358,22 @@ class Implementation:
         return 0.0
 
     def layout(self, sizes: DataclassInstance) -> int:
-        """Bytes of stationary operands that `prepare` brings into another layout, for the memory plan."""
+        """For the memory plan: bytes of stationary operands that `prepare` brings into another layout."""
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that `prepare` allocates for each set of operands beside those, layout and output, for the
-        memory plan."""
+        """For the memory plan: bytes that `prepare` allocates for a set, beside layout and output."""
         return 0
 
     def scratch(self, sizes: DataclassInstance) -> int:
-        """Bytes that a call allocates and frees again, or shares with calls on other sets, for the memory
-        plan."""
+        """For the memory plan: bytes that a call frees again, or shares with calls on other sets."""
         return 0
 
     def require(self) -> None:
         """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
-        allocates the output. Raises Unsupported."""
+        """Untimed: bring stationary operands into a layout. `out`: see `allocates`. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
@@ -580,8 +553,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
-    # Where a whole rank is replayed on a GPU: the implementation that stands for a serving engine's own;
-    # empty: the baseline.
+    # What stands for a serving engine's kernel in the replay of a rank on a GPU; empty: the baseline.
     engine_like: ClassVar[str] = ""
     # Its operands have lengths of sequences (see Seeds).
     lengths: ClassVar[bool] = False
@@ -593,13 +565,11 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that says whether operands are FP8, as only then a case says the format. Empty: operands are
-    # always FP8, or never.
+    # The size that says whether operands are FP8, so that a case has a format. Empty: always, or never.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
-        unknown or missing."""
+        """Reads sizes given as text or numbers. Raises ValueError where one is unknown or missing."""
         kinds = _kinds(self.Sizes)
         values: dict[str, Size] = {}
         for name, value in given.items():
@@ -689,8 +659,7 @@ class Op(ABC):
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
-        nothing is streamed. The cache policy uses it."""
+        """The least bytes that calls on so many sets read from memory. The cache policy uses it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""

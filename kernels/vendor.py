@@ -39,8 +39,7 @@ class Vendor(Implementation):
     also: ClassVar[Sequence[str]] = ()
     # It takes FP8 in either format; others take that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
-    # What it takes of its library: symbols, or tuples of symbols of which one must exist. `doctor --bind`
-    # checks these.
+    # What it takes of its library: symbols, or tuples of which one must exist. `doctor --bind` checks these.
     symbols: ClassVar[Sequence[Taken]] = ()
     # The library's first version that has them; empty: any.
     since: ClassVar[str] = ""
@@ -68,8 +67,7 @@ class Vendor(Implementation):
         return {self.library or self.provider: self.since, **self.others_since}
 
     def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
-        version that cannot be read counts as later."""
+        """Whether installed versions are recent enough. One that cannot be read counts as recent."""
         for library, first in self.first_versions.items():
             if platform.here and is_older(version(library) or "", first):
                 return Support(False, f"needs {library} {first} or later; this is {version(library)}")
@@ -95,8 +93,7 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The newest releases of a library in whose source the rows' calls were read: one for each series of
-    versions."""
+    """The newest releases whose source the rows were written for: one for each series of versions."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
@@ -196,8 +193,7 @@ class Sglang(Vendor):
 
 
 def extend_attention(when: str = "") -> Function:
-    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal. On ROCm
-    the lengths make a grid without idle programs."""
+    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal."""
     return Function(
         *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
         needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices "
@@ -279,18 +275,9 @@ class FlashAttentionOfSglang(Vendor):
     allocates = True
 
 
-ONEDNN_ISAS = (
-    "SSE41",
-    "AVX",
-    "AVX2",
-    "AVX2_VNNI",
-    "AVX2_VNNI_2",
-    "AVX512_CORE",
-    "AVX512_CORE_VNNI",
-    "AVX512_CORE_BF16",
-)
-"""Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
-dispatcher control)."""
+_ISAS = "SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16"
+ONEDNN_ISAS = _ISAS.split()
+"""Values of ONEDNN_MAX_CPU_ISA up to what bf16 brgemm needs (oneDNN's guide, CPU dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:

@@ -45,8 +45,7 @@ class Routing:
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
     groups: int = 8
-    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
-    limited."""
+    """The number of groups of consecutive experts. If it does not divide them, routing has no limit."""
     group_topk: int = 4
     """The most groups that the picks of a token lie in."""
 
@@ -134,11 +133,8 @@ class Routing:
         """The number of the rank's experts, with the shared one, that the turns 0 .. turns - 1 hit."""
         if turns < 1:
             return 0
-        touched = self.shared
-        for part in _base(self).slices:
-            if part.experts[0] < self.local:
-                touched += min(len(part.experts), turns * part.hit)
-        return touched
+        on_rank = [part for part in _base(self).slices if part.experts[0] < self.local]
+        return sum(min(len(part.experts), turns * part.hit) for part in on_rank) + self.shared
 
     @property
     def _group(self) -> int:
@@ -257,8 +253,7 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
 
 
 def _interleaved(routing: Routing, width: int) -> list[int]:
-    """All experts: the first of each of `width` groups, then the second of each, and so on; then the same of
-    the next groups."""
+    """All experts: the first of each of `width` groups, then the second, ...; then the next groups."""
     group = routing._group
     order = []
     for start in range(0, routing.experts, width * group):
@@ -269,8 +264,7 @@ def _interleaved(routing: Routing, width: int) -> list[int]:
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws experts by their weights. Once a token has reached the group limit, draws of experts of other
-    groups do not count."""
+    """Draws experts by weight. Once a token is at its group limit, draws of other groups do not count."""
     chance = random.Random("picks")
     experts = range(routing.experts)
     group = routing._group

@@ -37,8 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
-    a case; `why` says which."""
+    """The suite's implementation. Empty where none does the same, or such a case never comes: see `why`."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -51,8 +50,7 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
     is assumed to be without."""
     flags: str = ""
-    """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
-    none."""
+    """The flags and variables with which the engine makes this choice, as on a command line. Empty: none."""
     fails: bool = False
     """Whether the server does not start, or ends at the first request."""
 
@@ -110,10 +108,7 @@ def archs(engine: str) -> list[str]:
 
 def kind(arch: str) -> str:
     """The kind of an architecture: `cuda`, `rocm` or `cpu`; empty if unknown."""
-    for prefix, kind in KINDS.items():
-        if arch.startswith(prefix):
-            return kind
-    return ""
+    return next((kind for prefix, kind in KINDS.items() if arch.startswith(prefix)), "")
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
@@ -150,9 +145,5 @@ def choices(
         all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):
         return {}
-    chosen = {}
-    for engine in engines():
-        choice = default(engine, op, arch, all_sizes, given)
-        if choice:
-            chosen[engine] = choice
-    return chosen
+    chosen = {engine: default(engine, op, arch, all_sizes, given) for engine in engines()}
+    return {engine: choice for engine, choice in chosen.items() if choice}

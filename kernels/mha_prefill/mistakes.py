@@ -133,12 +133,7 @@ def replaced(a: Attended, **operands: torch.Tensor) -> Attended:
 
 def operand(name: str, change: Round) -> Keys:
     """change: q, k or v with its guards, fp32 [tokens, heads, width] -> another."""
-
-    def wrong(a: Attended) -> Attended:
-        with_guards = beyond(getattr(a.operands, name)).float()
-        return replaced(a, **{name: change(with_guards)[GUARD:-GUARD]})
-
-    return wrong
+    return lambda a: replaced(a, **{name: change(beyond(getattr(a.operands, name)).float())[GUARD:-GUARD]})
 
 
 OWN_MISTAKES: Mapping[str, Wrong] = {

@@ -34,8 +34,7 @@ from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
-    """What is read for a sequence, whose number is i; right by default. slots: the rows of the cache that are
-    read for its tokens, int64 [n]"""
+    """What is read for sequence i, right by default. slots: the rows of the cache to read, int64 [n]"""
     if slots is None:
         slots = o.token_slots(i)
     kv = o.kv.view(-1, WIDTH)[slots].float() * o.kv_scale
@@ -182,15 +181,11 @@ def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: (operands, sequence, query token) -> what is read, and the token of that whose output this
-    query token gets"""
+    """source: (operands, sequence, query token) -> what is read, and the token whose output it gets"""
 
     def wrong(a: Attended) -> torch.Tensor:
-        outputs = []
-        for token in range(a.operands.sizes.q):
-            attended, other_token = source(a.operands, a.sequence, token)
-            outputs.append(output(attended)[other_token])
-        return torch.cat(outputs)
+        sources = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
+        return torch.cat([output(attended)[other_token] for attended, other_token in sources])
 
     return wrong
 

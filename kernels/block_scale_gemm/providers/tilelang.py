@@ -35,12 +35,7 @@ TILES = {
 """The tile for so few rows that it holds all of them, and the tile for more. wgmma takes 64 rows, mfma 16."""
 
 
-@implementation(
-    "tilelang.tiled",
-    TileLang,
-    symbols=(*TileLang.symbols, MULTIPLY),
-    fits=multiples,
-)
+@implementation("tilelang.tiled", TileLang, symbols=(*TileLang.symbols, MULTIPLY), fits=multiples)
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
     o = operands

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
@@ -33,7 +33,7 @@ def naive(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
 DEQUANTISED: Mapping[str, Any] = {
     "boundaries": ("core", "with_quant"),
     "layout": lambda sizes: 2 * sizes.n * sizes.k,  # the weights in bf16
-    # The activations in bf16, and on a CPU for CPU_ROWS rows an int32 index and an fp32 value of each element.
+    # The activations in bf16; on a CPU also an int32 index and an fp32 value for each element of CPU_ROWS.
     "workspace": lambda sizes: (2 * sizes.m + (4 + 4) * CPU_ROWS) * sizes.k_blocks * BLOCK,
     "scratch": lambda sizes: 2 * sizes.m * sizes.n,  # the product in bf16
 }
@@ -71,17 +71,7 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     return sequence(dequantise, lambda: multiply(a))
 
 
-class Step(NamedTuple):
-    """The tensors of one step of a CPU's dequantisation, of up to CPU_ROWS rows."""
-
-    codes: torch.Tensor  # uint8 [rows, K]
-    index: torch.Tensor  # int32 [rows, K rounded up to blocks]: the codes
-    values: torch.Tensor  # fp32 [rows, blocks, 128]
-    scale: torch.Tensor  # fp32 [rows, blocks, 1]
-    result: torch.Tensor  # bf16 [rows, blocks, 128]
-
-
-def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Call]:
     """The activations in bf16 [M, K], and the function that dequantises them there."""
     import torch
 
@@ -96,26 +86,29 @@ def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Cal
     if q.device.type != "cpu":
         return result.flatten(1)[:, :k], on_gpu
 
-    # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth of
-    # that.
+    # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth.
     table = torch.arange(256, dtype=torch.uint8).view(q.dtype).float()
     rows = min(CPU_ROWS, m)
-    codes = q.view(torch.uint8)
     index = torch.zeros(rows, blocks * BLOCK, dtype=torch.int32)  # zeros past K: the code of 0.0
     wide = torch.empty(rows, blocks, BLOCK)
-    steps = []
-    for start in range(0, m, rows):
-        part = slice(start, start + rows)
-        count = len(codes[part])
-        steps.append(Step(codes[part], index[:count], wide[:count], scale[part, :, None], result[part]))
 
-    def on_cpu() -> None:
-        for step in steps:
-            step.index[:, :k].copy_(step.codes)
-            torch.index_select(table, 0, step.index.view(-1), out=step.values.view(-1))
-            step.result.copy_(step.values.mul_(step.scale))
+    def step(part: slice) -> Call:
+        """The call that dequantises these rows. Its views are made here, before timing."""
+        codes = q.view(torch.uint8)[part]
+        at = index[: len(codes)]
+        values = wide[: len(codes)]
+        factors = scale[part].unsqueeze(-1)
+        target = result[part]
 
-    return result.flatten(1)[:, :k], on_cpu
+        def dequantise() -> None:
+            at[:, :k].copy_(codes)
+            torch.index_select(table, 0, at.view(-1), out=values.view(-1))
+            target.copy_(values.mul_(factors))
+
+        return dequantise
+
+    steps = [step(slice(start, start + rows)) for start in range(0, m, rows)]
+    return result.flatten(1)[:, :k], sequence(*steps)
 
 
 def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:

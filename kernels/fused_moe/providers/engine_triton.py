@@ -79,8 +79,7 @@ class MoeTables(EngineLookUp):
         return f"{self.folder()}{name}"
 
     def other_files(self, sizes: FusedMoeSizes) -> Mapping[str, EntryAt]:
-        """The table of the second product, if the engine has one that differs. If it has none, it uses that
-        of the first product for both."""
+        """The table of the second product, where it has one of its own, which differs from the first's."""
         if "down_moe" not in self.find_table.wishes:
             return {}
         down = self.table(sizes, down_moe=True)

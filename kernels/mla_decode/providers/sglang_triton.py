@@ -20,8 +20,7 @@ from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang, extend_attention
 
-# Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
-# sgl_kernel/utils.py).
+# Where a kernel may begin before the previous one ends (is_arch_support_pdl of sgl_kernel/utils.py).
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 
 DECODE = Function(
@@ -73,29 +72,19 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         return verify(o, out)
     device = o.q.device
     batch = len(o.q)
-    heads = o.heads
     arch = of(device).arch
     cores = layouts.compute_units(device)
     most = most_splits(o.sizes.model_len, cores, arch)
-    partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
+    partial = torch.empty(batch, o.heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
     # The splits, int32 [batch], by SGLang's own kernel, which also notes in `uneven` if lengths differ.
     counts = torch.empty(batch, dtype=torch.int32, device=device)
     # A Triton kernel is called through the grid that launches it: here with one program.
     one_program = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
-    SCHEDULE.bind(
-        counts,
-        o.lengths,
-        batch,
-        1,  # query tokens of a sequence
-        heads,
-        1,  # heads of the cache
-        most,
-        cores,
-        method_of=one_program,
-        MAX_NUM_SEQ=max(256, power_of_two(batch)),
-        uneven_batch_ptr=uneven,
-    )()
+    query_tokens = cache_heads = 1
+    given = (counts, o.lengths, batch, query_tokens, o.heads, cache_heads, most, cores)
+    most_sequences = max(256, power_of_two(batch))
+    SCHEDULE.bind(*given, method_of=one_program, MAX_NUM_SEQ=most_sequences, uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return layouts.bound(
         DECODE,

@@ -34,10 +34,8 @@ CPU = Target("cpu", "cpu", 64)
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
     """Triton's options. instruction: rows of AMD's matrix instruction, 0 for other vendors."""
-    chosen = {"num_warps": warps, "num_stages": stages}
-    if instruction:
-        chosen["matrix_instr_nonkdim"] = instruction
-    return chosen
+    common = {"num_warps": warps, "num_stages": stages}
+    return {**common, "matrix_instr_nonkdim": instruction} if instruction else common
 
 
 def target_of(device: torch.device) -> Target:

@@ -394,7 +394,7 @@ class EngineTables:
 
     @functools.cached_property
     def _folders(self) -> list[Place]:
-        """The folders for MoE, in the engine's order. Raises TableError where SGLang stops at a folder's name."""
+        """The folders for MoE, in the engine's order. Raises TableError where SGLang stops at one."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
         names = self._files.inside(self._moe_root)

@@ -244,7 +244,7 @@ class Prepared:
             raise TypeError(
                 f"{named(self._call or self.call)} gets no `out` to write, and returned no output"
             )
-        return cast("torch.Tensor", output)
+        return output
 
     def picked(self) -> str:
         """What the library chose to run, where it tells; for the record."""

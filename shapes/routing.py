@@ -255,7 +255,7 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
 def _interleaved(routing: Routing, width: int) -> list[int]:
     """All experts: the first of each of `width` groups, then the second, ...; then the next groups."""
     group = routing._group
-    order = []
+    order: list[int] = []
     for start in range(0, routing.experts, width * group):
         end = min(start + width * group, routing.experts)
         for i in range(group):

@@ -24,7 +24,7 @@ from kernels.tables import Found, Problem
 from kernels.tables.files import RECORDED, Files, TableError
 from kernels.tables.lookup import LIBRARIES, Lookups
 from kernels.tuning import Target
-from kernels.vendor import read_to
+from kernels.vendor import releases_read
 from shapes.case import Size
 from shapes.deployment import Call, Deployment, served, sweep
 from shapes.models import ModelConfig, model
@@ -311,7 +311,7 @@ def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: L
     package = row.library or row.provider
     version = tables.files(package).version if package in LIBRARIES else ""
     if not version[:1].isdigit():
-        version = next(iter(read_to(package)), "")
+        version = next(iter(releases_read(package)), "")
     known = known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
     return tuple(f"{defect.issue}: {defect.symptom}" for defect in known)
 

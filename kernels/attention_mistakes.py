@@ -45,37 +45,38 @@ class Arithmetic:
     """How a kernel attends, with exponentials to base 2. The last five are for wrong kernels."""
 
     block: int = 64  # keys of a step
-    weights: Round = bf16  # rounds the weights before the second product
-    sums: Round = exact  # rounds the weights before they are summed
-    scores: Round = exact
-    total: Round = exact  # rounds the sum of the weights after each step
-    accumulator: Round = exact  # rounds the result after each step
+    round_weights: Round = bf16  # rounds the weights before the second product
+    round_summed: Round = exact  # rounds the weights before they are summed
+    round_scores: Round = exact
+    round_total: Round = exact  # rounds the sum of the weights after each step
+    round_result: Round = exact  # rounds the result after each step
     headroom: float = 0.0  # the largest weight is 2 ** headroom
     lazy: float = 0.0  # the maximum is kept until a score exceeds it by so much
     pairs: bool = False  # a block's weights are rounded again when the second of the pair raises the maximum
     backwards: bool = False  # the last block comes first
-    exp2: Round = torch.exp2
+    exp2: Callable[[torch.Tensor], torch.Tensor] = torch.exp2
 
     first_peak: float = -math.inf  # the maximum before the first step
     has_maximum: bool = True  # the maximum is subtracted from the scores
-    of_result: bool = True  # the result is rescaled when the maximum rises
-    of_total: bool = True  # the sum is rescaled when the maximum rises
+    rescales_result: bool = True  # when the maximum rises
+    rescales_total: bool = True  # when the maximum rises
     delayed: bool = False  # the values of a step are multiplied with the weights of the step before
 
 
-EXACT = Arithmetic(block=1 << 30, weights=exact)
+EXACT = Arithmetic(block=1 << 30, round_weights=exact)
 IN_BF16 = Arithmetic()
 
 
 def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16) -> PartResult:
     """scores are natural logarithms of weights, -inf where masked. A query that sees no key gets zeros."""
-    scores = how.scores(scores * LOG2E)
+    scores = how.round_scores(scores * LOG2E)
     steps = list(zip(scores.split(how.block, -1), values.split(how.block, -2), strict=True))
     if how.backwards:
         steps.reverse()
     peak = scores.new_full((*scores.shape[:-1], 1), how.first_peak)
-    total, result = torch.zeros_like(peak), scores.new_zeros(*scores.shape[:-1], values.shape[-1])
-    before: torch.Tensor | None = None
+    total = torch.zeros_like(peak)
+    result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])
+    previous: torch.Tensor | None = None  # the rounded weights of the step before
     for number, (part, v) in enumerate(steps):
         highest = peak.maximum(part.amax(-1, keepdim=True))
         if how.lazy:
@@ -85,21 +86,27 @@ def attend(scores: torch.Tensor, values: torch.Tensor, how: Arithmetic = IN_BF16
         base = finite(highest)
         rescale = how.exp2(peak - base)
         exponentials = how.exp2(part - base + how.headroom)
-        rounded = how.weights(exponentials)
+        rounded = how.round_weights(exponentials)
         if how.pairs and number % 2 == 0 and number + 1 < len(steps):
-            later = highest.maximum(steps[number + 1][0].amax(-1, keepdim=True))
+            scores_of_next, _ = steps[number + 1]
+            later = highest.maximum(scores_of_next.amax(-1, keepdim=True))
             back = how.exp2(base - finite(later))
-            rounded = torch.where(back > 0, how.weights(rounded * back) / back.clamp(min=1e-30), 0.0)
-        if how.of_total:
+            rounded_again = how.round_weights(rounded * back) / back.clamp(min=1e-30)  # no division by 0
+            rounded = torch.where(back > 0, rounded_again, 0.0)
+        if how.rescales_total:
             total = total * rescale
-        total = how.total(total + how.sums(exponentials).sum(-1, True))
-        if how.of_result:
+        total = how.round_total(total + how.round_summed(exponentials).sum(-1, True))
+        if how.rescales_result:
             result = result * rescale
-        used = rounded if before is None or not how.delayed else before[..., : v.shape[-2]]
-        result = how.accumulator(result + used @ v)
-        peak, before = highest, rounded
-    log, none = finite(peak) - how.headroom + total.log2(), peak == -math.inf
-    return torch.where(none, -math.inf, log), torch.where(none, 0.0, result / total)
+        used = rounded
+        if how.delayed and previous is not None:
+            used = previous[..., : v.shape[-2]]
+        result = how.round_result(result + used @ v)
+        peak = highest
+        previous = rounded
+    sees_no_key = peak == -math.inf
+    log_sum = finite(peak) - how.headroom + total.log2()
+    return torch.where(sees_no_key, -math.inf, log_sum), torch.where(sees_no_key, 0.0, result / total)
 
 
 def finite(peak: torch.Tensor) -> torch.Tensor:
@@ -107,18 +114,20 @@ def finite(peak: torch.Tensor) -> torch.Tensor:
     return torch.where(peak == -math.inf, 0.0, peak)
 
 
-def combine(parts: list[PartResult], results: Round = exact, log_sums: Round = exact) -> torch.Tensor:
-    """Returns the result of all keys [..., width]. results, log_sums: round those of each part beforehand."""
-    logs = log_sums(torch.stack([log for log, _ in parts]))
-    share = (logs - logs.amax(0)).exp2()
-    return (share / share.sum(0) * results(torch.stack([result for _, result in parts]))).sum(0)
+def combine(
+    parts: list[PartResult], round_results: Round = exact, change_log_sums: Round = exact
+) -> torch.Tensor:
+    """Returns the result of all keys [..., width]. Both functions are applied to all parts beforehand."""
+    log_sums = change_log_sums(torch.stack([log_sum for log_sum, _ in parts]))
+    results = round_results(torch.stack([result for _, result in parts]))
+    weights = (log_sums - log_sums.amax(0)).exp2()
+    return (weights / weights.sum(0) * results).sum(0)
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Splits keys into parts of whole units, each (begin, end). The last part may be shorter, and few keys
-    make fewer parts."""
-    each = math.ceil(math.ceil(keys / parts) / unit) * unit
-    return [(start, min(keys, start + each)) for start in range(0, keys, each)]
+    """Parts (begin, end) of keys, in whole units. The last may be shorter. Few keys make fewer parts."""
+    length = math.ceil(math.ceil(keys / parts) / unit) * unit
+    return [(begin, min(keys, begin + length)) for begin in range(0, keys, length)]
 
 
 @dataclass(frozen=True)
@@ -147,10 +156,11 @@ class Attended:
     def out(self, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
         """The output of the sequence. changed: attributes to replace, by name."""
         read = replace(self, **changed)
-        return attend(read.scores, read.v, how)[1].movedim(0, -2)
+        _, result = attend(read.scores, read.v, how)
+        return result.movedim(0, -2)
 
     def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """The output with other scores; those behind the last key have no value."""
+        """The output with other scores. Scores beyond the keys only make the weights of the keys smaller."""
         return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
 
     def in_fp8(
@@ -160,17 +170,20 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """Rounds q and the softmax weights to the op's FP8 format unless another one is given. A q that is
-        given in FP8 stays as it is."""
-        if how.weights is bf16:
-            how = replace(how, weights=partial(fp8, weights or self.fp8))
+        """Rounds q, unless it is in FP8, and the softmax weights, to the op's FP8 format by default."""
+        if how.round_weights is bf16:
+            how = replace(how, round_weights=partial(fp8, weights or self.fp8))
         q = fp8(query or self.fp8, changed.pop("q", self.q))
         return self.out(how, q=q, **changed)
 
     def in_parts(self, by: Callable[[list[PartResult]], torch.Tensor], overlap: int = 0) -> torch.Tensor:
         """by: combines the results of all parts; overlap: how many keys of the next part it reads too."""
-        scores, places = self.scores, [slice(a, b + overlap) for a, b in self.parts]
-        return by([attend(scores[..., part], self.v[..., part, :]) for part in places]).movedim(0, -2)
+        scores = self.scores
+        results = []
+        for begin, end in self.parts:
+            keys = slice(begin, end + overlap)
+            results.append(attend(scores[..., keys], self.v[..., keys, :]))
+        return by(results).movedim(0, -2)
 
 
 Wrong = Callable[[Attended], torch.Tensor]
@@ -178,8 +191,13 @@ Wrong = Callable[[Attended], torch.Tensor]
 
 
 def output_with(how: Arithmetic = EXACT, **changed: Round) -> Wrong:
-    """changed: functions that replace an attribute of Attended, by its name."""
-    return lambda a: a.out(how, **{name: change(getattr(a, name)) for name, change in changed.items()})
+    """changed: by the name of an attribute of Attended, a function that maps it to another value."""
+
+    def wrong(a: Attended) -> torch.Tensor:
+        values = {name: change(getattr(a, name)) for name, change in changed.items()}
+        return a.out(how, **values)
+
+    return wrong
 
 
 def in_fp8(**options: Any) -> Wrong:
@@ -201,13 +219,14 @@ def other_rope_order(q: torch.Tensor) -> torch.Tensor:
 
 def exp2_linear(x: torch.Tensor) -> torch.Tensor:
     """2 ** x by a straight line between powers of two, which is at most 6 percent too high."""
-    whole = x.clamp(min=-126.0).floor()
-    return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
+    x = x.clamp(min=-126.0)  # the exponent of the smallest normal fp32
+    whole = x.floor()
+    return torch.ldexp(1.0 + (x - whole), whole.int())
 
 
-def combined(log_sums: Round) -> Wrong:
-    """log_sums: changes the parts' log-sums before they are combined."""
-    return lambda a: a.in_parts(partial(combine, log_sums=log_sums))
+def combined(change_log_sums: Round) -> Wrong:
+    """change_log_sums: changes the parts' log-sums before they are combined."""
+    return lambda a: a.in_parts(partial(combine, change_log_sums=change_log_sums))
 
 
 def not_normalised(a: Attended) -> torch.Tensor:
@@ -225,15 +244,15 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "log-sums in bf16": combined(bf16),
     "no maximum subtracted": output_with(Arithmetic(has_maximum=False)),
     "maximum begins at 0": output_with(Arithmetic(first_peak=0.0)),
-    "result not rescaled when the maximum rises": output_with(Arithmetic(of_result=False, block=32)),
-    "sum not rescaled when the maximum rises": output_with(Arithmetic(of_total=False, block=32)),
+    "result not rescaled when the maximum rises": output_with(Arithmetic(rescales_result=False, block=32)),
+    "sum not rescaled when the maximum rises": output_with(Arithmetic(rescales_total=False, block=32)),
     "values of the next block": output_with(Arithmetic(delayed=True, block=32)),
-    "scores in bf16": output_with(Arithmetic(scores=bf16)),
-    "scores in fp16": output_with(Arithmetic(scores=fp16)),
-    "weights in FP8": output_with(Arithmetic(weights=partial(fp8, E4M3))),
-    "weights of 5 bits": output_with(Arithmetic(weights=partial(kept, 5))),
-    "result in bf16 after each token": output_with(Arithmetic(accumulator=bf16, block=1)),
-    "sum in bf16 after each token": output_with(Arithmetic(total=bf16, block=1)),
+    "scores in bf16": output_with(Arithmetic(round_scores=bf16)),
+    "scores in fp16": output_with(Arithmetic(round_scores=fp16)),
+    "weights in FP8": output_with(Arithmetic(round_weights=partial(fp8, E4M3))),
+    "weights of 5 bits": output_with(Arithmetic(round_weights=partial(kept, 5))),
+    "result in bf16 after each token": output_with(Arithmetic(round_result=bf16, block=1)),
+    "sum in bf16 after each token": output_with(Arithmetic(round_total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
     "row of zeros counted behind the last key": lambda a: a.by_softmax(pad(a.scores, (0, 1))),
     "softmax weights not divided by their sum": not_normalised,
@@ -263,12 +282,12 @@ SHARED_FP8_MISTAKES_EVERYWHERE: Mapping[str, Wrong] = {
     "output 3 percent too large everywhere": lambda a: a.in_fp8() * 1.03,
     "output 5 percent too small everywhere": lambda a: a.in_fp8() * 0.95,
     "output twice too large everywhere": lambda a: a.in_fp8() * 2.0,
-    "weights truncated": lambda a: a.in_fp8(Arithmetic(weights=partial(fp8_truncated, a.fp8))),
+    "weights truncated": lambda a: a.in_fp8(Arithmetic(round_weights=partial(fp8_truncated, a.fp8))),
     "weights in e5m2": in_fp8(weights=E5M2),
 }
 # What both ops can do wrong in a sequence of such a call.
 SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
-    "scores in FP8": lambda a: a.in_fp8(Arithmetic(scores=partial(fp8, a.fp8))),
+    "scores in FP8": lambda a: a.in_fp8(Arithmetic(round_scores=partial(fp8, a.fp8))),
     "scale 10 percent too large": lambda a: a.in_fp8(scale=a.scale * 1.1),
     "scale 1/sqrt(128)": lambda a: a.in_fp8(scale=a.scale * (192 / 128) ** 0.5),
 }
@@ -276,8 +295,7 @@ SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """How to find the sequences of an op. A sequence is its number in MLA decode, and a `Sequence` in MHA
-    prefill."""
+    """How to find the sequences of an op. MLA decode numbers them; MHA prefill has a `Sequence` for each."""
 
     sequences: Callable[[Any], list[Any]]  # maps operands to all sequences
     victim: Callable[[Any], Any]  # maps operands to the sequence that mistakes in one sequence change
@@ -308,8 +326,7 @@ class AttentionOp:
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """A kernel that outputs something else for the sequence `victim`. change: maps the right output to
-        it"""
+        """A kernel that outputs `change` of the right output for the sequence `victim`."""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
@@ -317,9 +334,12 @@ class AttentionOp:
         on these answers is limited: the op's own come first, and those that take long come last."""
 
         def output(wrong: Wrong) -> torch.Tensor:
-            outs = [wrong(a) for a in read]
             row = read[0].operands.q.shape[1:-1]  # ([query tokens,] heads)
-            return torch.cat([out.reshape(-1, *row, out.shape[-1])[..., columns] for out in outs])
+            parts = []
+            for a in read:
+                out = wrong(a)
+                parts.append(out.reshape(-1, *row, out.shape[-1])[..., columns])
+            return torch.cat(parts)
 
         wrongs = {**own, **SHARED_MISTAKES}
         slow_last = sorted(wrongs, key=lambda name: name.endswith("after each token"))
@@ -327,23 +347,19 @@ class AttentionOp:
 
     def mistakes(self, own: Mapping[str, Wrong]) -> tuple[Mistake, ...]:
         """What both ops can do wrong in a call of bf16. own: what this op can do wrong in a sequence"""
-        last_left_out = self.kernel(
+        computes = {name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()}
+        computes |= {name: self.output(change) for name, change in OUTPUT_MISTAKES.items()}
+        computes["last sequence never computed"] = self.kernel(
             lambda o: self.sequences(o)[-1:], lambda a, right: torch.zeros_like(right)
         )
-        return listed(
-            {
-                **{name: self.in_one(wrong) for name, wrong in {**SHARED_MISTAKES, **own}.items()},
-                **{name: self.output(change) for name, change in OUTPUT_MISTAKES.items()},
-                "last sequence never computed": last_left_out,
-            }
-        )
+        return listed(computes)
 
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """The same of a call that rounds to FP8. everywhere, in_one: what this op can do wrong in all
-        sequences and in one"""
-        in_all, in_some = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}, {**SHARED_FP8_MISTAKES, **in_one}
-        computes = {name: self.everywhere(wrong) for name, wrong in in_all.items()}
-        computes |= {name: self.in_one(wrong) for name, wrong in in_some.items()}
+        """Mistakes of a call that rounds to FP8: those of both ops, and those of this op that are given."""
+        everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
+        in_one = {**SHARED_FP8_MISTAKES, **in_one}
+        computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}
+        computes |= {name: self.in_one(wrong) for name, wrong in in_one.items()}
         return listed(computes, activations="fp8", form="{}, in FP8")

@@ -52,18 +52,18 @@ class Symbol:
 
     def at(self) -> tuple[str, Any]:
         """The place that exists, and the object there. Raises as `find` does."""
-        absent: Unsupported | None = None
+        absent: list[Unsupported] = []
         for place in self.places:
             names = place.split(".")
             try:
-                module, own = _innermost(names[:-1])
+                module, depth = _innermost(names[:-1])
             except Unsupported as error:
-                absent = absent or error
+                absent.append(error)
                 continue
             with contextlib.suppress(AttributeError):
-                return place, functools.reduce(getattr, names[own:], module)
+                return place, functools.reduce(getattr, names[depth:], module)
         if absent:
-            raise absent
+            raise absent[0]
         lacking = " or ".join(place.partition(".")[2] for place in self.places)
         raise BindingError(f"{self.release} has no {lacking}")
 
@@ -96,7 +96,9 @@ class Function(Symbol):
         wishes:    arguments that are passed by name where the installed version takes them
         positions: how many arguments are passed by position. The object of a method does not count"""
         super().__init__(*places, when=when)
-        self.needs, self.wishes, self.positions = tuple(needs.split()), tuple(wishes.split()), positions
+        self.needs = tuple(needs.split())
+        self.wishes = tuple(wishes.split())
+        self.positions = positions
 
     def needing(self, more: str, when: str) -> Function:
         """The function for cases that need more arguments. Some may be wishes of the other cases."""
@@ -106,29 +108,37 @@ class Function(Symbol):
             *self.places, needs=" ".join(needs), wishes=" ".join(wishes), positions=self.positions, when=when
         )
 
-    def bind(self, *by_position: object, of: object = None, **given: object) -> Callable[[], Any]:
+    def bind(self, *by_position: object, method_of: object = None, **by_name: object) -> Callable[[], Any]:
         """The function with these arguments, without the wishes that it does not take. Raises Unsupported and
         BindingError.
 
-        of: the object of which it is a method
+        method_of: the object of which it is a method
         """
-        undeclared = [name for name in given if name not in self.needs and name not in self.wishes]
-        missing = [name for name in self.needs if name not in given]
-        assert not undeclared and not missing and len(by_position) == self.positions, (
-            f"{self.places[0]} is declared otherwise: {undeclared or missing or len(by_position)}"
+        name = self.places[0]
+        undeclared = by_name.keys() - {*self.needs, *self.wishes}
+        assert not undeclared, f"{name} is declared otherwise: without {sorted(undeclared)}"
+        missing = [argument for argument in self.needs if argument not in by_name]
+        assert not missing, f"{name} is declared otherwise: it needs {missing}"
+        positions = len(by_position)
+        assert positions == self.positions, (
+            f"{name} is declared otherwise: with {self.positions} arguments by position, not {positions}"
         )
         place, function = self.at()
-        if of is not None:
-            function = getattr(of, place.rpartition(".")[2])
+        if method_of is not None:
+            function = getattr(method_of, place.rpartition(".")[2])
         signature = _signature(place, function)
-        if complaint := self.complaint(signature):
+        complaint = self.complaint(signature)
+        if complaint:
             raise BindingError(f"{self.release}: {complaint}")
-        unknown = self.lacks(signature) if signature else self.wishes
-        known = {name: value for name, value in given.items() if name not in unknown}
-        return functools.partial(function, *by_position, **known)
+        # Where there is no signature, nothing tells which wishes the function takes. So it gets none.
+        left_out = set(self.wishes) if signature is None else self.lacks(signature)
+        arguments = {name: value for name, value in by_name.items() if name not in left_out}
+        return functools.partial(function, *by_position, **arguments)
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
-        return {name for name in self.wishes if signature and not _takes(signature, name)}
+        if signature is None:
+            return set()
+        return {name for name in self.wishes if not _takes(signature, name)}
 
     def takes(self, wish: str) -> bool:
         """Whether the installed version takes that argument."""
@@ -139,16 +149,16 @@ class Function(Symbol):
         if signature is None:
             return ""
         wishes = {*self.wishes} - self.lacks(signature)
+        by_position = [None] * self.positions  # only the number and the names of arguments are checked
         try:
-            signature.bind(*range(self.positions), **dict.fromkeys([*self.needs, *wishes]))
+            signature.bind(*by_position, **dict.fromkeys([*self.needs, *wishes]))
         except TypeError as error:
             return f"{self.places[0].rpartition('.')[2]} {str(error).removeprefix('got ')}"
         return ""
 
 
 class Operator(Function):
-    """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
-    place is `library._C.name` for `torch.ops._C.name`."""
+    """An operator of torch, `torch.ops._C.name`, at the place `library._C.name`; called by position."""
 
     def __init__(self, place: str, positions: int, loader: str) -> None:
         """loader: the module that registers it when it is imported"""
@@ -159,9 +169,10 @@ class Operator(Function):
         import torch
 
         load(self.loader)
-        *_, namespace, name = self.places[0].split(".")
+        place = self.places[0]
+        *_, namespace, name = place.split(".")
         try:
-            return self.places[0], getattr(getattr(torch.ops, namespace), name)
+            return place, getattr(getattr(torch.ops, namespace), name)
         except AttributeError:
             raise BindingError(f"{self.release} has no operator {name}") from None
 
@@ -178,27 +189,33 @@ Taken = Symbol | tuple[Symbol, ...]
 
 def first_of(*alternatives: Symbol) -> Any:
     """The first symbol that exists. Raises as `find` of the first one does where none exists."""
+    errors: list[BindingError | Unsupported] = []
     for symbol in alternatives:
-        if symbol.exists():
+        try:
+            symbol.at()
+        except (BindingError, Unsupported) as error:
+            errors.append(error)
+        else:
             return symbol
-    alternatives[0].at()
-    raise AssertionError
+    raise errors[0]
 
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:
     """Imports the innermost module of a dotted name. Returns it and how many of the names it takes; the rest
     are classes. Raises Unsupported for a module that cannot be imported."""
-    for own in range(len(names), 1, -1):
-        name = ".".join(names[:own])
+    for depth in range(len(names), 1, -1):
+        module = ".".join(names[:depth])
         try:
-            return importlib.import_module(name), own
-        except ModuleNotFoundError as missing:
-            if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
-                continue
-            load(name)
-        except Exception:
-            load(name)
+            return load(module), depth
+        except Unsupported as error:
+            if not _is_no_module(module, error.__cause__):
+                raise
     return load(names[0]), 1
+
+
+def _is_no_module(name: str, error: BaseException | None) -> bool:
+    """Whether an import failed because there is no module of this name, or of one of the packages in it."""
+    return isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
 
 
 def _takes(signature: inspect.Signature, name: str) -> bool:
@@ -227,8 +244,7 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module. Raises Unsupported where it cannot be imported: a GPU library may need its device,
-    driver or compiler for that."""
+    """Imports a module. Raises Unsupported where that fails: it may need its device, driver or compiler."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -236,8 +252,7 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
-    the undefined symbol."""
+    """An error and its causes in one line. Torch names an undefined symbol only in a cause."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)

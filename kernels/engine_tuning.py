@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
 
-TakeEntry = Callable[[int], EngineEntry]
+EntryAt = Callable[[int], EngineEntry]
+"""Returns what the engine uses for a number of rows M."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The M for which the engines' tables have entries."""
@@ -76,20 +77,20 @@ def _stored(entry: EngineEntry) -> EngineEntry:
     return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
 
 
-def nearest_of(own: Iterable[int], m: int) -> int:
-    """The M whose entry the engines use for m rows: the nearest, and of two equally near ones the first."""
-    return min(own, key=lambda each: abs(each - m))
+def nearest_of(table: Iterable[int], m: int) -> int:
+    """The M of the entry that the engines use for m rows: the nearest, and of two equally near the first."""
+    return min(table, key=lambda key: abs(key - m))
 
 
-def origin_of(own: Iterable[int] | None, m: int) -> str:
-    return "the engine's default" if own is None else f"the engine's table at M = {nearest_of(own, m)}"
+def origin_of(table: Iterable[int] | None, m: int) -> str:
+    return "the engine's default" if table is None else f"the engine's table at M = {nearest_of(table, m)}"
 
 
 class EngineLookUp(ABC):
     """Asks an engine, by its own functions, which configuration its Triton kernel of an op uses."""
 
     @abstractmethod
-    def rows(self, sizes: Any) -> int:
+    def m_of(self, sizes: Any) -> int:
         """The M by which the engine looks up an entry."""
 
     @abstractmethod
@@ -97,15 +98,15 @@ class EngineLookUp(ABC):
         """The engine's entries by M; None where it has no table for the shape."""
 
     @abstractmethod
-    def taken(self, sizes: Any, m: int) -> EngineEntry:
+    def entry(self, sizes: Any, m: int) -> EngineEntry:
         """The configuration of a call with m rows: that of the engine's table, or its default."""
 
     @abstractmethod
-    def file(self, sizes: Any) -> str:
+    def file_name(self, sizes: Any) -> str:
         """The name of the table's file, below the folder that the engine looks into."""
 
-    def further(self, sizes: Any) -> Mapping[str, TakeEntry]:
-        """Other files that the engine reads."""
+    def other_files(self, sizes: Any) -> Mapping[str, EntryAt]:
+        """Other files that the engine reads, by name, with what it uses of them."""
         return {}
 
     @abstractmethod
@@ -115,20 +116,22 @@ class EngineLookUp(ABC):
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
-        m, own = self.rows(sizes), self.table(sizes)
-        main: TakeEntry = functools.partial(self.taken, sizes)
-        files = {self.file(sizes): main, **self.further(sizes)}
-        ms = sorted({*LADDER, *(own or ())})
-        taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
-        return EngineTable(_stored(main(m)), origin_of(own, m), taken)
+        m = self.m_of(sizes)
+        table = self.table(sizes)
+        main: EntryAt = functools.partial(self.entry, sizes)
+        keys = sorted({*LADDER, *(table or ())})
+        files = {}
+        for name, entry_at in {self.file_name(sizes): main, **self.other_files(sizes)}.items():
+            files[name] = {key: _stored(entry_at(key)) for key in keys}
+        return EngineTable(_stored(main(m)), origin_of(table, m), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
         """The configuration of a call and where it comes from, as text; empty if unknown."""
         if forced is not None:
             return f"{words(forced)} (as told)"
-        m = self.rows(sizes)
+        m = self.m_of(sizes)
         try:
-            return f"{text_of(self.taken(sizes, m))} ({origin_of(self.table(sizes), m)})"
+            return f"{text_of(self.entry(sizes, m))} ({origin_of(self.table(sizes), m)})"
         except (BindingError, Unsupported):
             return ""
 
@@ -163,17 +166,23 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit into shared memory and registers. Values of GROUP_SIZE_M near the
-        engines' defaults come first."""
-        rocm, few = target.kind == "rocm", self.tables.rows(sizes) <= 16
+        """The configurations that fit the device. Values of GROUP_SIZE_M near the defaults come first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
-        usual = 1 if few else 32
-        groups = sorted((1, 4, 8, 16, 32) if rocm else (1, 16, 32, 64), key=lambda g: abs(g - usual))
-        options: Iterable[tuple[int, ...]] = itertools.product((4, 8), (2,) if rocm else (3, 4, 2, 5))
-        if rocm:
-            options = [(*each, waves, 16, 2) for each in options for waves in (0, 1, 2, 4)]
-        lanes, limit = (64, 512) if rocm else (32, 255)
-        for tile, option, group in itertools.product(tiles, list(options), groups):
+        # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
+        options: Iterable[tuple[int, ...]]
+        if target.kind == "rocm":
+            groups = [1, 4, 8, 16, 32]
+            options = itertools.product((4, 8), (2,), (0, 1, 2, 4), (16,), (2,))
+            lanes = 64
+            most_registers = 512
+        else:
+            groups = [1, 16, 32, 64]
+            options = itertools.product((4, 8), (3, 4, 2, 5))
+            lanes = 32
+            most_registers = 255
+        usual = 1 if self.tables.m_of(sizes) <= 16 else 32
+        groups.sort(key=lambda group: abs(group - usual))
+        for tile, option, group in itertools.product(tiles, options, groups):
             config = EngineConfig(*tile, group, *option)
-            if config.shared <= target.shared and config.registers(lanes) <= limit:
+            if config.shared <= target.shared and config.registers(lanes) <= most_registers:
                 yield config

@@ -164,8 +164,7 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """Splits the last dimension into blocks, padded with zeros: [..., ceil(K/128), 128]. It is a view of x
-    where K is a multiple of 128."""
+    """The last dimension in blocks, [..., ceil(K/128), 128]: padded with zeros, or a view of x."""
     import torch
 
     missing = -x.shape[-1] % BLOCK

@@ -46,8 +46,7 @@ class Gpu:
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and what went wrong: it is missing, it failed, or it took too long.
-    The latter is empty where nothing did."""
+    """What a command prints to stdout, and why it failed or is missing; empty where it succeeded."""
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False
@@ -163,10 +162,7 @@ VARIABLES = {
 
 
 def visible(
-    kind: str,
-    devices: Sequence[T],
-    name: Callable[[T], str],
-    environment: Mapping[str, str] = os.environ,
+    kind: str, devices: Sequence[T], name: Callable[[T], str], environment: Mapping[str, str] = os.environ
 ) -> list[T]:
     """The selected devices, in the order in which torch numbers them.
 

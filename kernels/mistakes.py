@@ -21,8 +21,7 @@ class TooMuchWork(Exception):
 
 
 class Work(TorchFunctionMode):
-    """Limits what torch computes under it, by elements and operations, so that it ends at the same place
-    however busy the machine is."""
+    """Limits computing under it by elements and operations: it ends at the same place on a busy machine."""
 
     done = 0.0  # the share of the limit that is used
 

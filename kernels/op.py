@@ -51,10 +51,8 @@ class Work:
     """The least work that a call must do."""
 
     flops: float
-
     bytes: float
     """Bytes moved, each byte once."""
-
     dtype: str = "bf16"
     """The narrowest dtype of operands with which products are right. The ceiling is that of this dtype."""
 
@@ -66,22 +64,15 @@ class Tolerance:
 
     row: float
     """Root mean square over one row of the output's last dimension, or over each segment of it."""
-
     element: float
     """The largest single element."""
-
     segment: int | None = None
-    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
-    is not diluted by its neighbours; None: all."""
-
+    """Elements of a row that are judged together, the fewest that a thread block writes; None: all."""
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate: their sigma is so wide that it would hide a common factor."""
-
     bias_bf16: float = 0.006
-    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
-    nearest does not."""
-
+    """The same for all other calls. Truncating to bf16 once makes an output 0.28 percent smaller."""
     noise: float | None = None
     """Root mean square over the whole output, for calls that round to FP8; None: not judged. The worst row of
     a right call errs as much as each row of a format with one bit less, so that `row` cannot tell them apart.
@@ -94,16 +85,12 @@ class Reference:
 
     value: torch.Tensor
     """[rows, ...]: the first dimension is that of the output."""
-
     sigma: torch.Tensor
     """Like `value`, for activations that enter products in bf16."""
-
     rows: list[int] | None = None
     """The sampled row numbers; None: all rows were computed."""
-
     sigma_fp8: torch.Tensor | None = None
     """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
-
     even: torch.Tensor | None = None
     """Bool, in the shape of `value` without its last dimension: the rows in which sigma_fp8 comes from many
     independent errors of similar size. Only these rows are averaged, for `Tolerance.bias` and `.noise`;
@@ -114,13 +101,13 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
     """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
     evenly for any n. offset: where the list begins, as a share of the count."""
     golden = 0.5 * (5**0.5 - 1)
+    # Steps repeat some numbers and miss others. The missed ones follow at the end.
     steps = (int((offset + i * golden) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
-their sigmas, 1 to 3 GiB each."""
+"""The most elements of a reference, 16384 rows of 7168. With its sigma it takes 1 to 3 GiB of memory."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -206,10 +193,12 @@ class Prepared:
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
-        that kernels/compose.py composed, its inner call."""
-        self._call, self._inputs, self._after_load = call, inputs, after_load
-        self._result, self._picked = result, picked
+        """What further sets share: what `stationary` made, or the inner call (kernels/compose.py)."""
+        self._call = call
+        self._inputs = inputs
+        self._after_load = after_load
+        self._result = result
+        self._picked = picked
         self._returned: Any = None
         self._called = False
 
@@ -237,27 +226,25 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
-        write there."""
+        """The tensors in which `call` reads each live operand. `load` and producers write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """Like `inputs`, without side effects: the tensors that `call` reads at present. Live operands that
-        only `load` can write are left out."""
+        """The tensors that `call` reads at present, without those that only `load` can write."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
-        result = self._result
-        if callable(result):
-            result = result(self._returned)
-        elif result is None:
-            result = self._returned if self.out is None else self.out
-        if result is None:
+        output = self._returned if self.out is None else self.out
+        if callable(self._result):
+            output = self._result(self._returned)
+        elif self._result is not None:
+            output = self._result
+        if output is None:
             raise TypeError(
                 f"{named(self._call or self.call)} gets no `out` to write, and returned no output"
             )
-        return result
+        return output
 
     def picked(self) -> str:
         """What the library chose to run, where it tells; for the record."""
@@ -265,8 +252,7 @@ class Prepared:
 
 
 def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
-    else, which names the function as `source`."""
+    """The Prepared that a function returned, or of its call. Raises TypeError, with `source`, for others."""
     if isinstance(given, Prepared):
         return given
     if callable(given):
@@ -278,8 +264,7 @@ def as_prepared(given: object, source: str, operands: Operands, out: torch.Tenso
 
 
 class Implementation:
-    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
-    declares."""
+    """One way to compute an op: a subclass in a module of the op, or what `implementation` below declares."""
 
     # `provider.variant`
     name: ClassVar[str]
@@ -299,15 +284,15 @@ class Implementation:
     activations: ClassVar[str] = "bf16"
     # Its call rounds to bf16 toward zero, so that its limits are those of an error twice as large.
     truncates: ClassVar[bool] = False
-    # The library allocates its own output: `out` is then None, and never poisoned.
+    # The library allocates its own output: `out` is then None.
     allocates: ClassVar[bool] = False
     # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
     # For the memory plan: a name for the layout. Implementations of a runtime with the same name share one
     # copy of the stationary operands in it; empty: each has a copy of its own.
     shared_layout: ClassVar[str] = ""
-    # Sets share all that was made of the same stationary operands: preparing a call on other live operands
-    # costs next to nothing, so that a serving engine can call it.
+    # `prepare_turn` takes over all that `prepare` made of the stationary operands. So a call on other live
+    # operands is prepared in almost no time, and a serving engine under test can call this implementation.
     rebinds: ClassVar[bool] = False
     # A compiler writes another program for each size: the answers at one size say nothing of another.
     per_size: ClassVar[bool] = False
@@ -324,8 +309,7 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; by default whether torch is here.
-        Nothing is imported."""
+        """Whether platform and libraries can run it; by default whether torch is here. Imports nothing."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -356,8 +340,6 @@ class Implementation:
         """Whether it runs this case on this platform."""
         sizes = OPS[self.op].sizes(case.sizes)
         interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
-        size, unit = (1, "s") if interpreted_s < 120 else (60, "min") if interpreted_s < 7200 else (3600, "h")
-        takes = f"about {interpreted_s / size:.0f} {unit}"
         return Support.all_of(
             as_support(self.available(platform), named(self.available)),
             need(
@@ -367,7 +349,7 @@ class Implementation:
             as_support(self.fits(sizes), named(self.fits)),
             need(
                 interpreted_s <= INTERPRETED_S,
-                f"interpreting one call would take {takes}: suite `smoke` checks it",
+                f"interpreting one call would take about {_duration(interpreted_s)}: suite `smoke` checks it",
             ),
         )
 
@@ -376,38 +358,46 @@ class Implementation:
         return 0.0
 
     def layout(self, sizes: DataclassInstance) -> int:
-        """Bytes of stationary operands that `prepare` brings into another layout, for the memory plan."""
+        """For the memory plan: bytes of stationary operands that `prepare` brings into another layout."""
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that `prepare` allocates for each set of operands beside those, layout and output, for the
-        memory plan."""
+        """For the memory plan: bytes that `prepare` allocates for a set, beside layout and output."""
         return 0
 
     def scratch(self, sizes: DataclassInstance) -> int:
-        """Bytes that a call allocates and frees again, or shares with calls on other sets, for the memory
-        plan."""
+        """For the memory plan: bytes that a call frees again, or shares with calls on other sets."""
         return 0
 
     def require(self) -> None:
         """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
-        allocates the output. Raises Unsupported."""
+        """Untimed: bring stationary operands into a layout. `out`: see `allocates`. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further one of the sets that calls rotate over. It may share the layouts that `first`,
-        which was prepared on the first set, made of the same stationary operands."""
+        """Prepares the call on another of the sets of operands that calls rotate over.
+
+        first: the call that was prepared on the first set. Where the stationary operands are the same, the
+               new call may use the layouts that were made of them for `first`
+        """
         return self.prepare(operands, out)
 
 
-REQUIREMENTS = ("available", "fits", "supports")
-"""Methods that a declaration adds to: what the base class requires is required as well."""
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
 
-ANSWERS = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
-"""Methods that a declaration replaces."""
+
+REQUIREMENTS = ("available", "fits", "supports")
+"""Methods to which a declaration adds a condition: that of the base class must hold as well."""
+
+REPLACED = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
+"""Methods in whose place a declaration puts its own."""
 
 
 def implementation(
@@ -426,8 +416,8 @@ def implementation(
     base:       says what all rows of a library share
     stationary: brings the stationary operands into the library's layout. The function gets the result as its
                 third argument; all sets of operands with the same stationary tensors share it
-    overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
-                methods, without `self`: see REQUIREMENTS and ANSWERS
+    overrides:  attributes of the class (`requires`, `since`, `archs` ...), and functions, without `self`, for
+                its methods: see REQUIREMENTS and REPLACED
 
     Raises TypeError, in one line, for a declaration that cannot be right.
     """
@@ -435,32 +425,41 @@ def implementation(
 
     def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
         source = f"{name}: {named(function)}"
-        taken = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
-        _check_parameters(function, taken, source)
-
-        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
-            given = function(operands, out) if stationary is None else function(operands, out, made)
-            bound = as_prepared(given, source, operands, out)
-            bound.stationary = made
-            return bound
-
-        def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
-            return prepared(operands, out, None if stationary is None else stationary(operands))
-
-        def prepare_turn(
-            self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
-        ) -> Prepared:
-            shares = first is not None and operands.same_stationary(first.operands)
-            if first is None or not shares or type(self).prepare is not prepare:  # a subclass has its own
-                return self.prepare(operands, out)
-            return prepared(operands, out, first.stationary)
-
+        parameters = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
+        _check_parameters(function, parameters, source)
         members = {member: _member(base, member, value) for member, value in overrides.items()}
-        members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
+        members |= _preparing(function, stationary, source)
         members |= {"__doc__": function.__doc__, "__module__": function.__module__, "__wrapped__": function}
-        return type(function.__name__, (base,), members)
+        return type(function.__name__, (base,), {"name": name, **members})
 
     return declare
+
+
+def _preparing(
+    function: Callable[..., Call | Prepared], stationary: Callable[[Any], object] | None, source: str
+) -> dict[str, object]:
+    """The methods `prepare` and `prepare_turn` of a declared class. source: names the function in errors"""
+
+    def call_on(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
+        """made: what `stationary` made of the stationary operands"""
+        returned = function(operands, out) if stationary is None else function(operands, out, made)
+        prepared = as_prepared(returned, source, operands, out)
+        prepared.stationary = made
+        return prepared
+
+    def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
+        made = None if stationary is None else stationary(operands)
+        return call_on(operands, out, made)
+
+    def prepare_turn(
+        self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
+    ) -> Prepared:
+        is_overridden = type(self).prepare is not prepare  # by a subclass of the declared class
+        if first is None or is_overridden or not operands.same_stationary(first.operands):
+            return self.prepare(operands, out)
+        return call_on(operands, out, first.stationary)
+
+    return {"prepare": prepare, "prepare_turn": prepare_turn}
 
 
 def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
@@ -476,15 +475,19 @@ def declared(kernel: Any, op: str, boundary: str) -> type[Implementation]:
 
     @functools.wraps(kernel, assigned=("__name__", "__qualname__"), updated=())
     def prepare(operands: Operands, out: Any) -> Call | Prepared:
-        first = kernel(operands, out)
-        if callable(first) or isinstance(first, Prepared):
-            return cast("Call | Prepared", first)
-        returned: list[Any] = [None]
+        answer = kernel(operands, out)
+        if callable(answer) or isinstance(answer, Prepared):
+            return cast("Call | Prepared", answer)
+        output: Any = None  # what the last call returned
 
         def call() -> None:
-            returned[0] = kernel(operands, out)
+            nonlocal output
+            output = kernel(operands, out)
 
-        return Prepared(operands, out, call, result=lambda _: out if returned[0] is None else returned[0])
+        def result(_: object) -> Any:
+            return out if output is None else output
+
+        return Prepared(operands, out, call, result=result)
 
     name = f"yours.{getattr(kernel, '__name__', 'kernel')}"
     return implementation(name, requires="torch", op=op, boundaries=(boundary,))(prepare)
@@ -507,30 +510,32 @@ def _check_declaration(name: object, base: object, overrides: Mapping[str, Any])
     mistake = f"implementation {name!r}"
     if not (isinstance(base, type) and issubclass(base, Implementation)):
         raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
-    annotated = {name for each in base.__mro__ for name in vars(each).get("__annotations__", {})}
-    known = {*dir(base), *annotated} - {"name", "prepare", "prepare_turn", "require"}
-    known = {member for member in known if not member.startswith("_")}
+    members = set(dir(base))
+    for ancestor in base.__mro__:
+        members.update(vars(ancestor).get("__annotations__", {}))
+    members -= {"name", "prepare", "prepare_turn", "require"}
+    known = {member for member in members if not member.startswith("_")}
     for member, value in overrides.items():
         if member not in known:
             others = ", ".join(sorted(known))
             raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
-        if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
+        if member in (*REQUIREMENTS, *REPLACED) and not callable(value):
             raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
     """A member of a class that a declaration makes: the attribute, or a method that calls the function."""
-    if member not in (*REQUIREMENTS, *ANSWERS):
-        return value
 
-    def method(self: Implementation, *given: Any) -> Any:
-        answer = value(*given)
-        if member not in REQUIREMENTS:
-            return answer
-        answer = as_support(answer, f"{member} of {self.name}, {named(value)},")
-        return Support.all_of(getattr(base, member)(self, *given), answer)
+    def replaced(self: Implementation, *arguments: Any) -> Any:
+        return value(*arguments)
 
-    return method
+    def required(self: Implementation, *arguments: Any) -> Support:
+        answer = as_support(value(*arguments), f"{member} of {self.name}, {named(value)},")
+        return Support.all_of(getattr(base, member)(self, *arguments), answer)
+
+    if member in REQUIREMENTS:
+        return required
+    return replaced if member in REPLACED else value
 
 
 @functools.cache
@@ -548,8 +553,7 @@ class Op(ABC):
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
-    # Where a whole rank is replayed on a GPU: the implementation that stands for a serving engine's own;
-    # empty: the baseline.
+    # What stands for a serving engine's kernel in the replay of a rank on a GPU; empty: the baseline.
     engine_like: ClassVar[str] = ""
     # Its operands have lengths of sequences (see Seeds).
     lengths: ClassVar[bool] = False
@@ -561,13 +565,11 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
-    # The size that says whether operands are FP8, as only then a case says the format. Empty: operands are
-    # always FP8, or never.
+    # The size that says whether operands are FP8, so that a case has a format. Empty: always, or never.
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
-        unknown or missing."""
+        """Reads sizes given as text or numbers. Raises ValueError where one is unknown or missing."""
         kinds = _kinds(self.Sizes)
         values: dict[str, Size] = {}
         for name, value in given.items():
@@ -587,8 +589,10 @@ class Op(ABC):
 
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:
         """Sizes as the texts of cases and records say them."""
-        default = {field.name: field.default for field in fields(sizes) if field.name in self.unsaid}
-        said = {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        said = asdict(sizes)
+        for field in fields(sizes):
+            if field.name in self.unsaid and said[field.name] == field.default:
+                del said[field.name]
         if self.fp8_where and said[self.fp8_where] != "fp8":
             del said["fp8"]
         return said
@@ -655,8 +659,7 @@ class Op(ABC):
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
-        nothing is streamed. The cache policy uses it."""
+        """The least bytes that calls on so many sets read from memory. The cache policy uses it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""

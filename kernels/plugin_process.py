@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import ANSWERS, OPS, REQUIREMENTS, Implementation, Prepared, Unsupported, named
+from kernels.op import OPS, REPLACED, REQUIREMENTS, Implementation, Prepared, Unsupported, named
 from kernels.operands import Operands
 from kernels.support import Mistaken, as_support
 
@@ -88,8 +88,7 @@ class PluginProcess:
         self.connection = Connection(ours.detach())
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
-        """What a method of an implementation returns; the facts of all implementations for `list`. Raises
-        PluginError."""
+        """What a method of an implementation returns; for `list` the facts of all. Raises PluginError."""
         with self.asking:  # several threads ask
             try:
                 self.connection.send((method, op, name, arguments))
@@ -102,8 +101,7 @@ class PluginProcess:
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and ANSWERS ask
-    its process. Only a worker can prepare it."""
+    """What a plug-in's implementation says: its methods ask its process. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""
@@ -112,7 +110,7 @@ class PluginImplementation(Implementation):
     def __init__(self, process: PluginProcess, facts: Mapping[str, Any]) -> None:
         for fact in FACTS:
             setattr(self, fact, facts[fact])
-        for method in (*REQUIREMENTS, *ANSWERS):
+        for method in (*REQUIREMENTS, *REPLACED):
             setattr(self, method, functools.partial(process.ask, method, self.op, self.name))
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:

@@ -1,5 +1,4 @@
-"""The suite's own kernel that quantises activations. With it, a kernel of quantised operands runs in the
-boundary `with_quant`."""
+"""The suite's own quantising kernel, with which a kernel of quantised operands runs in `with_quant`."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def _triton(
 
     interpreted = x.device.type == "cpu"
     rows = INTERPRETED_ROWS if interpreted else ROWS
-    # The interpreter reads subnormal bf16 wrongly, and truncates to FP8 where it should round. So torch
-    # converts both for it.
+    # The interpreter reads subnormal bf16 wrongly and truncates to FP8. So torch converts both for it.
     read, written = (torch.empty(x.shape), torch.empty(x.shape)) if interpreted else (x, q)
     launch = quantise_kernel[(-(-x.shape[0] // rows), scale.shape[1])]
     arguments = (read, written, scale, *x.shape, *read.stride(), *written.stride(), *scale.stride())

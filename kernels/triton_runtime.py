@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Triton interprets with numpy, which gets one thread: on small products several threads wait for each other,
-and take three times as long where other processes run."""
+"""Triton interprets with numpy. It gets one thread: several would wait for each other on small products."""
 
 NOT_INTERPRETED = (
     "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported, or take the base "
@@ -36,13 +35,14 @@ CPU = Target("cpu", "cpu", 64)
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
     """Triton's options. instruction: rows of AMD's matrix instruction, 0 for other vendors."""
     common = {"num_warps": warps, "num_stages": stages}
-    return common | {"matrix_instr_nonkdim": instruction} if instruction else common
+    return {**common, "matrix_instr_nonkdim": instruction} if instruction else common
 
 
 def target_of(device: torch.device) -> Target:
     if device.type == "cpu":
         return CPU
-    gpu, units = platforms.of(device), torch.cuda.get_device_properties(device).multi_processor_count
+    gpu = platforms.of(device)
+    units = torch.cuda.get_device_properties(device).multi_processor_count
     return Target(gpu.kind, gpu.arch, units, gpu.name)
 
 
@@ -52,14 +52,16 @@ def require_interpreter(device: torch.device) -> None:
         return
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise Unsupported(NOT_INTERPRETED)
-    if not (support := interpreter_fits()).ok:
+    support = interpreter_fits()
+    if not support.ok:
         raise Unsupported(support.reason)
 
 
 def interpreter_fits() -> Support:
     """Whether the interpreter works with the installed NumPy. Before Triton 3.7 it uses an array of one value
     as a number (`__index__` in triton/runtime/interpreter.py), which NumPy refuses since 2.4."""
-    triton, numpy = version("triton") or "", version("numpy") or ""
+    triton = version("triton") or ""
+    numpy = version("numpy") or ""
     return need(
         not is_older(triton, "3.7") or is_older(numpy, "2.4"),
         f"the interpreter of Triton {triton} needs numpy before 2.4, this is {numpy}: "
@@ -106,14 +108,18 @@ class ConfiguredPrepared(Prepared):
         """What the kernels write: `out`, or what is rounded to it."""
 
     def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
-        """The tensor itself. In the interpreter, which truncates to a narrow dtype where it should round, an
-        fp32 tensor like it."""
+        """Returns the tensor that a kernel writes, from which `narrow` is rounded after the call.
+
+        It is `narrow` itself on a GPU. In the interpreter it is an fp32 tensor of the same shape, because the
+        interpreter truncates to a narrow dtype where it should round.
+        """
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
 
-    def bits(self, codes: torch.Tensor) -> torch.Tensor:
-        """The tensor itself. In the interpreter, which has no e4m3fnuz, such codes are seen as uint8."""
-        fnuz = codes.dtype == torch.float8_e4m3fnuz
-        return codes.view(torch.uint8) if self.interpreted and fnuz else codes
+    def readable(self, codes: torch.Tensor) -> torch.Tensor:
+        """FP8 operands as the kernel reads them. The interpreter has no e4m3fnuz: it gets uint8."""
+        if self.interpreted and codes.dtype == torch.float8_e4m3fnuz:
+            return codes.view(torch.uint8)
+        return codes
 
     def call(self) -> None:
         self.launch()

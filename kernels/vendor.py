@@ -35,15 +35,15 @@ class Vendor(Implementation):
     archs: ClassVar[tuple[str, ...]] = ()
     # Sets of instructions that a CPU must have.
     instructions: ClassVar[tuple[str, ...]] = ()
-    # Modules that it needs beside torch and the library.
+    # Further modules that it needs, beside torch and the library.
     also: ClassVar[Sequence[str]] = ()
     # It takes FP8 in either format; others take that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
-    # What it takes of its library, in tuples of alternatives: `doctor --bind` checks these.
+    # What it takes of its library: symbols, or tuples of which one must exist. `doctor --bind` checks these.
     symbols: ClassVar[Sequence[Taken]] = ()
     # The library's first version that has them; empty: any.
     since: ClassVar[str] = ""
-    # The same of other libraries that it takes something of.
+    # The first versions of other libraries that it takes something of, by the library's name.
     others_since: ClassVar[Mapping[str, str]] = {}
 
     def available(self, platform: Platform) -> Support:
@@ -67,26 +67,20 @@ class Vendor(Implementation):
         return {self.library or self.provider: self.since, **self.others_since}
 
     def recent(self, platform: Platform) -> Support:
-        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
-        version that cannot be read counts as later."""
-        reasons = (
-            f"needs {library} {first} or later; this is {version(library)}"
-            for library, first in self.first_versions.items()
-            if platform.here and is_older(version(library) or "", first)
-        )
-        return Support.all_of(*(Support(False, reason) for reason in reasons))
+        """Whether installed versions are recent enough. One that cannot be read counts as recent."""
+        for library, first in self.first_versions.items():
+            if platform.here and is_older(version(library) or "", first):
+                return Support(False, f"needs {library} {first} or later; this is {version(library)}")
+        return Support(True)
 
     def supports(self, case: Case, platform: Platform) -> Support:
         wanted = native(platform.arch)
         given = case.sizes.get("fp8", wanted)  # a case without FP8 operands names no format
+        defects = known_defects(self, OPS[self.op].sizes(case.sizes), platform.arch)
         return Support.all_of(
             super().supports(case, platform),
             need(self.any_fp8 or given == wanted, f"{platform.arch} takes {wanted}, not {given}"),
-            *(
-                Support(False, str(defect))
-                for defect in known_defects(self, OPS[self.op].sizes(case.sizes), platform.arch)
-                if defect.refuse
-            ),
+            *(Support(False, str(defect)) for defect in defects if defect.refuse),
         )
 
 
@@ -98,24 +92,29 @@ def is_older(version: str, first: str) -> bool:
         return False
 
 
-def read_to(library: str) -> list[str]:
-    """The newest release of each line of a library's versions that the rows were written against."""
+def releases_read(library: str) -> list[str]:
+    """The newest releases whose source the rows were written for: one for each series of versions."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release that the rows were written against, where this version is newer; else `""`."""
+    """The newest of `releases_read`, where this version is newer; else `""`."""
     try:
-        given = Version(version)
+        installed = Version(version)
     except InvalidVersion:
         return ""
-    line = [read for read in map(Version, read_to(library)) if read.major <= given.major]
-    return str(max(line)) if line and Version(given.public) > max(line) else ""
+    releases = [Version(release) for release in releases_read(library)]
+    # A release of a later major version belongs to another series.
+    comparable = [release for release in releases if release.major <= installed.major]
+    if comparable and Version(installed.public) > max(comparable):
+        return str(max(comparable))
+    return ""
 
 
 def either(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 class Aiter(Vendor):
@@ -194,8 +193,7 @@ class Sglang(Vendor):
 
 
 def extend_attention(when: str = "") -> Function:
-    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal. On ROCm
-    the lengths make a grid without idle programs."""
+    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal."""
     return Function(
         *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
         needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices "
@@ -277,22 +275,21 @@ class FlashAttentionOfSglang(Vendor):
     allocates = True
 
 
-ONEDNN_ISAS = (
-    *("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"),
-    *("AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16"),
-)
-"""Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
-dispatcher control)."""
+_ISAS = "SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16"
+ONEDNN_ISAS = _ISAS.split()
+"""Values of ONEDNN_MAX_CPU_ISA up to what bf16 brgemm needs (oneDNN's guide, CPU dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
     """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN
     takes values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
     values."""
-    name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
+    if not isa:
+        return Support(True)
+    too_low = ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
+    name = "ONEDNN_MAX_CPU_ISA" if os.environ.get("ONEDNN_MAX_CPU_ISA") else "DNNL_MAX_CPU_ISA"
     most = os.environ.get(name, "").upper()
-    below = isa and most in ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
-    return need(not below, f"oneDNN needs {isa} for it, and {name}={most} forbids that")
+    return need(most not in too_low, f"oneDNN needs {isa} for it, and {name}={most} forbids that")
 
 
 def vllm_operator(name: str, positions: int) -> Operator:
@@ -318,11 +315,14 @@ class VllmCpu(Vllm):
 
     def available(self, platform: Platform) -> Support:
         support = super().available(platform)
-        return Support.all_of(support, onednn_may_use(self.onednn_isa)) if platform.here else support
+        if platform.here:
+            support = Support.all_of(support, onednn_may_use(self.onednn_isa))
+        return support
 
     def require(self) -> None:
         # `available` asks too, in another process: a flag under test is set in this one alone.
-        if not (allowed := onednn_may_use(self.onednn_isa)).ok:
+        allowed = onednn_may_use(self.onednn_isa)
+        if not allowed.ok:
             raise Unsupported(allowed.reason)
         load("vllm._custom_ops")
         if not any(vllm_operator(name, 0).exists() for name in self.OF_CPUS):

@@ -24,8 +24,7 @@ CLOSE = 0.04
 RARE = 0.005
 """The share of the steps below which pieces get no group of their own."""
 BATCH_COUNTS = 4.0
-"""How much more a deviation in the batch of a decode step counts than one in context: kernels tile by
-batch."""
+"""How much more a deviation in a decode step's batch counts than one in context: kernels tile by batch."""
 STEPS_TOGETHER = 16
 """Steps of a phase that form one piece; their contexts differ by at most 15 tokens."""
 NEGLIGIBLE = 0.01

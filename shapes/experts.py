@@ -56,8 +56,7 @@ def route(
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has `tokens`;
-    without expert parallelism those of all groups."""
+    """The rows of a rank's kernel if each attention group of its expert-parallel ranks has `tokens`."""
     if parallel.ep == 1:
         return tokens * parallel.dp
     everywhere = -(-tokens * parallel.ep // parallel.tp)

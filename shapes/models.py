@@ -32,8 +32,7 @@ NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of Hugging Face's config.json that shapes depend on; those with a default may be missing.
-    Widths are numbers of elements."""
+    """The keys of config.json that shapes depend on. Those with a default may be missing."""
 
     name: str
     source: str
@@ -79,42 +78,32 @@ class ModelConfig:
     ) -> ModelConfig:
         """quantization: the hf_quant_config.json beside the config.json. Raises KeyError for a key that the
         config.json lacks, and ValueError for an architecture whose shapes would be wrong."""
-        for part in ("text_config", "moe"):  # of multimodal models, and of Mistral's params.json
-            config = {**config, **config[part]} if isinstance(config.get(part), Mapping) else config
-        also = KEYS["also"]
-        config = {**{also[key]: value for key, value in config.items() if key in also}, **config}
-        for key, does in KEYS["refused"].items():
+        config = _by_common_names(config)
+        for key, feature in KEYS["refused"].items():
             if config.get(key):
-                raise ValueError(f"its model {does} ({key}), which is not modelled")
+                raise ValueError(f"its model {feature} ({key}), which is not modelled")
         if config.get("moe_layer_freq", 1) != 1:
             raise ValueError("its moe_layer_freq is not 1, which is not modelled")
-        found: dict[str, Any] = {}
-        for field in fields(ModelConfig):
-            if field.name in NO_KEYS:
-                continue
-            value = config.get(field.name)
-            if value is None and field.default is MISSING:
-                raise KeyError(field.name)
-            value = field.default if value is None else value
-            least = 0 if field.default == 0 or field.name in MAY_BE_ZERO else 1
-            if field.type == "int" and (type(value) is not int or value < least):
-                raise ValueError(f"its {field.name} is {value!r}, no whole number from {least} on")
-            if field.type == "float" and type(value) not in (int, float):
-                raise ValueError(f"its {field.name} is {value!r}, no number")
-            found[field.name] = value
-        layers, dense = found["num_hidden_layers"], found["first_k_dense_replace"]
+        values = _values(config)
+        layers = values["num_hidden_layers"]
+        dense = values["first_k_dense_replace"]
         if layers <= dense:
             raise ValueError(f"none of its {layers} layers has experts (first_k_dense_replace {dense})")
-        indexers = list(config.get("indexer_types") or ["full"] * layers).count("full")
-        own = config.get("quantization_config") or config.get("quantization")  # so in params.json
-        weights, kept = _weights(quantization or own or {})
+        indexers = 0
+        if values["index_topk"]:
+            types = config.get("indexer_types") or ["full"] * layers
+            indexers = list(types).count("full")
+        if not quantization:
+            # Mistral's params.json has it under the second name.
+            quantization = config.get("quantization_config") or config.get("quantization") or {}
+        weights, unquantised = _weights(quantization)
         return ModelConfig(
             name,
             source,
-            **found,
-            indexers=indexers if found["index_topk"] else 0,
+            **values,
+            indexers=indexers,
             weights=weights,
-            unquantised=frozenset(_matched(kept, layers - 1)),
+            unquantised=frozenset(_matched(unquantised, layers - 1)),
             left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
         )
 
@@ -126,7 +115,8 @@ class ModelConfig:
     def parts(self) -> list[str]:
         """The names of MODULES that the model has."""
         absent = ["q", "kv_a"] if self.q_lora_rank else ["qkv_a", "q_b"]
-        absent += [] if self.index_topk else ["indexer wq_b"]
+        if not self.index_topk:
+            absent.append("indexer wq_b")
         return [name for name in MODULES if name not in absent]
 
     @property
@@ -138,12 +128,16 @@ class ModelConfig:
             reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
         if self.kind("experts") != FP8:
             reasons["fused_moe"] = f"its experts are {self.kind('experts')}, not {FP8}"
-        if (cache := (self.kv_lora_rank, self.qk_rope_head_dim)) != (512, 64):
-            reasons["mla_decode"] = f"its cache has {cache[0]} + {cache[1]} values a token, not 512 + 64"
+        latent = self.kv_lora_rank
+        nope = self.qk_nope_head_dim
+        rope = self.qk_rope_head_dim
+        value = self.v_head_dim
+        if (latent, rope) != (512, 64):
+            reasons["mla_decode"] = f"its cache has {latent} + {rope} values a token, not 512 + 64"
         elif self.index_topk:
             reasons["mla_decode"] = f"a query reads only the index_topk={self.index_topk} keys of its indexer"
-        if (head := (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim)) != (128, 64, 128):
-            widths = f"{head[0]} + {head[1]} with values of {head[2]}"
+        if (nope, rope, value) != (128, 64, 128):
+            widths = f"{nope} + {rope} with values of {value}"
             reasons["mha_prefill"] = f"its heads are {widths}, not 128 + 64 with values of 128"
         return reasons
 
@@ -164,40 +158,82 @@ class ModelConfig:
             lines.append(f"mla_decode scales scores by 192^-0.5, not {width}^-0.5; no time depends on it")
         if "fused_moe" not in self.unheld and self.scoring_func != "sigmoid":
             lines.append(f"with_routing scores experts by sigmoid, not {self.scoring_func}")
-        if "fused_moe" not in self.unheld and (scaling := self.routed_scaling_factor) != 2.5:
-            lines.append(f"fused_moe scales picks by 2.5, not {scaling:g}; no time depends on it")
+        if "fused_moe" not in self.unheld and self.routed_scaling_factor != 2.5:
+            factor = f"{self.routed_scaling_factor:g}"
+            lines.append(f"fused_moe scales picks by 2.5, not {factor}; no time depends on it")
         return [*lines, *self.left_out]
+
+
+def _by_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json on one level, with the keys of other models also under the names of ModelConfig."""
+    common = dict(config)
+    for part in ("text_config", "moe"):  # of multimodal models, and of Mistral's params.json
+        if isinstance(common.get(part), Mapping):
+            common.update(common[part])
+    for key, name in KEYS["also"].items():
+        if key in common:
+            common.setdefault(name, common[key])
+    return common
+
+
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ModelConfig's fields that are keys of a config.json. Raises KeyError where one is
+    missing, and ValueError where one is not a number that can be right."""
+    values: dict[str, Any] = {}
+    for field in fields(ModelConfig):
+        if field.name in NO_KEYS:
+            continue
+        value = config.get(field.name)
+        if value is None:
+            if field.default is MISSING:
+                raise KeyError(field.name)
+            value = field.default
+        least = 0 if field.default == 0 or field.name in MAY_BE_ZERO else 1
+        if field.type == "int" and (type(value) is not int or value < least):
+            raise ValueError(f"its {field.name} is {value!r}, not a whole number of at least {least}")
+        if field.type == "float" and type(value) not in (int, float):
+            raise ValueError(f"its {field.name} is {value!r}, not a number")
+        values[field.name] = value
+    return values
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     """The format of the weights, and patterns of the modules that are not quantised."""
-    own = quantization.get("quantization", quantization)  # hf_quant_config.json has it one level down
-    keys = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
-    kept = [pattern for key in keys for pattern in own.get(key) or ()]
-    if not own:
-        return BF16, kept
-    groups: Mapping[str, Any] = own.get("config_groups") or {}
-    group: Mapping[str, Any] = next((each["weights"] for each in groups.values() if each.get("weights")), {})
-    block = own.get("weight_block_size") or group.get("block_structure")
+    facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
+    unquantised: list[str] = []
+    for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
+        unquantised += facts.get(key) or ()
+    if not facts:
+        return BF16, unquantised
+    group: Mapping[str, Any] = {}  # of compressed-tensors: how weights are quantised
+    for candidate in (facts.get("config_groups") or {}).values():
+        if candidate.get("weights"):
+            group = candidate["weights"]
+            break
+    block = facts.get("weight_block_size") or group.get("block_structure")
     bits = f"{group.get('type', 'float')}{group.get('num_bits', 8)}"
-    method, algorithm = own.get("quant_method"), own.get("quant_algo") or own.get("format")
-    blocks = (method == "fp8" and not own.get("quant_algo")) or method == "compressed-tensors"
-    if blocks and block == [128, 128] and bits == "float8":
-        return FP8, kept
-    words = (algorithm or method, bits if group and not own.get("quant_algo") else "")
-    return " ".join(filter(None, words)) or "quantised in an unknown way", kept
+    method = facts.get("quant_method")
+    algorithm = facts.get("quant_algo")
+    has_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
+    if has_blocks and block == [128, 128] and bits == "float8":
+        return FP8, unquantised
+    words = [algorithm or facts.get("format") or method or ""]
+    if group and not algorithm:
+        words.append(bits)
+    return " ".join(words).strip() or "quantised in an unknown way", unquantised
 
 
 def _matched(patterns: Sequence[str], last: int) -> list[str]:
-    """The names of MODULES of which a pattern names a module. Of all layers the first dense one and the last
-    count."""
-    found = []
+    """The names of MODULES that a pattern excludes, in the first layer if dense, else in the last."""
+    names = []
     for name, modules in MODULES.items():
         layer = 0 if name.startswith("dense") else last
-        whole = [f"model.layers.{layer}.{module}" for module in modules]
-        if any(_names(pattern, module) for pattern in patterns for module in whole):
-            found.append(name)
-    return found
+        for module in modules:
+            full_name = f"model.layers.{layer}.{module}"
+            if any(_names(pattern, full_name) for pattern in patterns):
+                names.append(name)
+                break
+    return names
 
 
 def _names(pattern: str, module: str) -> bool:
@@ -219,9 +255,9 @@ def model(name: str) -> ModelConfig:
         raise ValueError(
             f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
         )
-    own = _data(name)
-    config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
-    return ModelConfig.read(name, own["source"], config, own.get("hf_quant_config"))
+    data = _data(name)
+    config = _data(data["same_as"])["config"] if "same_as" in data else data["config"]
+    return ModelConfig.read(name, data["source"], config, data.get("hf_quant_config"))
 
 
 def _data(name: str) -> dict[str, Any]:
@@ -242,10 +278,10 @@ def read_model(path: Path) -> ModelConfig:
     if path.is_dir() and not file.exists() and (path / "params.json").exists():
         file = path / "params.json"
     try:
-        config, beside = _object(file), file.with_name("hf_quant_config.json")
-        return ModelConfig.read(
-            file.resolve().parent.name, file.name, config, _object(beside) if beside.exists() else None
-        )
+        config = _object(file)
+        beside = file.with_name("hf_quant_config.json")
+        quantization = _object(beside) if beside.exists() else None
+        return ModelConfig.read(file.resolve().parent.name, file.name, config, quantization)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
     except ValueError as error:
@@ -258,7 +294,7 @@ def read_model(path: Path) -> ModelConfig:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    value = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
         raise ValueError("it holds no JSON object")
-    return found
+    return value

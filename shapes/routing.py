@@ -45,8 +45,7 @@ class Routing:
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
     groups: int = 8
-    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
-    limited."""
+    """The number of groups of consecutive experts. If it does not divide them, routing has no limit."""
     group_topk: int = 4
     """The most groups that the picks of a token lie in."""
 
@@ -71,26 +70,28 @@ class Routing:
         Neighbouring seeds give every row other experts. Neighbouring turns of one seed hit other experts as
         long as there are any.
         """
-        last = (self.local,) * self.shared
-        return tuple(
-            tuple(expert if expert < self.local else -1 for expert in row) + last
-            for row in self.global_picks(seed, turn)
-        )
+        last = (self.local,) if self.shared else ()
+        picks = []
+        for row in self.global_picks(seed, turn):
+            on_rank = tuple(expert if expert < self.local else -1 for expert in row)
+            picks.append(on_rank + last)
+        return tuple(picks)
 
     def global_picks(self, seed: int = 0, turn: int = 0) -> Picks:
         """The picks of the same rows in the layer's numbering, without the shared expert."""
         base = _base(self)
-        to = list(range(self.experts))
-        for slice_, hit in base.slices:
-            size = len(slice_)
+        exchanged = list(range(self.experts))
+        for part in base.slices:
+            size = len(part.experts)
             # The hit experts come first in a slice; each turn replaces them by as many others.
-            shift = seed + turn * (hit % size or 1)
-            for i, expert in enumerate(slice_):
-                to[expert] = slice_[(i + shift) % size]
+            shift = seed + turn * (part.hit % size or 1)
+            for i, expert in enumerate(part.experts):
+                exchanged[expert] = part.experts[(i + shift) % size]
         # Tokens move only once the experts have gone round, as the two moves could cancel out.
-        first = seed // min(len(slice_) for slice_, _ in base.slices) % self.tokens
+        smallest = min(len(part.experts) for part in base.slices)
+        first = seed // smallest % self.tokens
         rows = base.rows[first:] + base.rows[:first]
-        return tuple(tuple(map(to.__getitem__, row)) for row in rows)
+        return tuple(tuple(exchanged[expert] for expert in row) for row in rows)
 
     def loads(self, seed: int = 0, turn: int = 0) -> list[int]:
         """The rows of each of the rank's experts; the shared expert comes last."""
@@ -132,8 +133,8 @@ class Routing:
         """The number of the rank's experts, with the shared one, that the turns 0 .. turns - 1 hit."""
         if turns < 1:
             return 0
-        on_rank = [(len(slice_), hit) for slice_, hit in _base(self).slices if slice_[0] < self.local]
-        return sum(min(size, turns * hit) for size, hit in on_rank) + self.shared
+        on_rank = [part for part in _base(self).slices if part.experts[0] < self.local]
+        return sum(min(len(part.experts), turns * part.hit) for part in on_rank) + self.shared
 
     @property
     def _group(self) -> int:
@@ -160,13 +161,22 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class _Slice:
+    """The experts that lie on one rank and in one group."""
+
+    experts: tuple[int, ...]
+    """Those that the base routing hits come first."""
+    hit: int
+    """The number of these."""
+
+
+@dataclass(frozen=True)
 class _Base:
     """The routing that all seeds start from."""
 
     rows: Picks
     """In the layer's numbering."""
-    slices: tuple[tuple[tuple[int, ...], int], ...]
-    """The experts of each slice, those that are hit first, and the number of those."""
+    slices: tuple[_Slice, ...]
 
 
 @functools.lru_cache(maxsize=32)
@@ -177,11 +187,11 @@ def _base(routing: Routing) -> _Base:
     order.shuffle(rows)
     hit = {expert for row in rows for expert in row}
     slices = []
-    for slice_ in _slices(routing):
-        experts = list(slice_)
+    for consecutive in _slices(routing):
+        experts = list(consecutive)
         order.shuffle(experts)
         experts.sort(key=lambda expert: expert not in hit)
-        slices.append((tuple(experts), len(hit.intersection(experts))))
+        slices.append(_Slice(tuple(experts), len(hit.intersection(experts))))
     return _Base(tuple(rows), tuple(slices))
 
 
@@ -199,55 +209,75 @@ def _reach(routing: Routing) -> float:
 
 def _slices(routing: Routing) -> list[range]:
     """The experts that lie on one rank and in one group, for each rank and group."""
-    ends = {*range(0, routing.experts + 1, routing.local), *range(0, routing.experts + 1, routing._group)}
-    edges = sorted(ends)
-    return [range(low, high) for low, high in pairwise(edges)]
+    of_ranks = range(0, routing.experts + 1, routing.local)
+    of_groups = range(0, routing.experts + 1, routing._group)
+    bounds = sorted({*of_ranks, *of_groups})
+    return [range(first, end) for first, end in pairwise(bounds)]
 
 
 def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
     """The picks of the tokens of all ranks, in the layer's numbering; an endless iterator."""
     if routing._exponent is not None:
         yield from _drawn(routing, routing._exponent)
-    hands = _hands(routing)
+    rows = _balanced_rows(routing)
+    if routing.pattern == "one":
+        rows = rows[:1]
     while True:
-        yield from hands[:1] if routing.pattern == "one" else hands
+        yield from rows
 
 
-def _hands(routing: Routing) -> list[tuple[int, ...]]:
-    """Deals hands of `topk` experts from one deck, over and over, until they repeat.
+def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
+    """Deals the experts to tokens in order, `topk` to each, over and over, until the picks repeat.
 
-    The deck interleaves the experts of `width` groups at a time, with the largest width for which every hand
-    keeps the group limit. If hands end where such a block of groups ends, the hands of the blocks alternate.
+    The order interleaves the experts of `width` groups at a time, with the largest width for which the picks
+    of every token keep the group limit. If no token has picks of two such sets of groups, tokens of the sets
+    alternate.
     """
-    group, topk = routing._group, routing.topk
+    group = routing._group
+    topk = routing.topk
     for width in range(routing._limit, 0, -1):
-        firsts = range(0, routing.experts, group)
-        rounds = [firsts[i : i + width] for i in range(0, len(firsts), width)]
-        deck = [first + i for block in rounds for i in range(group) for first in block]
-        hands: list[tuple[int, ...]] = []
-        while not hands or len(hands) * topk % len(deck):
-            start = len(hands) * topk
-            hands.append(tuple(deck[(start + i) % len(deck)] for i in range(topk)))
-        if all(len({expert // group for expert in hand}) <= routing._limit for hand in hands):
-            each, left = divmod(width * group, topk)
-            if left or len(firsts) % width:
-                return hands
-            return [hand for i in range(each) for hand in hands[i::each]]
+        order = _interleaved(routing, width)
+        rows: list[tuple[int, ...]] = []
+        while not rows or len(rows) * topk % len(order):
+            start = len(rows) * topk
+            rows.append(tuple(order[(start + i) % len(order)] for i in range(topk)))
+        if any(len({expert // group for expert in row}) > routing._limit for row in rows):
+            continue
+        rows_of_set, remainder = divmod(width * group, topk)
+        if remainder or routing.experts // group % width:
+            return rows
+        return [row for i in range(rows_of_set) for row in rows[i::rows_of_set]]
     raise ValueError(
         f"no balanced routing has topk={topk} in {routing._limit} of the groups of {group} experts"
     )
 
 
+def _interleaved(routing: Routing, width: int) -> list[int]:
+    """All experts: the first of each of `width` groups, then the second, ...; then the next groups."""
+    group = routing._group
+    order: list[int] = []
+    for start in range(0, routing.experts, width * group):
+        end = min(start + width * group, routing.experts)
+        for i in range(group):
+            order += range(start + i, end, group)
+    return order
+
+
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws experts by their weights. Once a token has reached the group limit, draws of experts of other
-    groups do not count."""
+    """Draws experts by weight. Once a token is at its group limit, draws of other groups do not count."""
     chance = random.Random("picks")
-    experts, group, limit = range(routing.experts), routing._group, routing._limit
+    experts = range(routing.experts)
+    group = routing._group
+    limit = routing._limit
     weights = [(rank + 1) ** -exponent for rank in experts]
     chance.shuffle(weights)
     sums = list(accumulate(weights))
-    stream = iter(lambda: chance.choices(experts, cum_weights=sums, k=1024), None)
-    draws = (expert for many in stream for expert in many)
+
+    def draw() -> Iterator[int]:
+        while True:
+            yield from chance.choices(experts, cum_weights=sums, k=1024)
+
+    draws = draw()
     while True:
         row: list[int] = []
         groups: set[int] = set()

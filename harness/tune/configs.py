@@ -56,7 +56,7 @@ def raced_configs(
     if isinstance(implementation, EngineTuned):
         table = tables[case.key]
         baseline, origin, first = dict(table.now), table.origin, None
-        neighbours = near_entries(table, implementation.tables.rows(sizes))
+        neighbours = near_entries(table, implementation.tables.m_of(sizes))
         for name, file in table.files.items():
             files[name] = {str(m): dict(entry) for m, entry in file.items()}
     else:

@@ -291,7 +291,7 @@ class Race:
         if isinstance(self.implementation, EngineTuned):
             # The engine keeps its own configuration unless another is faster.
             if winner and search and self.stores:
-                m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
+                m = self.implementation.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
                 file = store_winner(folder, search.tables, m, winner)
             row["file"] = str(file) if file else None
         elif self.stores:

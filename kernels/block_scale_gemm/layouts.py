@@ -19,8 +19,7 @@ def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
 
 
 def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """A copy [M rounded up to the multiple, columns] whose further rows are zeros, or the tensor itself where
-    M is a multiple already."""
+    """A copy whose rows are padded with zeros to the multiple, or the tensor where none are missing."""
     m, columns = tensor.shape
     if m % multiple == 0:
         return tensor

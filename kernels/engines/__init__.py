@@ -37,8 +37,7 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
-    a case; `why` says which."""
+    """The suite's implementation. Empty where none does the same, or such a case never comes: see `why`."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -51,7 +50,9 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
     is assumed to be without."""
     flags: str = ""
-    """Flags and variables that must be set; empty where none must."""
+    """The flags and variables with which the engine makes this choice, as on a command line. Empty: none."""
+    fails: bool = False
+    """Whether the server does not start, or ends at the first request."""
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -63,15 +64,11 @@ class EngineDefault:
                 name = word.lstrip("-")
                 found[name] = ""
             elif "=" in word:
-                variable, _, found[variable] = word.partition("=")
+                variable, _, value = word.partition("=")
+                found[variable] = value
             else:
                 found[name] = word
         return found
-
-    @property
-    def fails(self) -> bool:
-        """Whether the server does not start, or ends at the first request."""
-        return not self.row and "the server fails" in self.why
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
@@ -92,15 +89,12 @@ def _read(engine: str) -> dict[str, Any]:
 @functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
     """All entries of an engine, in the file's order."""
-    read = _read(engine)
-    return tuple(
-        EngineDefault(
-            **entry
-            | {"engine": engine, "version": read["version"]}
-            | {name: tuple(entry.get(name, ())) for name in ("archs", "when")}
-        )
-        for entry in read["default"]
-    )
+    data = _read(engine)
+    entries = []
+    for entry in data["default"]:
+        fields = {**entry, "archs": tuple(entry["archs"]), "when": tuple(entry.get("when", ()))}
+        entries.append(EngineDefault(engine=engine, version=data["version"], **fields))
+    return tuple(entries)
 
 
 def triton(engine: str) -> str:
@@ -114,7 +108,7 @@ def archs(engine: str) -> list[str]:
 
 def kind(arch: str) -> str:
     """The kind of an architecture: `cuda`, `rocm` or `cpu`; empty if unknown."""
-    return next((kind for start, kind in KINDS.items() if arch.startswith(start)), "")
+    return next((kind for prefix, kind in KINDS.items() if arch.startswith(prefix)), "")
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
@@ -130,12 +124,13 @@ def default(
 
     given: the variables and flags that are set, as in `EngineDefault.settings`
     """
-    holding = [
-        entry
-        for entry in entries(engine, op, arch)
-        if entry.settings.items() <= given.items() and entry.holds(sizes)
-    ]
-    return max(holding, key=lambda entry: len(entry.settings), default=None)
+    chosen: EngineDefault | None = None
+    for entry in entries(engine, op, arch):
+        if not entry.settings.items() <= given.items() or not entry.holds(sizes):
+            continue
+        if chosen is None or len(entry.settings) > len(chosen.settings):
+            chosen = entry
+    return chosen
 
 
 def choices(
@@ -147,8 +142,8 @@ def choices(
     given: as in `default`
     """
     try:
-        every = asdict(OPS[op].sizes(sizes))
+        all_sizes = asdict(OPS[op].sizes(sizes))
     except (KeyError, ValueError):
         return {}
-    found = {engine: default(engine, op, arch, every, given) for engine in engines()}
-    return {engine: choice for engine, choice in found.items() if choice}
+    chosen = {engine: default(engine, op, arch, all_sizes, given) for engine in engines()}
+    return {engine: choice for engine, choice in chosen.items() if choice}

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Variables and flags by name, without leading dashes: `moe-a2a-backend` -> `deepep`. The value of a flag
-that takes none is empty."""
+"""Variables and flags without dashes, `moe-a2a-backend` -> `deepep`; empty for a flag without value."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 
@@ -67,14 +66,7 @@ def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
 
 
 def deployed(
-    engine: str,
-    arch: str,
-    model: ModelConfig,
-    tp: int,
-    ep: int,
-    dp_attention: bool,
-    kv: str,
-    given: Settings,
+    engine: str, arch: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str, given: Settings
 ) -> Deployment:
     """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
 

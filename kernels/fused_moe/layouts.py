@@ -1,5 +1,4 @@
-"""What several rows share: pairs in the order of experts, expert ids without -1, and the suite's own kernels
-around two products."""
+"""What rows share: pairs in the order of experts, ids without -1, the suite's kernels around products."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`, or
-    with `by_pair` `row_of` and `owners`."""
+    """A call that places the pairs in tiles of `rows` slots, each for one expert, and writes its tensors."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -118,8 +116,7 @@ def combination(
     out: torch.Tensor,
     columns: int = 1024,
 ) -> Call:
-    """The launch that adds up a token's rows of `given` by weight. row_of: as the kernel has it; columns: of
-    a program"""
+    """The launch that adds up a token's rows of `given` by weight. columns: those that a program computes"""
     import triton
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel

@@ -69,8 +69,7 @@ class FusedMoeSizes:
 
     @property
     def group_limit(self) -> tuple[int, int]:
-        """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
-        experts."""
+        """(groups, the most that a token picks from); (1, 1) where groups do not divide the experts."""
         if self.experts % self.routed.groups:
             return 1, 1
         return self.routed.groups, min(self.routed.group_topk, self.routed.groups)
@@ -117,9 +116,7 @@ class FusedMoeOperands(Operands):
     x: torch.Tensor = ABSENT  # bf16 [tokens, hidden]; not in core
     x_q: torch.Tensor = ABSENT  # FP8 [tokens, hidden]; core only
     x_scale: torch.Tensor = ABSENT  # fp32 [tokens, hidden/128]; core only
-    logits: torch.Tensor = (
-        ABSENT  # fp32 [tokens, experts of all ranks], before the sigmoid; with_routing only
-    )
+    logits: torch.Tensor = ABSENT  # fp32 [tokens, all experts], before the sigmoid; with_routing only
     bias: torch.Tensor = ABSENT  # fp32 [experts], added to the scores only for the choice; with_routing only
     topk_ids: torch.Tensor = ABSENT  # int32 [tokens, picks]; not in with_routing
     topk_weights: torch.Tensor = ABSENT  # fp32 [tokens, picks]; not in with_routing

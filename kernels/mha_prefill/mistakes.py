@@ -23,7 +23,8 @@ def keys_of(
     """The keys of a sequence and so many behind it [n], and the last one that each query, or each chosen one,
     should see [new, 1]."""
     queries = torch.arange(s.new, device=q.device) if chosen is None else chosen
-    return torch.arange(s.length + behind, device=q.device), s.prefix + queries[:, None]
+    keys = torch.arange(s.length + behind, device=q.device)
+    return keys, s.prefix + queries[:, None]
 
 
 def read(
@@ -43,10 +44,11 @@ def read(
     index = keys if index is None else index
     seen = index <= last if seen is None else seen
     q = o.q[s.queries][slice(None) if chosen is None else chosen].float().transpose(0, 1)
-    k, v = (beyond(t)[GUARD + s.keys.start + index].float().transpose(0, 1) for t in (o.k, o.v))
+    stored = GUARD + s.keys.start + index
+    k = beyond(o.k)[stored].float().transpose(0, 1)
+    v = beyond(o.v)[stored].float().transpose(0, 1) * o.value_scale
     middle = s.prefix or len(index) // 2
-    parts = (0, middle), (middle, len(index))
-    v = v * o.value_scale
+    parts = [(0, middle), (middle, len(index))]
     return Attended(o, s, s.queries, q, k, v, o.score_scale, o.q.dtype, parts, seen, chosen)
 
 
@@ -67,19 +69,20 @@ def reads(
     index: Callable[[Attended, torch.Tensor], torch.Tensor] | None = None,
     behind: int = 0,
 ) -> Keys:
-    """What other keys a kernel reads, or how it masks them.
+    """A kernel that reads other keys, or masks them otherwise.
 
     seen:   (sequence, keys [n], the last key that each query should see [new, 1]) -> what it sees
     index:  (what a right kernel reads, keys [n]) -> the keys that are read in their place
     behind: so many keys behind the sequence are read, too
     """
 
-    def other(a: Attended) -> Attended:
-        key, last = keys_of(a.sequence, a.q, behind, a.chosen)
-        sees = seen(a.sequence, key, last).expand(len(last), len(key)) if seen else None
-        return read(a.operands, a.sequence, index(a, key) if index else key, sees, a.chosen)
+    def wrong(a: Attended) -> Attended:
+        keys, last = keys_of(a.sequence, a.q, behind, a.chosen)
+        sees = seen(a.sequence, keys, last).expand(len(last), len(keys)) if seen else None
+        keys_read = index(a, keys) if index else keys
+        return read(a.operands, a.sequence, keys_read, sees, a.chosen)
 
-    return other
+    return wrong
 
 
 def left_out(which: Callable[[Sequence, torch.Tensor], torch.Tensor]) -> Keys:
@@ -135,7 +138,7 @@ def operand(name: str, change: Round) -> Keys:
 
 OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_keys(keys) for name, keys in KEYS.items()},
-    "result in fp16": output_with(Arithmetic(accumulator=fp16)),
+    "result in fp16": output_with(Arithmetic(round_result=fp16)),
     "hidden keys scored -10": lambda a: a.by_softmax(a.scores.nan_to_num(neginf=-10.0)),
     "values rounded to FP8": of_keys(operand("v", partial(fp8, E4M3))),
     "keys of the previous head": of_keys(operand("k", lambda k: k.roll(1, 1))),
@@ -154,7 +157,7 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
 
 def through_e5m2(name: str) -> Wrong:
     reads = operand(name, partial(fp8, E5M2))
-    return lambda a: reads(a).out(Arithmetic(weights=partial(fp8, a.fp8)))
+    return lambda a: reads(a).out(Arithmetic(round_weights=partial(fp8, a.fp8)))
 
 
 def descales(change: Callable[[MhaPrefillOperands], dict[str, torch.Tensor]]) -> Wrong:
@@ -187,7 +190,11 @@ MISTAKES: tuple[Mistake, ...] = (
 
 
 def answers(o: MhaPrefillOperands, rows: list[int], columns: slice) -> Answers:
-    at = torch.tensor(rows, device=o.q.device)
-    chosen = [(s, at[(at >= s.queries.start) & (at < s.queries.stop)] - s.queries.start) for s in o.sequences]
-    some = [read(o, s, chosen=these) for s, these in chosen if len(these)]
-    return ATTENTION.answers(some, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)
+    row = torch.tensor(rows, device=o.q.device)
+    attended = []
+    for sequence in o.sequences:
+        queries = sequence.queries
+        chosen = row[(row >= queries.start) & (row < queries.stop)] - queries.start
+        if len(chosen):
+            attended.append(read(o, sequence, chosen=chosen))
+    return ATTENTION.answers(attended, {**OWN_MISTAKES, **OWN_FP8_MISTAKES}, columns)

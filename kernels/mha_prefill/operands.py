@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -37,7 +36,8 @@ class MhaPrefillSizes:
     def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
         """(prefix, new) of each sequence. Every seed gives the same pairs, in another order."""
         prefixes = spread(parse_span(self.prefix, least=0), self.batch, seed + self.batch // 2)
-        return list(zip(prefixes, spread(parse_span(self.new), self.batch, seed), strict=True))
+        new = spread(parse_span(self.new), self.batch, seed)
+        return list(zip(prefixes, new, strict=True))
 
     @property
     def queries(self) -> int:
@@ -134,8 +134,10 @@ class MhaPrefillOperands(Operands):
         """The copy has guards of its own."""
         copied = super().copy(names)
         for name in self.live:
-            if (tensor := getattr(copied, name)) is not getattr(self, name):
-                setattr(copied, name, guarded(tensor.shape, tensor.device, tensor.dtype).copy_(tensor))
+            tensor = getattr(copied, name)
+            if tensor is not getattr(self, name):
+                with_guards = guarded(tensor.shape, tensor.device, tensor.dtype)
+                setattr(copied, name, with_guards.copy_(tensor))
         return copied
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
@@ -160,26 +162,34 @@ def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype
 
 
 def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -> MhaPrefillOperands:
-    """The operands for sequences of (prefix, new) tokens, one after the other, without values of q, k and v
-    and of their descales."""
-    queries = [0, *itertools.accumulate(new for _, new in lengths)]
-    keys = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
-    places = zip(itertools.pairwise(queries), itertools.pairwise(keys), lengths, strict=True)
-    is_fp8 = sizes.dtype == "fp8"
-    dtype = fp8_format(sizes.fp8).dtype if is_fp8 else torch.bfloat16
-    descales = {f"{name}_descale": torch.empty(1, device=device) for name in LARGEST if is_fp8}
+    """The operands for sequences of (prefix, new) tokens, without values of q, k, v and their descales."""
+    cu_q = [0]
+    cu_k = [0]
+    sequences = []
+    for prefix, new in lengths:
+        queries = slice(cu_q[-1], cu_q[-1] + new)
+        keys = slice(cu_k[-1], cu_k[-1] + prefix + new)
+        sequences.append(Sequence(queries, keys, prefix))
+        cu_q.append(queries.stop)
+        cu_k.append(keys.stop)
+    dtype = torch.bfloat16
+    descales = {}
+    if sizes.dtype == "fp8":
+        dtype = fp8_format(sizes.fp8).dtype
+        descales = {f"{name}_descale": torch.empty(1, device=device) for name in LARGEST}
     return MhaPrefillOperands(
         q=guarded((sizes.queries, sizes.heads, WIDTH), device, dtype),
         k=guarded((sizes.keys, sizes.heads, WIDTH), device, dtype),
         v=guarded((sizes.keys, sizes.heads, VALUE), device, dtype),
-        cu_q=torch.tensor(queries, dtype=torch.int32, device=device),
-        cu_k=torch.tensor(keys, dtype=torch.int32, device=device),
-        sequences=[Sequence(slice(*q), slice(*k), prefix) for q, k, (prefix, _) in places],
+        cu_q=torch.tensor(cu_q, dtype=torch.int32, device=device),
+        cu_k=torch.tensor(cu_k, dtype=torch.int32, device=device),
+        sequences=sequences,
         sizes=sizes,
     ).replaced(**descales)
 
 
-DRAWN = 4096  # tokens; further ones take the same numbers with other signs
+# So many tokens are drawn. All further tokens take the same numbers with other signs.
+DRAWN = 4096
 # The largest magnitude that FP8 operands hold: eight deviations or more, so that none has to be clipped.
 LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
@@ -203,20 +213,23 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
       120 from those of another fourth (see kernels/mla_decode/operands.py).
     - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
     """
-    o = empty(sizes, sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths), device)
+    lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
+    o = empty(sizes, sizes.lengths(lengths_seed), device)
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
 
-    def normal(like: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, filled; one in bf16 for FP8."""
-        drawn = torch.empty_like(like, dtype=torch.bfloat16) if o.is_fp8 else like
+    def fill(operand: torch.Tensor) -> torch.Tensor:
+        """Fills an operand and returns it. In place of an FP8 operand it fills a new bf16 tensor."""
+        drawn = torch.empty_like(operand, dtype=torch.bfloat16) if o.is_fp8 else operand
         draw_normal(drawn[:DRAWN], generator)
         for start in range(DRAWN, len(drawn), DRAWN):
-            further = drawn[start : start + DRAWN]
+            part = drawn[start : start + DRAWN]
             signs = torch.rand(drawn.shape[1:], device=device, generator=generator).sub_(0.5).sign_()
-            torch.mul(drawn[: len(further)], signs.to(drawn.dtype), out=further)
+            torch.mul(drawn[: len(part)], signs.to(drawn.dtype), out=part)
         return drawn
 
-    q, k, v = normal(o.q), normal(o.k), normal(o.v)
+    q = fill(o.q)
+    k = fill(o.k)
+    v = fill(o.v)
     # scale * q.k deviates by 1 for normal q and k.
     sharpness = torch.empty(sizes.heads, device=device)
     sharpness[::2] = torch.logspace(-2, 0, len(sharpness[::2]), base=2.0, device=device)
@@ -250,19 +263,23 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
     Landmarks leave out their own code, so that their own query does not count them twice; the first key
     leaves out the other code too, which belongs to another sequence.
     """
-    q_rope, k_rope = q[:, ::2, NOPE:], k[:, ::2, NOPE:]
+    q_rope = q[:, ::2, NOPE:]
+    k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()
     k_rope[1:] += code[:-1]
     k_rope[..., 0] = -FAR
     for sequence in sequences:
-        begin, end, new = sequence.keys.start, sequence.keys.stop - 1, sequence.keys.start + sequence.prefix
-        k_rope[[new, end]] = code[[new - 1, end - 1]]
+        begin = sequence.keys.start
+        end = sequence.keys.stop - 1
+        first_new = begin + sequence.prefix
+        last_cached = max(begin, first_new - 1)
+        k_rope[[first_new, end]] = code[[first_new - 1, end - 1]]
         k_rope[begin] = 0.0
-        k_rope[[begin, max(begin, new - 1), new, end], :, 0] = 0.0
+        k_rope[[begin, last_cached, first_new, end], :, 0] = 0.0
         if adversarial:
             k_rope[[begin + key for key in edges(sequence.length, 64, 128)], :, 0] = 0.0
         seen = torch.arange(sequence.prefix + 1, sequence.length + 1, device=q.device)
         lift = (seen / 16).log().clamp(min=0.5)[:, None, None] / SCALE
-        own = code[sequence.keys][sequence.prefix :]
-        q_rope[sequence.queries] = (own * (lift / (WIDTH - NOPE - 1))).to(q.dtype)
+        own_code = code[sequence.keys][sequence.prefix :]
+        q_rope[sequence.queries] = (own_code * (lift / (ROPE - 1))).to(q.dtype)
         q_rope[sequence.queries, :, 0] = (lift[..., 0] / FAR).to(q.dtype)

@@ -34,10 +34,12 @@ from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
-    """What is read for a sequence, whose number is i; right by default. slots: the rows of the cache that are
-    read for its tokens, int64 [n]"""
-    kv = o.kv.view(-1, WIDTH)[o.token_slots(i) if slots is None else slots].float() * o.kv_scale
-    q, hidden = o.q[i].flatten(0, 1).float(), o.hidden(len(kv))
+    """What is read for sequence i, right by default. slots: the rows of the cache to read, int64 [n]"""
+    if slots is None:
+        slots = o.token_slots(i)
+    kv = o.kv.view(-1, WIDTH)[slots].float() * o.kv_scale
+    q = o.q[i].flatten(0, 1).float()
+    hidden = o.hidden(len(kv))
     seen = None if hidden is None else ~hidden
     return Attended(o, i, i, q, kv, kv[:, :LATENT], o.scale, o.kv.dtype, evenly(len(kv), 4), seen)
 
@@ -72,7 +74,8 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
 def by_table(a: Attended, more: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """The slots that the page table gives for a sequence's tokens, with page numbers cast to dtype. more: how
     many tokens behind the last one are added"""
-    o, i = a.operands, a.sequence
+    o = a.operands
+    i = a.sequence
     token = torch.arange(min(o.host_lengths[i] + more, o.page_table.shape[1] * o.page), device=o.q.device)
     page = o.page_table[i, token // o.page].to(dtype).long()
     return page % len(o.kv) * o.page + token % o.page
@@ -103,7 +106,7 @@ SLOTS: Mapping[str, Slots] = {
     "tokens of the previous sequence": lambda a: a.operands.token_slots(a.sequence - 1),
     "page numbers in 16 bits with a sign": partial(by_table, dtype=torch.int16),
 }
-# Those whose errors are near the limit of calls that round to FP8.
+# Mistakes of SLOTS whose errors are near the limit of calls that round to FP8.
 SLOTS_IN_FP8 = ("last page left out", "page in the middle left out", "page read twice in place of the next")
 
 
@@ -119,7 +122,8 @@ def with_empty_part(parts: list[PartResult]) -> torch.Tensor:
 
 def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
     """The slots behind the last token have a weight of 0, but they hold NaN."""
-    length, page = len(a.k), a.operands.page
+    length = len(a.k)
+    page = a.operands.page
     more = read(a.operands, a.sequence, by_table(a, more=2 * page - 1 - (length - 1) % page))
     scores = more.scores
     scores[:, length:] = -math.inf
@@ -159,7 +163,8 @@ EDGES: Mapping[str, Edge] = {
 
 def of_edge(last_seen: Edge) -> Wrong:
     def wrong(a: Attended) -> torch.Tensor:
-        row, key = (torch.arange(n, device=a.q.device) for n in (len(a.q), len(a.k)))
+        row = torch.arange(len(a.q), device=a.q.device)
+        key = torch.arange(len(a.k), device=a.q.device)
         return a.out(seen=key <= last_seen(a, row)[:, None])
 
     return wrong
@@ -176,18 +181,18 @@ def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: (operands, sequence, query token) -> what is read, and which token's output of that it gets"""
+    """source: (operands, sequence, query token) -> what is read, and the token whose output it gets"""
 
     def wrong(a: Attended) -> torch.Tensor:
-        found = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
-        return torch.cat([output(other)[of] for other, of in found])
+        sources = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))
+        return torch.cat([output(attended)[other_token] for attended, other_token in sources])
 
     return wrong
 
 
 def stored_token_major(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
-    of, sequence = divmod(i * o.sizes.q + token, len(o.q))
-    return read(o, sequence), of
+    other_token, sequence = divmod(i * o.sizes.q + token, len(o.q))
+    return read(o, sequence), other_token
 
 
 def repeated_in_turn(o: MlaDecodeOperands, i: int, token: int) -> tuple[Attended, int]:
@@ -210,11 +215,14 @@ def short_last_part(empty: Callable[[torch.Tensor], tuple[Any, Any]]) -> Wrong:
     part's values to the log-sum and the result that a query row gets which sees none of them"""
 
     def wrong(a: Attended) -> torch.Tensor:
-        start, scores = max(1, len(a.k) - a.operands.sizes.q + 1), a.scores
-        log, result = attend(scores[:, start:], a.v[start:])
-        none, (its_log, its_result) = log == -math.inf, empty(a.v[start:])
-        part = torch.where(none, its_log, log), torch.where(none, its_result, result)
-        return combine([attend(scores[:, :start], a.v[:start]), part])
+        start = max(1, len(a.k) - a.operands.sizes.q + 1)
+        scores = a.scores
+        log_sum, result = attend(scores[:, start:], a.v[start:])
+        wrong_log_sum, wrong_result = empty(a.v[start:])
+        sees_none = log_sum == -math.inf
+        log_sum = torch.where(sees_none, wrong_log_sum, log_sum)
+        result = torch.where(sees_none, wrong_result, result)
+        return combine([attend(scores[:, :start], a.v[:start]), (log_sum, result)])
 
     return wrong
 
@@ -238,14 +246,14 @@ QUERY_MISTAKES: Mapping[str, Wrong] = {
     ),
     "empty part of an earlier token gives NaN": short_last_part(lambda v: (math.nan, math.nan)),
 }
-"""Of operands with several query tokens; with one they are right or have no meaning."""
+"""Mistakes with several query tokens. With one query token they are right or have no meaning."""
 
 
 OWN_MISTAKES: Mapping[str, Wrong] = {
     **{name: of_slots(slots, Attended.out) for name, slots in SLOTS.items()},
     "first token of a part counted in the part before too": lambda a: a.in_parts(combine, overlap=1),
     "empty part with a log-sum of 0": lambda a: a.in_parts(with_empty_part),
-    "partial results in FP8": lambda a: a.in_parts(partial(combine, results=partial(fp8, E4M3))),
+    "partial results in FP8": lambda a: a.in_parts(partial(combine, round_results=partial(fp8, E4M3))),
     "unused slots weigh 0 and hold NaN": unused_slots_weigh_0,
     "scale 1/sqrt(576)": output_with(scale=times((192 / 576) ** 0.5)),
     "queries rounded to FP8": output_with(q=partial(fp8, E4M3)),
@@ -266,7 +274,7 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
     "cache's scale twice in values": lambda a: a.in_fp8() * a.operands.kv_scale,
     "rope part left out": lambda a: a.in_fp8(q=without(ROPE, a.q)),
-    "sums of 5 bits": in_fp8(how=Arithmetic(accumulator=partial(kept, 5))),
+    "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(kept, 5))),
     **{name: of_slots(SLOTS[name], Attended.in_fp8) for name in SLOTS_IN_FP8},
 }
 """Calls that round q and the softmax weights to FP8 themselves."""

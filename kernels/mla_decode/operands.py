@@ -60,7 +60,7 @@ class MlaDecodeSizes:
 
     @property
     def rows(self) -> int:
-        """The query's: a head of each query token of each sequence."""
+        """Rows of the queries: one for each head of each query token of each sequence."""
         return self.batch * self.q * self.heads
 
     @property
@@ -89,11 +89,11 @@ def takes(
     why = f": {why_most_q}" if why_most_q else ""
 
     def fits(sizes: MlaDecodeSizes) -> Support:
-        few = not most_heads or sizes.heads <= most_heads
+        heads_fit = not most_heads or sizes.heads <= most_heads
         return Support.all_of(
             need(kv in ("", sizes.kv), f"takes {format_taken}, not {sizes.kv}"),
             need(sizes.q <= most_q, f"takes {queries}, not {sizes.q}{why}"),
-            need(few, f"takes up to {most_heads} heads, not {sizes.heads}"),
+            need(heads_fit, f"takes up to {most_heads} heads, not {sizes.heads}"),
             need(sizes.page % pages_of == 0, f"needs a page that is a multiple of {pages_of}"),
             need(pages_within % sizes.page == 0, f"needs a page that divides {pages_within}"),
         )
@@ -156,8 +156,7 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """The same cache on pages with numbers so large that offsets, counted in values, need more than 32
-        bits."""
+        """The same cache on pages with so large numbers that offsets, in values, need more than 32 bits."""
         pages, page, width = self.kv.shape
         first = -(-(1 << 32) // (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
@@ -168,7 +167,8 @@ class MlaDecodeOperands(Operands):
 
     def token_slots(self, sequence: int) -> torch.Tensor:
         """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
-        length, page = self.host_lengths[sequence], self.page
+        length = self.host_lengths[sequence]
+        page = self.page
         pages = self.page_table[sequence, : -(-length // page)].long()
         return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
 
@@ -194,21 +194,25 @@ KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
 CONSTANT = WIDTH - 1
 # A number of pages of which a ninth have numbers that a signed integer of 16 bits cannot hold.
 PAGES = (1 << 15) + (1 << 12)
+MOST_BYTES_OF_MANY = 200 << 20  # the largest cache that is made only to have PAGES pages
 
 
 def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: int = 0) -> MlaDecodeOperands:
     """The operands for sequences of these lengths, without values of q, the cache and the page table."""
     counts = [-(-n // sizes.page) for n in lengths]
     pages = max(sum(counts) + SPARE_PAGES, least_pages)
-    is_fp8 = sizes.kv == "fp8"
-    dtype = fp8_format(sizes.fp8).dtype if is_fp8 else torch.bfloat16
+    dtype = torch.bfloat16
+    kv_scale = 1.0
+    if sizes.kv == "fp8":
+        dtype = fp8_format(sizes.fp8).dtype
+        kv_scale = KV_SCALE[sizes.fp8]
     return MlaDecodeOperands(
         q=torch.empty(sizes.batch, sizes.q, sizes.heads, WIDTH, dtype=torch.bfloat16, device=device),
         kv=torch.empty(pages, sizes.page, WIDTH, dtype=dtype, device=device),
         page_table=torch.empty(sizes.batch, max(counts) + 1, dtype=torch.int32, device=device),
         lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
         host_lengths=lengths,
-        kv_scale=KV_SCALE[sizes.fp8] if is_fp8 else 1.0,
+        kv_scale=kv_scale,
         sizes=sizes,
     )
 
@@ -235,23 +239,19 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
       sum nothing shows how the others are rounded.
     - There are so many small pages that their numbers exceed 16 bits.
     """
-    lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
-    many = seeds.adversarial and PAGES * sizes.page * WIDTH * BYTES[sizes.kv] <= 200 << 20
-    operands = empty(sizes, lengths, device, PAGES if many else 0)
-    pages = list(range(len(operands.kv)))
-    random.Random(seeds.stationary).shuffle(pages)
-    poison, free = pages[0], iter(pages[1:])
-    counts = [-(-n // sizes.page) for n in lengths]
-    table = [[next(free) for _ in range(n)] + [poison] * (max(counts) + 1 - n) for n in counts]
-    operands.page_table.copy_(torch.tensor(table))
+    lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
+    lengths = sizes.lengths(lengths_seed)
+    bytes_of_many = PAGES * sizes.page * WIDTH * BYTES[sizes.kv]
+    has_many = seeds.adversarial and bytes_of_many <= MOST_BYTES_OF_MANY
+    operands = empty(sizes, lengths, device, PAGES if has_many else 0)
+    operands.page_table.copy_(_page_table(operands, random.Random(seeds.stationary)))
 
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
-    # They are rounded to the dtypes of the case at the end.
-    q, kv = (
-        torch.empty_like(operands.q, dtype=torch.float32),
-        torch.empty_like(operands.kv, dtype=torch.bfloat16),
-    )
-    operands.q, operands.kv = q, kv
+    # q and kv are rounded to the dtypes of the case at the end.
+    q = torch.empty_like(operands.q, dtype=torch.float32)
+    kv = torch.empty_like(operands.kv, dtype=torch.bfloat16)
+    operands.q = q
+    operands.kv = kv
     draw_normal(q, generator)
     draw_normal(kv, generator)
     # scale * q.kv has deviation sqrt(576/192) = 1.73 for normal q and kv.
@@ -277,6 +277,21 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     return operands
 
 
+def _page_table(operands: MlaDecodeOperands, chance: random.Random) -> torch.Tensor:
+    """Deals the pages of the cache to the sequences at random. The first page of the deal pads the table."""
+    pages = list(range(len(operands.kv)))
+    chance.shuffle(pages)
+    padding = pages[0]
+    dealt = 1
+    width = operands.page_table.shape[1]
+    table = []
+    for length in operands.host_lengths:
+        count = -(-length // operands.page)
+        table.append(pages[dealt : dealt + count] + [padding] * (width - count))
+        dealt += count
+    return torch.tensor(table)
+
+
 def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
     """Makes every other head attend to the landmarks of each sequence.
 
@@ -286,14 +301,18 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     """
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
-    of_rows = unit[:, None, None, :]
-    q_rope -= (q_rope @ unit[:, None, :, None]) * of_rows
-    q_rope[:, :, ::2] += 4.0 * of_rows
+    unit_of_rows = unit[:, None, None, :]
+    q_rope -= (q_rope @ unit[:, None, :, None]) * unit_of_rows
+    q_rope[:, :, ::2] += 4.0 * unit_of_rows
     flat = operands.kv.view(-1, WIDTH)
     for sequence, length in enumerate(operands.host_lengths):
-        u, slots = unit[sequence], operands.token_slots(sequence)
-        below = torch.full((length,), max(0.0, math.log(length / 16)) / operands.scale / 4.0, device=u.device)
-        seen_by_some = range(length - operands.sizes.q, length)
-        below[[0, *seen_by_some, *(edges(length, operands.page) if adversarial else ())]] = 0.0
+        u = unit[sequence]
+        slots = operands.token_slots(sequence)
+        distance = max(0.0, math.log(length / 16)) / operands.scale / 4.0
+        below = torch.full((length,), distance, device=u.device)
+        landmarks = [0, *range(length - operands.sizes.q, length)]
+        if adversarial:
+            landmarks += edges(length, operands.page)
+        below[landmarks] = 0.0
         rope = flat[slots, LATENT:].float()
         flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)

@@ -52,13 +52,14 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
-    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512] each, and even [q *
-    heads]."""
+    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512], and even [q * heads]."""
     q = o.q[sequence].flatten(0, 1)
     kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
     v = attention.with_squares(kv[:, :LATENT])
-    scores, hidden = q.double() @ kv.T * o.scale, o.hidden(len(kv))
-    p = (scores if hidden is None else scores.masked_fill(hidden, -math.inf)).softmax(-1)
+    scores = q.double() @ kv.T * o.scale
+    hidden = o.hidden(len(kv))
+    seen = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+    p = seen.softmax(-1)
     value = p @ v[:, :LATENT]
     # fp32 sums of 576 products of the scores' size err by about sqrt(576) 2^-24 |s|.
     relative = attention.UNIT + 24 * 2.0**-24 * scores.abs()
@@ -66,21 +67,27 @@ def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
     if not o.is_fp8:
         return value, variance.sqrt()
     fmt = fp8_format(o.sizes.fp8)
-    kv, v, p, out = kv.float(), v.float(), p.float(), value.float()
+    kv = kv.float()
+    v = v.float()
+    p = p.float()
+    out = value.float()
     deviation = rounding_deviation(q.float() * o.scale, fmt).mul_(2).square_()
     of_weights, common = attention.fp8_variance(p, v, out, fmt, 2**-4 / 3**0.5, hidden)
-    of_rows = zip(deviation, p, out, strict=True)
-    of_q = [through_scores(d, kv, w[:, None] * (v[:, :LATENT] - mean)) for d, w, mean in of_rows]
+    of_q = []
+    for row in range(len(p)):
+        moved = p[row, :, None] * (v[:, :LATENT] - out[row])
+        of_q.append(through_scores(deviation[row], kv, moved))
     independent = of_weights + torch.stack(of_q)
     sigma_fp8 = (variance + independent + common).sqrt()
     return value, variance.sqrt(), sigma_fp8, attention.is_even(p, independent, common)
 
 
 def _sampled_rows(o: MlaDecodeOperands, max_flops: float, offset: float) -> list[int] | None:
-    lengths, rows = o.host_lengths, o.q[0, ..., 0].numel()
+    lengths = o.host_lengths
+    rows = o.q[0, ..., 0].numel()  # of a sequence: query tokens * heads
 
     def flops(sequence: int) -> float:
-        """On an FP8 cache most of them are those of `through_scores`."""
+        """On an FP8 cache `through_scores` takes most of them."""
         squares = min(WIDTH * LATENT, lengths[sequence] * (WIDTH + LATENT)) if o.is_fp8 else 0
         return 2.0 * rows * lengths[sequence] * (WIDTH + LATENT + squares)
 
@@ -113,8 +120,7 @@ class MlaDecode(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """Each cached row, q and out are moved once. On an FP8 cache a kernel may round q and the softmax
-        weights to FP8, so that FP8 products bound it."""
+        """Each cached row, q and out are moved once. On an FP8 cache products in FP8 bound a call."""
         flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
         moved = sizes.tokens * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
@@ -130,8 +136,7 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
-        weights."""
+        """Three results, and the longest sequence's cache, values with squares and weights, in fp64."""
         of_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
         return 3 * 4 * self.output_bytes(sizes) + max(sizes.lengths()) * of_token
 

@@ -114,7 +114,9 @@ class EngineTables:
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
         """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
-        self.engine, self._files, self._rules = engine, files, RULES[engine]
+        self.engine = engine
+        self._files = files
+        self._rules = RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
         self._own = None if own is None else Path(own, *self._rules.below)
@@ -140,7 +142,8 @@ class EngineTables:
             return Found(file, None, stop)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
-        key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
+        key = nearest_of(table.by_m, m)
+        notes = self._notes(target, table, m)
         config = table.by_m[key]
         small = config["BLOCK_SIZE_K"]
         if self.engine == "sglang" and small < 128 and (target.kind == "rocm" or 128 % small):
@@ -164,16 +167,17 @@ class EngineTables:
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
         try:
-            up, down = (
-                self._load(place) if each and (place := next(self._places(target, each), None)) else None
-                for each in (name, _down(name) if self.engine == "sglang" else "")
-            )
+            up = self._first(target, name)
+            down = self._first(target, _down(name)) if self.engine == "sglang" else None
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
-        for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
-            if table and (stop := self._stop(table, tokens, of_all)):
-                return Found(table.file, None, stop)
-        entry, notes = None, tuple[str, ...]()
+        # SGLang reads the M of a tile from all entries of the file of the last product.
+        if up and (stop := self._stop(up, tokens, "" if down else "BLOCK_SIZE_M")):
+            return Found(up.file, None, stop)
+        if down and (stop := self._stop(down, tokens, "BLOCK_SIZE_M")):
+            return Found(down.file, None, stop)
+        entry: Entry | None = None
+        notes: tuple[str, ...] = ()
         config = self._rules.moe_default(tokens, target.kind == "rocm")
         if up and up.by_m:
             entry = _entry(up, nearest_of(up.by_m, tokens), "")
@@ -199,8 +203,7 @@ class EngineTables:
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
-        them."""
+        """For each op the files that were looked for and do not exist, as the engine's tuner names them."""
         texts: dict[str, str] = {}
         for name in self._missed(target):
             op = "block_scale_gemm" if name.startswith("N") else "fused_moe"
@@ -212,8 +215,7 @@ class EngineTables:
         return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up, one problem for each kind and
-        folder."""
+        """What is wrong with the files of the shapes that were looked up, once for a kind and folder."""
         kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
         if "E" in kinds:
@@ -261,7 +263,8 @@ class EngineTables:
         asked = {name.partition("device_name=")[0] for name in self._asked}
         unasked = Counter[str]()
         for name in names:
-            said, shape = NAME.fullmatch(name), name.partition("device_name=")[0]
+            said = NAME.fullmatch(name)
+            shape = name.partition("device_name=")[0]
             if shape not in asked:
                 continue
             if said and said["device"] == device:
@@ -305,29 +308,36 @@ class EngineTables:
                 names = {name for folder in folders for name in self._files.inside(folder)}
             except TableError:  # this is a problem already
                 continue
-            others = {
-                said["device"]
-                for name in names
-                if (said := NAME.fullmatch(name)) and said["device"].split("_")[0] == device.split("_")[0]
-                if name.replace(f"={said['device']},", f"={device},") in missed
-            }
-            told = _model(device) or device
-            if same := sorted(other for other in others if _model(other) != told):
-                text = f"shapes without a file for {device} have one for {', '.join(same)}"
+            others = set()
+            for name in names:
+                said = NAME.fullmatch(name)
+                if not said or said["device"].split("_")[0] != device.split("_")[0]:
+                    continue
+                if name.replace(f"={said['device']},", f"={device},") in missed:
+                    others.add(said["device"])
+            model = _model(device) or device
+            other_models = sorted(other for other in others if _model(other) != model)
+            if other_models:
+                text = f"shapes without a file for {device} have one for {', '.join(other_models)}"
                 yield Problem(str(self._moe_root if kind == "E" else self._rules.gemm), 0, text)
 
     def _shadowed(self, target: Target, kinds: set[str]) -> Iterator[Problem]:
         """Files that were looked up and exist in more than one folder."""
-        for name in [name for name in self._asked if name.startswith("E")] if "E" in kinds else ():
-            for each in (name, _down(name)) if self.engine == "sglang" else (name,):
-                places = self._all_places(target, each)
-                if len(places) > 1:
-                    folders = ", ".join(Path(place).parent.name for place in places[1:])
-                    yield Problem(str(places[0]), 0, f"shadows the file of this name in {folders}")
+        if "E" not in kinds:
+            return
+        names = [name for name in self._asked if name.startswith("E")]
+        if self.engine == "sglang":
+            names = [each for name in names for each in (name, _down(name))]
+        for name in names:
+            places = self._all_places(target, name)
+            if len(places) > 1:
+                folders = ", ".join(Path(place).parent.name for place in places[1:])
+                yield Problem(str(places[0]), 0, f"shadows the file of this name in {folders}")
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is doubtful about the entry that m rows use."""
-        key, notes = nearest_of(table.by_m, m), [table.unknown, table.thin]
+        key = nearest_of(table.by_m, m)
+        notes = [table.unknown, table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -349,12 +359,15 @@ class EngineTables:
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
-        for at, wrong in table.bad.items() if self.engine == "sglang" and of_all else ():
-            config = table.by_m[at]
-            if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
-                return f"none, sglang stops at M {at}: {wrong}"
-        if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
-            return f"none, the launch fails at M {key}: {wrong}"
+        if self.engine == "sglang" and of_all:
+            for key, reason in table.bad.items():
+                config = table.by_m[key]
+                if not isinstance(config, dict) or not isinstance(config.get(of_all), int):
+                    return f"none, sglang stops at M {key}: {reason}"
+        if table.by_m:
+            key = nearest_of(table.by_m, m)
+            if key in table.bad:
+                return f"none, the launch fails at M {key}: {table.bad[key]}"
         return ""
 
     @property
@@ -362,8 +375,7 @@ class EngineTables:
         return self._rules.moe if self._own is None else self._own
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
-        of SGLang returns it."""
+        """The device in files' names: vLLM's get_device_name_as_file_name, SGLang's get_device_name."""
         name = re.sub(self._rules.space, "_", target.device)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
@@ -382,6 +394,10 @@ class EngineTables:
             folders = [folder for folder in self._folders if folder != exact]
         yield from (place for folder in folders if self._files.has(place := beside(folder, name)))
 
+    def _first(self, target: Target, name: str) -> Configurations | None:
+        place = next(self._places(target, name), None)
+        return None if place is None else self._load(place)
+
     def _all_places(self, target: Target, name: str) -> list[Place]:
         """The places that are found, until SGLang stops if it does."""
         places: list[Place] = []
@@ -391,8 +407,7 @@ class EngineTables:
 
     @functools.cached_property
     def _folders(self) -> list[Place]:
-        """The folders for MoE, in the engine's order. Raises TableError where SGLang stops, because it reads
-        versions of Triton in their names."""
+        """The folders for MoE, in the engine's order. Raises TableError where SGLang stops at one."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
         names = self._files.inside(self._moe_root)
@@ -495,8 +510,7 @@ class Configurations:
 
     @property
     def thin(self) -> str:
-        """Says that there are few entries, as when a tuner was stopped, or only its last process wrote the
-        file (vLLM #36840)."""
+        """Says that entries are few: a tuner was stopped, or its last process overwrote all (vLLM #36840)."""
         keys = sorted(self.by_m)
         if 0 < len(keys) < 8:
             return f"thin: only entries for M {', '.join(map(str, keys))}"

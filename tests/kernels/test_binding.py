@@ -170,7 +170,7 @@ def test_a_function_that_cannot_be_hashed_is_bound(packages):
 def test_methods_are_bound_to_their_object(packages):
     library(packages, "class Wrapper:\n    def run(self, q, page=1): return q, page")
     run = Function("somelib.Wrapper.run", needs="q", wishes="page later")
-    assert run.bind(of=Symbol("somelib.Wrapper").find()(), q=1, page=2, later=3)() == (1, 2)
+    assert run.bind(method_of=Symbol("somelib.Wrapper").find()(), q=1, page=2, later=3)() == (1, 2)
 
 
 def test_what_has_a_schema_tells_by_it_and_what_has_none_gets_what_is_needed_alone():

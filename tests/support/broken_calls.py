@@ -108,8 +108,10 @@ def listed() -> Iterator[list[Break]]:
     breaks: dict[Break, None] = {}
     right = Function.bind
 
-    def bind(self: Function, *by_position: object, of: object = None, **given: object) -> Callable[[], Any]:
-        call = right(self, *by_position, of=of, **given)
+    def bind(
+        self: Function, *by_position: object, method_of: object = None, **given: object
+    ) -> Callable[[], Any]:
+        call = right(self, *by_position, method_of=method_of, **given)
         taken: dict[str | int, object] = {**dict(enumerate(by_position)), **call.keywords}  # type: ignore[attr-defined]
         for argument, value in taken.items():
             breaks.update({Break(self.places[0], argument, None, how): None for how in ways(value)})
@@ -138,7 +140,9 @@ def broken(broken: Break) -> Iterator[None]:
         parts[broken.element] = change(parts[broken.element])
         return type(value)(parts)
 
-    def bind(self: Function, *by_position: object, of: object = None, **given: object) -> Callable[[], Any]:
+    def bind(
+        self: Function, *by_position: object, method_of: object = None, **given: object
+    ) -> Callable[[], Any]:
         if self.places[0] == broken.place:
             if isinstance(broken.argument, int):
                 positions = list(by_position)
@@ -146,7 +150,7 @@ def broken(broken: Break) -> Iterator[None]:
                 by_position = tuple(positions)
             elif broken.argument in given:
                 given[broken.argument] = instead(given[broken.argument])
-        return right(self, *by_position, of=of, **given)
+        return right(self, *by_position, method_of=method_of, **given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Function, "bind", bind)

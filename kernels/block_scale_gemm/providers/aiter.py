@@ -148,10 +148,7 @@ ck_preshuffled = gemm(
     "aiter.ck_preshuffled", "0.1.5.post3", of_ops("gemm_a8w8_blockscale_bpreshuffle_ck"), preshuffled=True
 )
 cktile_preshuffled = gemm(
-    "aiter.cktile_preshuffled",
-    "0.1.11",
-    of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile"),
-    preshuffled=True,
+    "aiter.cktile_preshuffled", "0.1.11", of_ops("gemm_a8w8_blockscale_bpreshuffle_cktile"), preshuffled=True
 )
 
 # The assembly kernel and the split of K that its own heuristic chooses; splits are added in the bf16 output.

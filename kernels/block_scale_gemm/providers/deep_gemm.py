@@ -32,9 +32,7 @@ RECIPE = (1, 128, 128)  # how many rows of M, rows of N and columns of K share a
 MULTIPLY = Function("deep_gemm.fp8_gemm_nt", needs="a b d")
 MULTIPLY_1 = Function("deep_gemm.gemm_fp8_fp8_bf16_nt", needs="lhs rhs out")  # before 2.0
 TRANSFORM = Function(
-    "deep_gemm.transform_sf_into_required_layout",
-    needs="sf mn k recipe is_sfa",
-    when="sm_100 and later",
+    "deep_gemm.transform_sf_into_required_layout", needs="sf mn k recipe is_sfa", when="sm_100 and later"
 )
 
 # vLLM's wrappers pass their arguments on to the deep_gemm package, or else to the one that vLLM carries.

@@ -147,49 +147,49 @@ LOOK_UP = "get_w8a8_block_fp8_configs"
 
 @dataclass(frozen=True)
 class GemmTables(EngineLookUp):
-    """How an engine looks up a configuration. One is forced by its own look-up, which returns it for the time
-    of a call."""
+    """How an engine looks up a configuration. To force one, its look-up is replaced during a call."""
 
     engine: str  # `vllm` or `sglang`. RULES has what no function of the engine returns
     multiply: Function  # the product
-    own: Function  # returns its table for a weight by M, or None
-    device: Function  # returns the device's name
+    find_table: Function  # returns its table for a weight by M, or None
+    find_device: Function  # returns the device's name
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         """Raises BindingError where the product does not call the look-up."""
         if config is None:
             return contextlib.nullcontext
-        multiply, entry = self.multiply.find(), values(config)
+        multiply = self.multiply.find()
+        entry = values(config)
         names = multiply.__globals__
         if LOOK_UP not in names or LOOK_UP not in multiply.__code__.co_names:
             raise BindingError(f"{self.multiply.places[0]} does not ask {LOOK_UP}")
 
         @contextlib.contextmanager
-        def given() -> Iterator[None]:
-            looks_up = names[LOOK_UP]
+        def override() -> Iterator[None]:
+            own_look_up = names[LOOK_UP]
             names[LOOK_UP] = lambda *_: {0: dict(entry)}
             try:
                 yield
             finally:
-                names[LOOK_UP] = looks_up
+                names[LOOK_UP] = own_look_up
 
-        return given
+        return override
 
-    def rows(self, sizes: BlockScaleGemmSizes) -> int:
+    def m_of(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.m
 
     def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, EngineEntry] | None:
-        found: Mapping[int, EngineEntry] | None = self.own.bind(
+        table: Mapping[int, EngineEntry] | None = self.find_table.bind(
             N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
         )()
-        return found or None  # engines treat an empty table as none
+        return table or None  # engines treat an empty table as none
 
-    def taken(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
-        own = self.table(sizes)
-        return RULES[self.engine].gemm_default if own is None else own[nearest_of(own, m)]
+    def entry(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
+        table = self.table(sizes)
+        return RULES[self.engine].gemm_default if table is None else table[nearest_of(table, m)]
 
-    def file(self, sizes: BlockScaleGemmSizes) -> str:
-        device = str(self.device.bind()()).replace(" ", "_")
+    def file_name(self, sizes: BlockScaleGemmSizes) -> str:
+        device = str(self.find_device.bind()()).replace(" ", "_")
         return file_name(f"N={sizes.n},K={sizes.k}", device, RULES[self.engine].block)
 
 
@@ -201,8 +201,8 @@ TRITON_OF_VLLM = Function(f"{VLLM}.w8a8_triton_block_scaled_mm", needs=ARGUMENTS
 TABLES_OF_VLLM = GemmTables(
     "vllm",
     TRITON_OF_VLLM,
-    own=Function(f"{VLLM}.{LOOK_UP}", needs=LOOK_UP_ARGUMENTS),
-    device=Function(f"{VLLM}.get_device_name_as_file_name"),
+    find_table=Function(f"{VLLM}.{LOOK_UP}", needs=LOOK_UP_ARGUMENTS),
+    find_device=Function(f"{VLLM}.get_device_name_as_file_name"),
 )
 
 SGLANG = (
@@ -218,13 +218,13 @@ TRITON_OF_SGLANG = Function(
 TABLES_OF_SGLANG = GemmTables(
     "sglang",
     TRITON_OF_SGLANG,
-    own=Function(*(f"{place}.{LOOK_UP}" for place in SGLANG), needs=LOOK_UP_ARGUMENTS),
-    device=Function("sglang.srt.utils.get_device_name"),
+    find_table=Function(*(f"{place}.{LOOK_UP}" for place in SGLANG), needs=LOOK_UP_ARGUMENTS),
+    find_device=Function("sglang.srt.utils.get_device_name"),
 )
 
 
 class TritonGemm(EngineTuned):
-    """The row of either engine."""
+    """What the rows of both engines share."""
 
     allocates = True
     depths = (128, 64)
@@ -232,10 +232,13 @@ class TritonGemm(EngineTuned):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """Where one tile has all rows, there are no groups of tiles."""
-        every = super().configurations(target, sizes)
-        yield from dict.fromkeys(
-            replace(each, GROUP_SIZE_M=1) if sizes.m <= each.BLOCK_SIZE_M else each for each in every
-        )
+        seen = set()
+        for config in super().configurations(target, sizes):
+            if sizes.m <= config.BLOCK_SIZE_M:
+                config = replace(config, GROUP_SIZE_M=1)
+            if config not in seen:
+                seen.add(config)
+                yield config
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         # The interpreter truncates to bf16 where it should round. There torch rounds the output.
@@ -248,7 +251,9 @@ class TritonGemm(EngineTuned):
             block_size=[BLOCK, BLOCK],
             output_dtype=torch.float32 if interpreted else torch.bfloat16,
         )
-        return self.prepared(operands, (lambda: multiply().bfloat16()) if interpreted else multiply)
+        if interpreted:
+            return self.prepared(operands, lambda: multiply().bfloat16())
+        return self.prepared(operands, multiply)
 
 
 class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
@@ -283,8 +288,9 @@ class SglangTritonGemm(Sglang, TritonGemm):
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """On AMD's GPUs SGLang raises BLOCK_SIZE_K to that of a scale (get_w8a8_block_fp8_configs)."""
-        every = super().configurations(target, sizes)
-        return (each for each in every if target.kind == "cuda" or each.BLOCK_SIZE_K == BLOCK)
+        for config in super().configurations(target, sizes):
+            if target.kind == "cuda" or config.BLOCK_SIZE_K == BLOCK:
+                yield config
 
 
 @contextlib.contextmanager

@@ -35,12 +35,7 @@ TILES = {
 """The tile for so few rows that it holds all of them, and the tile for more. wgmma takes 64 rows, mfma 16."""
 
 
-@implementation(
-    "tilelang.tiled",
-    TileLang,
-    symbols=(*TileLang.symbols, MULTIPLY),
-    fits=multiples,
-)
+@implementation("tilelang.tiled", TileLang, symbols=(*TileLang.symbols, MULTIPLY), fits=multiples)
 def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
     o = operands
@@ -49,4 +44,4 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     fp8 = str(o.b_q.dtype).removeprefix("torch.")
     sources = "kernels.block_scale_gemm.providers.tilelang_jit"
     kernel = TileLang.compiled(sources, "scaled_product", *o.b_q.shape, fp8, *tile)
-    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)
+    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, method_of=kernel)

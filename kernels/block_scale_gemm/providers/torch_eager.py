@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands, BlockScaleGemmSizes
@@ -11,7 +11,8 @@ from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.lazy import torch
 from kernels.op import Call, implementation, sequence
 
-CPU_ROWS = 128  # rows of activations dequantised at a time, so that they stay in cache from step to step
+# So many rows of activations are dequantised at a time. They stay in the cache from step to step.
+CPU_ROWS = 128
 
 
 def naive_bytes(sizes: BlockScaleGemmSizes) -> int:
@@ -31,11 +32,12 @@ def naive(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
 
 DEQUANTISED: Mapping[str, Any] = {
     "boundaries": ("core", "with_quant"),
-    "layout": lambda sizes: 2 * sizes.n * sizes.k,
-    "workspace": lambda sizes: (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK,
-    "scratch": lambda sizes: 2 * sizes.m * sizes.n,
+    "layout": lambda sizes: 2 * sizes.n * sizes.k,  # the weights in bf16
+    # The activations in bf16; on a CPU also an int32 index and an fp32 value for each element of CPU_ROWS.
+    "workspace": lambda sizes: (2 * sizes.m + (4 + 4) * CPU_ROWS) * sizes.k_blocks * BLOCK,
+    "scratch": lambda sizes: 2 * sizes.m * sizes.n,  # the product in bf16
 }
-"""What a row of `bf16_product` declares."""
+"""What implementations that call `bf16_product` declare."""
 
 
 @implementation("torch.bf16", requires="torch", **DEQUANTISED)
@@ -49,7 +51,8 @@ def bf16(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
 def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     import torch
 
-    o, b = operands, fp8_to_bf16(operands.b_q, operands.b_scale)
+    o = operands
+    b = fp8_to_bf16(o.b_q, o.b_scale)
     if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
         linear = torch.ops.mkldnn._linear_pointwise
@@ -68,11 +71,12 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     return sequence(dequantise, lambda: multiply(a))
 
 
-def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Call]:
     """The activations in bf16 [M, K], and the function that dequantises them there."""
     import torch
 
-    (m, k), blocks = q.shape, scale.shape[1]
+    m, k = q.shape
+    blocks = scale.shape[1]
     result = torch.zeros(m, blocks, BLOCK, dtype=torch.bfloat16, device=q.device)
 
     def on_gpu() -> None:
@@ -82,26 +86,29 @@ def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Cal
     if q.device.type != "cpu":
         return result.flatten(1)[:, :k], on_gpu
 
-    # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth of
-    # that.
+    # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth.
     table = torch.arange(256, dtype=torch.uint8).view(q.dtype).float()
     rows = min(CPU_ROWS, m)
     index = torch.zeros(rows, blocks * BLOCK, dtype=torch.int32)  # zeros past K: the code of 0.0
     wide = torch.empty(rows, blocks, BLOCK)
-    parts = [
-        (q_part, scale_part.unsqueeze(-1), part, index[: len(part)], wide[: len(part)])
-        for q_part, scale_part, part in zip(
-            q.view(torch.uint8).split(rows), scale.split(rows), result.split(rows), strict=True
-        )
-    ]
 
-    def on_cpu() -> None:
-        for codes, step, part, at, values in parts:
+    def step(part: slice) -> Call:
+        """The call that dequantises these rows. Its views are made here, before timing."""
+        codes = q.view(torch.uint8)[part]
+        at = index[: len(codes)]
+        values = wide[: len(codes)]
+        factors = scale[part].unsqueeze(-1)
+        target = result[part]
+
+        def dequantise() -> None:
             at[:, :k].copy_(codes)
             torch.index_select(table, 0, at.view(-1), out=values.view(-1))
-            part.copy_(values.mul_(step))
+            target.copy_(values.mul_(factors))
 
-    return result.flatten(1)[:, :k], on_cpu
+        return dequantise
+
+    steps = [step(slice(start, start + rows)) for start in range(0, m, rows)]
+    return result.flatten(1)[:, :k], sequence(*steps)
 
 
 def _w8a8(a_q: torch.Tensor, a_scale: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:

@@ -122,8 +122,7 @@ class SplitK(SuiteTriton):
         return interpreted_s(sizes, tile.rows, tile.columns)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
-        parts, and the counters of the smallest tiles."""
+        """An upper bound for all configurations: the scales of a in this kernel's layout, parts, counters."""
         values = sizes.m * sizes.n
         parts = min(values * sizes.k_blocks // MIN_STEPS, MOST_PARTS)
         counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)
@@ -149,7 +148,8 @@ class SplitK(SuiteTriton):
         parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        a, b = prepared.bits(operands.a_q), prepared.bits(operands.b_q)
+        a = prepared.readable(operands.a_q)
+        b = prepared.readable(operands.b_q)
         is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
         if config.tma:
             rows = config.rows // 2 if config.halves else config.rows

@@ -308,12 +308,7 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call
     else:
         activate = VLLM_ACTIVATE.bind(input=gate_up, output=h_q)
     add_up: Callable[..., Any] = VLLM_ADD_UP.bind(
-        a=given,
-        topk_ids=o.topk_ids,
-        topk_weights=o.topk_weights,
-        inv_perm=None,
-        expert_map=None,
-        output=out,
+        a=given, topk_ids=o.topk_ids, topk_weights=o.topk_weights, inv_perm=None, expert_map=None, output=out
     )
 
     def call() -> None:

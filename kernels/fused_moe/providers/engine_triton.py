@@ -20,7 +20,7 @@ from kernels.engine_tuning import (
     EngineLookUp,
     EngineTable,
     EngineTuned,
-    TakeEntry,
+    EntryAt,
     nearest_of,
 )
 from kernels.formats import BLOCK
@@ -39,20 +39,23 @@ DTYPE = "fp8_w8a8"
 class MoeTables(EngineLookUp):
     """How an engine looks up a configuration, and how one is forced."""
 
-    take: Function  # returns the configuration of a call: that of its table, or its default
-    own: Function  # returns its table by M, or None
-    name: Function  # returns the name of the table's file
+    find_entry: Function  # returns the configuration of a call: that of its table, or its default
+    find_table: Function  # returns its table by M, or None
+    find_name: Function  # returns the name of the table's file
     override: Function  # makes a context in which the engine uses a given configuration
-    folder: Callable[[], str] = str  # returns the folder of the files, below the one that the engine is told
+
+    def folder(self) -> str:
+        """The folder of the files, below the one that the engine is told."""
+        return ""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         return contextlib.nullcontext if config is None else self.override.bind(values(config))
 
-    def rows(self, sizes: FusedMoeSizes) -> int:
+    def m_of(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens
 
-    def taken(self, sizes: FusedMoeSizes, m: int) -> EngineEntry:
-        found: EngineEntry = self.take.bind(
+    def entry(self, sizes: FusedMoeSizes, m: int) -> EngineEntry:
+        entry: EngineEntry = self.find_entry.bind(
             w1_shape=(sizes.local_experts, 2 * sizes.inter, sizes.hidden),
             w2_shape=(sizes.local_experts, sizes.hidden, sizes.inter),
             top_k=sizes.picks,
@@ -60,33 +63,39 @@ class MoeTables(EngineLookUp):
             M=m,
             block_shape=[BLOCK, BLOCK],
         )()
-        return found
+        return entry
 
-    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, EngineEntry] | None:
-        found: Mapping[int, EngineEntry] | None = self.own.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **more
+    def table(self, sizes: FusedMoeSizes, **product: bool) -> Mapping[int, EngineEntry] | None:
+        """product: `down_moe=True` asks for the table of the second product"""
+        table: Mapping[int, EngineEntry] | None = self.find_table.bind(
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **product
         )()
-        return found or None  # engines treat an empty table as none
+        return table or None  # engines treat an empty table as none
 
-    def file(self, sizes: FusedMoeSizes, **more: object) -> str:
-        named = self.name.bind(
-            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **more
-        )
-        return self.folder() + str(named())
+    def file_name(self, sizes: FusedMoeSizes, **product: bool) -> str:
+        name = self.find_name.bind(
+            E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_shape=[BLOCK, BLOCK], **product
+        )()
+        return f"{self.folder()}{name}"
 
-    def further(self, sizes: FusedMoeSizes) -> Mapping[str, TakeEntry]:
-        """The table of the second product, if the engine has one that differs. Otherwise that of the first
-        product serves both."""
-        if "down_moe" not in self.own.wishes:
+    def other_files(self, sizes: FusedMoeSizes) -> Mapping[str, EntryAt]:
+        """The table of the second product, where it has one of its own, which differs from the first's."""
+        if "down_moe" not in self.find_table.wishes:
             return {}
         down = self.table(sizes, down_moe=True)
         if down is None or down == self.table(sizes):
             return {}
-        return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
+        return {self.file_name(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
 
 
-TO_TAKE = "w1_shape w2_shape top_k dtype M block_shape"
-TO_NAME = "E N dtype block_shape"
+class SglangMoeTables(MoeTables):
+    def folder(self) -> str:
+        triton = version("triton") or ""
+        return f"configs/triton_{triton.replace('.', '_')}/"
+
+
+ENTRY_ARGUMENTS = "w1_shape w2_shape top_k dtype M block_shape"
+NAME_ARGUMENTS = "E N dtype block_shape"
 
 VLLM = "vllm.model_executor.layers.fused_moe"
 EXPERTS_OF_VLLM = Function(
@@ -95,9 +104,9 @@ EXPERTS_OF_VLLM = Function(
 )
 QUANTISATION = Function(f"{VLLM}.config.fp8_w8a8_moe_quant_config", needs="w1_scale w2_scale block_shape")
 TABLES_OF_VLLM = MoeTables(
-    take=Function(f"{VLLM}.fused_moe.try_get_optimal_moe_config", needs=TO_TAKE),
-    own=Function(f"{VLLM}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k"),
-    name=Function(f"{VLLM}.fused_moe.get_config_file_name", needs=TO_NAME),
+    find_entry=Function(f"{VLLM}.fused_moe.try_get_optimal_moe_config", needs=ENTRY_ARGUMENTS),
+    find_table=Function(f"{VLLM}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k"),
+    find_name=Function(f"{VLLM}.fused_moe.get_config_file_name", needs=NAME_ARGUMENTS),
     override=Function(f"{VLLM}.override_config", positions=1),
 )
 
@@ -122,26 +131,26 @@ START = Function(
 FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
 PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
 ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
-HERE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
+# Where SGLang's Triton MoE is now, and where it was before.
+TRITON_MOE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
 
 
 def look_up(name: str, needs: str, wishes: str = "") -> Function:
     """A function of SGLang's fused_moe_triton_config."""
-    places = (f"{place}.fused_moe_triton_config.{name}" for place in HERE)
+    places = (f"{place}.fused_moe_triton_config.{name}" for place in TRITON_MOE)
     return Function(*places, needs=needs, wishes=wishes)
 
 
-TABLES_OF_SGLANG = MoeTables(
-    take=look_up("try_get_optimal_moe_config", TO_TAKE),
-    own=look_up("get_moe_configs", "E N dtype block_n block_k", "down_moe"),
-    name=look_up("get_config_file_name", TO_NAME, "down_moe"),
-    override=Function(*(f"{place}.override_config" for place in HERE), positions=1),
-    folder=lambda: f"configs/triton_{(version('triton') or '').replace('.', '_')}/",
+TABLES_OF_SGLANG = SglangMoeTables(
+    find_entry=look_up("try_get_optimal_moe_config", ENTRY_ARGUMENTS),
+    find_table=look_up("get_moe_configs", "E N dtype block_n block_k", "down_moe"),
+    find_name=look_up("get_config_file_name", NAME_ARGUMENTS, "down_moe"),
+    override=Function(*(f"{place}.override_config" for place in TRITON_MOE), positions=1),
 )
 
 
 class TritonMoe(EngineTuned):
-    """The row of either engine."""
+    """What the rows of both engines share."""
 
     boundaries = ("with_quant",)
     activations = "fp8"
@@ -167,7 +176,7 @@ class VllmTritonMoe(Vllm, TritonMoe):
 
     name = "vllm.triton"
     requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
-    symbols = (EXPERTS_OF_VLLM, QUANTISATION, TABLES_OF_VLLM.own)
+    symbols = (EXPERTS_OF_VLLM, QUANTISATION, TABLES_OF_VLLM.find_table)
     tables = TABLES_OF_VLLM
     reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 

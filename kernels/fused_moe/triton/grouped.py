@@ -131,7 +131,10 @@ class Grouped(SuiteTriton):
         h_q, h_scale = empty(pairs, inter, dtype=o.w13.dtype), empty(pairs, steps)
         h_written = prepared.rounded_later(h_q)
         given = empty(0 if config.by_token else pairs, hidden, dtype=narrow)
-        x_q, h_read, w13, w2 = (prepared.bits(codes) for codes in (o.x_q, h_q, o.w13, o.w2))
+        x_q = prepared.readable(o.x_q)
+        h_read = prepared.readable(h_q)
+        w13 = prepared.readable(o.w13)
+        w2 = prepared.readable(o.w2)
 
         product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
         shared: dict[str, Any] = {
@@ -246,8 +249,7 @@ def up_columns(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
 
 
 def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
-    """As many splits of the up product's K as give each compute unit its programs, if K has enough blocks.
-    Each has a block."""
+    """As many splits of the up product's K as give each compute unit its programs, of a block or more."""
     if config.fuse:
         return 1
     blocks = sizes.hidden // BLOCK

@@ -80,12 +80,12 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     with refusals(not_supported, RuntimeError):  # cuDNN's, where it has no plan
         graph.build_operation_graph()
         modes = HEURISTICS.find()
-        PLAN.bind([modes.A, modes.FALLBACK], of=graph)()
+        PLAN.bind([modes.A, modes.FALLBACK], method_of=graph)()
         graph.check_support()
         graph.build_plans()
     size = max(graph.get_workspace_size(), 1)
     room = torch.empty(size, dtype=torch.uint8, device=out.device)
-    execute = EXECUTE.bind(tensors, room, of=graph, handle=handle)
+    execute = EXECUTE.bind(tensors, room, method_of=graph, handle=handle)
 
     def call() -> None:
         if out.is_cuda:
@@ -131,7 +131,9 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
 
     def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
         uid = number(tensor)
-        return TENSOR.bind(of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=uid)()
+        return TENSOR.bind(
+            method_of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=uid
+        )()
 
     def small(values: torch.Tensor) -> Any:
         """A node for values [n], as [n, 1, 1, 1]."""
@@ -162,14 +164,14 @@ def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, d
         "use_causal_mask_bottom_right": True,
     }
     if not o.is_fp8:
-        attended, _ = SDPA.bind(of=graph, **nodes, **options)()
+        attended, _ = SDPA.bind(method_of=graph, **nodes, **options)()
     else:
         # The operands' descales, and factors for the weights and the output.
         scales = {f"descale_{name[0]}": descale for name, descale in o.descales.items()}
         for name, scale in {"descale_s": 1 / FP8_WEIGHTS, "scale_s": FP8_WEIGHTS, "scale_o": 1.0}.items():
             scales[name] = torch.full((1,), scale, device=o.q.device)
         of_scales = {name: small(scale) for name, scale in scales.items()}
-        attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **of_scales, **options)()
+        attended, _, *largest = SDPA_FP8.bind(method_of=graph, **nodes, **of_scales, **options)()
         for most in largest:
             uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))
             most.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)

@@ -79,8 +79,8 @@ class Fa2(FlashInfer):
         backend = self.name.removeprefix("flashinfer.")
         wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
         scales = {name.replace("descale", "scale"): float(d) for name, d in o.descales.items()}
-        bound(plan, o, out, of=wrapper, o_data_type=out.dtype, **lengths)()
-        return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, of=wrapper, **scales)
+        bound(plan, o, out, method_of=wrapper, o_data_type=out.dtype, **lengths)()
+        return bound(RUN_FP8 if o.is_fp8 else RUN, o, out, method_of=wrapper, **scales)
 
 
 class Fa3(Fa2):
@@ -92,8 +92,7 @@ class Fa3(Fa2):
 
 
 class Cutlass(Fa2):
-    """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
-    0.33)."""
+    """What vLLM's FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of vLLM 0.33)."""
 
     name = "flashinfer.cutlass"
     since = "0.6.0"

@@ -69,4 +69,4 @@ def dense(o: MhaPrefillOperands, out: None) -> Call:
     backend_class = BACKEND.find()
     backend = backend_class.__new__(backend_class)  # the function reads its scale alone
     backend.scale = o.score_scale
-    return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, of=backend)
+    return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, method_of=backend)

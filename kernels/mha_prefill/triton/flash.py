@@ -153,9 +153,10 @@ class FlashVarlen(SuiteTriton):
 
         prepared, launches = ConfiguredPrepared(operands, out), list[Call]()
         o, sizes, device = operands, operands.sizes, out.device
-        q, k, v = prepared.bits(o.q), prepared.bits(o.k), prepared.bits(o.v)
-        # How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
-        # columns each of them gets at a time.
+        q = prepared.readable(o.q)
+        k = prepared.readable(o.k)
+        v = prepared.readable(o.v)
+        # How many threads share a row of scores in a matrix instruction, and its columns for each at a time.
         threads, run = (64 // config.instruction, 4) if config.instruction else (4, 2)
         width = columns(sizes.keys, sizes.batch)
         shared = {"HEADS": sizes.heads, "VALUE": VALUE, "PAD": PAD, "LANES": threads, "RUN": run}
@@ -203,8 +204,7 @@ class FlashVarlen(SuiteTriton):
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> list[TensorDescriptor]:
-    """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
-    or not."""
+    """Descriptors of q and k, of a head's first 128 and last 64 columns, and of v, turned or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     parts = [

@@ -81,9 +81,9 @@ class Fa2(FlashInfer):
             raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
         wrapper = WRAPPER.bind(workspace(o), backend=self.name.removeprefix("flashinfer."))()
         lists = {"kv_indptr": layouts.page_starts(o, o.page), "kv_indices": layouts.page_list(o, o.page)}
-        layouts.bound(PLAN, o, of=wrapper, **lists)()
+        layouts.bound(PLAN, o, method_of=wrapper, **lists)()
         scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
-        return RUN.bind(of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
+        return RUN.bind(method_of=wrapper, **split(o.packed, o.kv), out=out.flatten(0, 1), **scales)
 
 
 class Fa3(Fa2):
@@ -112,7 +112,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     neighbours. The softmax scale is built in. No engine runs it: vLLM has the kernel itself."""
     cache = layouts.FiniteCache(o)
     run = RUN_CUTLASS.bind(
-        of=WRAPPER.bind(workspace(o), backend="cutlass")(),
+        method_of=WRAPPER.bind(workspace(o), backend="cutlass")(),
         **split(o.packed, cache.kv),
         out=out[:, 0],
         kv_len=o.lengths,

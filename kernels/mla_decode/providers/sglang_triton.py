@@ -9,7 +9,6 @@ cache.
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -21,8 +20,7 @@ from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang, extend_attention
 
-# Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
-# sgl_kernel/utils.py).
+# Where a kernel may begin before the previous one ends (is_arch_support_pdl of sgl_kernel/utils.py).
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
 
 DECODE = Function(
@@ -72,16 +70,21 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         raise Unsupported(f"{function.release} has no scales for an FP8 cache")
     if function is EXTEND:
         return verify(o, out)
-    device, batch, heads = o.q.device, len(o.q), o.heads
-    platform, cores = of(device), layouts.compute_units(device)
-    most = most_splits(o.sizes.model_len, cores, platform.arch)
-    partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
+    device = o.q.device
+    batch = len(o.q)
+    arch = of(device).arch
+    cores = layouts.compute_units(device)
+    most = most_splits(o.sizes.model_len, cores, arch)
+    partial = torch.empty(batch, o.heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
     # The splits, int32 [batch], by SGLang's own kernel, which also notes in `uneven` if lengths differ.
     counts = torch.empty(batch, dtype=torch.int32, device=device)
-    launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
-    given = (counts, o.lengths, batch, 1, heads, 1, most, cores)
-    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=max(256, power_of_two(batch)), uneven_batch_ptr=uneven)()
+    # A Triton kernel is called through the grid that launches it: here with one program.
+    one_program = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
+    query_tokens = cache_heads = 1
+    given = (counts, o.lengths, batch, query_tokens, o.heads, cache_heads, most, cores)
+    most_sequences = max(256, power_of_two(batch))
+    SCHEDULE.bind(*given, method_of=one_program, MAX_NUM_SEQ=most_sequences, uneven_batch_ptr=uneven)()
     cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return layouts.bound(
         DECODE,
@@ -97,17 +100,18 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
         num_kv_splits=counts,
         max_kv_splits=most,
         has_mla=True,
-        use_pdl=platform.arch in WITH_PDL,
+        use_pdl=arch in WITH_PDL,
         uneven_batch=uneven,
     )
 
 
 def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    """The query tokens' keys come apart from those that were cached before them, as bf16, and a mask says
-    which of them each query token sees."""
-    device, queries = o.q.device, o.sizes.q
-    of_sequences = [o.token_slots(i) for i in range(len(o.host_lengths))]
-    new_slots = torch.cat([slots[-queries:] for slots in of_sequences])
+    """The kernel takes the keys of the query tokens as bf16, in a tensor of their own, and all keys before
+    them from the cache. A mask says which keys each query token sees."""
+    device = o.q.device
+    queries = o.sizes.q
+    slots_of_sequences = [o.token_slots(i) for i in range(len(o.host_lengths))]
+    new_slots = torch.cat([slots[-queries:] for slots in slots_of_sequences])
     new = o.q.new_empty(len(new_slots), 1, WIDTH)
 
     def copy() -> None:
@@ -116,30 +120,38 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         new.copy_((rows.float() * o.kv_scale)[:, None])
 
     copy()
-    masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
+    masks = []
+    cached_ends = [0]
+    mask_ends = [0]
+    for length in o.host_lengths:
+        mask = torch.ones(queries, length, dtype=torch.uint8).tril(length - queries)
+        masks.append(mask.flatten())
+        mask_ends.append(mask_ends[-1] + mask.numel())
+        cached_ends.append(cached_ends[-1] + length - queries)
     cache = o.kv.view(-1, 1, WIDTH)
-    ends = itertools.accumulate(n - queries for n in o.host_lengths)
-    of_new = {"k_extend": new, "v_extend": new[..., :LATENT]}
-    of_cache = {"k_buffer": cache, "v_buffer": cache[..., :LATENT]}
     attend = layouts.bound(
         EXTEND,
         o,
         out,
-        **of_new,
-        **of_cache,
-        kv_indptr=torch.tensor([0, *ends], dtype=torch.int32, device=device),
-        kv_indices=torch.cat([slots[:-queries] for slots in of_sequences]),
+        k_extend=new,
+        v_extend=new[..., :LATENT],
+        k_buffer=cache,
+        v_buffer=cache[..., :LATENT],
+        kv_indptr=torch.tensor(cached_ends, dtype=torch.int32, device=device),
+        kv_indices=torch.cat([slots[:-queries] for slots in slots_of_sequences]),
         custom_mask=torch.cat(masks).to(device),
-        mask_indptr=torch.tensor([0, *itertools.accumulate(map(len, masks))], device=device),
+        mask_indptr=torch.tensor(mask_ends, device=device),
         is_causal=True,
     )
     return Prepared(o, out, attend, after_load=copy)
 
 
 def most_splits(model_len: int, cores: int, arch: str) -> int:
-    """SGLang's cap, by the server's context length, in graphs and without (_mla_decode_kv_splits_cap of
-    triton_backend.py). The least, 8, is the server's --triton-attention-num-kv-splits."""
-    cap = max(8, min(power_of_two(cores), power_of_two(math.ceil(model_len / 32))))
+    """SGLang's cap by the server's context length, which is the same with and without graphs
+    (_mla_decode_kv_splits_cap of triton_backend.py). It is at least 8, the default of the server's
+    --triton-attention-num-kv-splits."""
+    cap = min(power_of_two(cores), power_of_two(math.ceil(model_len / 32)))
+    cap = max(8, cap)
     return min(cap, 256) if arch == "gfx942" else cap
 
 

@@ -91,9 +91,9 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     partial, log_sums = parts.buffers(heads, out.device)
     scale = o.scale * math.log2(math.e)
     given = (o.packed, cache.kv.view(-1, WIDTH), o.page_table, places, scale, partial, log_sums, out[:, 0])
-    attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
+    attend = ATTEND.bind(*given, method_of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
     if not parts.split:
         return cache.prepared(out, attend)
     kernel = TileLang.compiled(SOURCES, "combine", heads, COMBINE_THREADS)
-    combine = COMBINE.bind(partial, log_sums, split, out[:, 0], of=kernel)
+    combine = COMBINE.bind(partial, log_sums, split, out[:, 0], method_of=kernel)
     return cache.prepared(out, sequence(attend, combine))

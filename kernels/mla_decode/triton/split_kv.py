@@ -112,8 +112,7 @@ def rows_of(sizes: MlaDecodeSizes) -> int:
 
 
 class SplitKv(SuiteTriton):
-    """Long sequences are split between programs. A second kernel combines the partial results of a sequence;
-    it is not called where no sequence was split."""
+    """Programs share long sequences. A second kernel then combines the partial results."""
 
     name = "triton.split_kv"
     Config = SplitKvConfig
@@ -186,7 +185,9 @@ class SplitKv(SuiteTriton):
         from kernels.mla_decode.triton.split_kv_jit import combine_kernel, split_kernel
 
         prepared, o = ConfiguredPrepared(operands, out), operands
-        rows, xcds, kv = rows_of(o.sizes), XCDS.get(target.kind, 1), prepared.bits(o.kv)
+        rows = rows_of(o.sizes)
+        xcds = XCDS.get(target.kind, 1)
+        kv = prepared.readable(o.kv)
         blocks = math.ceil(rows / config.heads)
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from harness.doctor.bindings import BINDS, OLDER, UNKNOWN, bindings, recorded, rows
 from kernels.platform import LIBRARIES, version
-from kernels.vendor import VllmCpu, read_to
+from kernels.vendor import VllmCpu, releases_read
 from shapes.toml import read_toml
 from tests.support.paths import ROOT
 from tools import record_signatures
@@ -71,11 +71,13 @@ def test_rows_that_bind_and_break_are_as_committed(here, tmp_path, snapshot):
 def test_recorded_places_are_those_that_rows_use_and_releases_are_listed():
     listed = read_toml(record_signatures.RELEASES)
     stems = {file.stem for file in SIGNATURES}
-    assert stems == {name for name in LIBRARIES if read_to(name)} == set(listed), "releases.toml lists them"
+    assert stems == {name for name in LIBRARIES if releases_read(name)} == set(listed), (
+        "releases.toml lists them"
+    )
     assert {row.library or row.provider for row in rows()} - {"torch"} <= stems
     for file in SIGNATURES:
         versions = {Version(release.version).public for release in recorded(file)}
-        assert versions.issuperset(read_to(file.stem))
+        assert versions.issuperset(releases_read(file.stem))
         releases = json.loads(file.read_text())["releases"]
         for release in releases:
             again = f"python -m tools.record_signatures FOLDER {file.stem}"

@@ -20,7 +20,7 @@ from harness.tune.store import store_winner
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.providers.engines import LOOK_UP, GemmTables
 from kernels.engine_tuning import LADDER, EngineConfig, EngineTable, nearest_of
-from kernels.fused_moe.providers.engine_triton import MoeTables
+from kernels.fused_moe.providers import engine_triton
 from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support
@@ -216,12 +216,12 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "an_engine", stub)
-    tables = MoeTables(
-        take=Function("an_engine.take", needs="w1_shape w2_shape top_k dtype M block_shape"),
-        own=Function("an_engine.own", needs="E N dtype block_n block_k", wishes="down_moe"),
-        name=Function("an_engine.name", needs="E N dtype block_shape", wishes="down_moe"),
+    monkeypatch.setattr(engine_triton, "version", lambda module: "3.6.0")
+    tables = engine_triton.SglangMoeTables(
+        find_entry=Function("an_engine.take", needs="w1_shape w2_shape top_k dtype M block_shape"),
+        find_table=Function("an_engine.own", needs="E N dtype block_n block_k", wishes="down_moe"),
+        find_name=Function("an_engine.name", needs="E N dtype block_shape", wishes="down_moe"),
         override=Function("an_engine.take"),
-        folder=lambda: "configs/triton_3_6_0/",
     )
     table = tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 4096}))
     folder = "configs/triton_3_6_0/E=256,N=256"

@@ -55,7 +55,7 @@ def fp8_call(
 ) -> torch.Tensor:
     """The weights in the operands' format. summed: whether they are summed as they are rounded"""
     rounded = partial(fp8, a.fp8)
-    return flash(a, replace(how, weights=rounded, sums=rounded if summed else exact), ends)
+    return flash(a, replace(how, round_weights=rounded, round_summed=rounded if summed else exact), ends)
 
 
 def normalised_first(a: Attended) -> torch.Tensor:
@@ -84,7 +84,7 @@ BF16: dict[str, Wrong] = {
     "chunks of cached keys in bf16, then merged": partial(flash, ends=chunks, results=bf16),
     # v1/attention/backends/mla/prefill/aiter_flash_attn.py (run_prefill_context_chunk), vLLM 0.33
     "chunks of cached keys in bf16, rounded weights summed": partial(
-        flash, how=A(sums=bf16), ends=chunks, results=bf16
+        flash, how=A(round_summed=bf16), ends=chunks, results=bf16
     ),
     # flash_attn.fa4: flash_attn/cute/utils.py, 4.0.0b36
     "correction skipped below 2^8, cubic exp2, the last block first": partial(
@@ -103,18 +103,20 @@ BF16: dict[str, Wrong] = {
     # flash_attn.fa2 and flashinfer.fa3 in blocks of 64 and 96
     "the last block first, of 112": partial(flash, how=A(block=112, backwards=True, exp2=exp2_fast)),
     # flashinfer.fa2: include/flashinfer/attention/prefill.cuh, flashinfer 0.6.18
-    "rounded weights summed by the tensor cores": partial(flash, how=A(sums=bf16, exp2=exp2_fast)),
+    "rounded weights summed by the tensor cores": partial(flash, how=A(round_summed=bf16, exp2=exp2_fast)),
     # flashinfer's split prefill: include/flashinfer/attention/cascade.cuh, flashinfer 0.6.18
     "five parts of tiles, in bf16": partial(flash, ends=every_fifth, results=bf16),
     # assumed: cudnn comes compiled
     "pairs of blocks": partial(flash, how=A(pairs=True, block=128)),
     # aiter.asm on gfx942, how_v3_bf16_cvt=1: aiter/ops/mha.py, AITER e404860
-    "ties away from zero": partial(flash, how=A(weights=away)),
+    "ties away from zero": partial(flash, how=A(round_weights=away)),
     # aiter.triton: aiter/ops/triton/_triton_kernels/attention/mha.py, AITER e404860
-    "exp2 with the scale before": partial(flash, how=A(block=32, scores=lambda x: x * (1.0 + 2.0**-23))),
+    "exp2 with the scale before": partial(
+        flash, how=A(block=32, round_scores=lambda x: x * (1.0 + 2.0**-23))
+    ),
     # aiter: -fgpu-flush-denormals-to-zero in aiter/jit/core.py, AITER e404860
     "subnormal numbers flushed": partial(
-        flash, how=A(weights=lambda x: bf16(flushed(x)), accumulator=flushed)
+        flash, how=A(round_weights=lambda x: bf16(flushed(x)), round_result=flushed)
     ),
     # torch.naive: kernels/mha_prefill/providers/torch_eager.py
     "softmax in fp32": Attended.out,
@@ -124,13 +126,13 @@ BF16: dict[str, Wrong] = {
 TRUNCATED: dict[str, Wrong] = {
     # aiter.ck under vLLM's chunks: aiter/jit/optCompilerConfig.json, AITER e404860
     "weights and output truncated, cached keys apart": truncating(
-        partial(flash, how=A(weights=truncated), ends=at_prefix, results=truncated)
+        partial(flash, how=A(round_weights=truncated), ends=at_prefix, results=truncated)
     ),
     # aiter.ck: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
-    "weights and output truncated": truncating(partial(flash, how=A(weights=truncated))),
+    "weights and output truncated": truncating(partial(flash, how=A(round_weights=truncated))),
     # aiter.dispatch: module_mha_varlen_fwd in aiter/jit/optCompilerConfig.json, AITER e404860
     "weights and output truncated, blocks of 128": truncating(
-        partial(flash, how=A(weights=truncated, block=128, exp2=exp2_fast))
+        partial(flash, how=A(round_weights=truncated, block=128, exp2=exp2_fast))
     ),
     # aiter.ck, weights by its asm: assumed, AITER e404860
     "output truncated": truncating(flash),
@@ -148,7 +150,7 @@ FP8: dict[str, Wrong] = {
     "rounded weights summed": partial(fp8_call, summed=True),
     # on Hopper: DeepSeek-V3 technical report, section 3.5.2
     "sums and scores of 14 bits": partial(
-        fp8_call, how=A(accumulator=fourteen_bits, scores=fourteen_bits, headroom=7.0)
+        fp8_call, how=A(round_result=fourteen_bits, round_scores=fourteen_bits, headroom=7.0)
     ),
     # flash_attn.fa4: flash_attn/cute/softmax.py, 4.0.0b36
     "correction skipped below 2^4": partial(fp8_call, how=A(block=128, lazy=4.0)),

@@ -70,7 +70,7 @@ def fp8_call(
         "head": q.abs().amax(-1, keepdim=True),
     }
     scale, rounded = largest[q_scale] / most, partial(fp8, a.fp8)
-    how = replace(how, weights=rounded, sums=rounded if summed else exact)
+    how = replace(how, round_weights=rounded, round_summed=rounded if summed else exact)
     return split(replace(a, q=rounded(q / scale) * scale), how, **parts)
 
 
@@ -85,10 +85,10 @@ BF16: dict[str, Wrong] = {
     # tilelang's own example: examples/deepseek_mla/example_mla_decode.py, 0.1.15
     "4 parts in bf16": partial(split, parts=4, results=bf16),
     # triton.split_kv: kernels/mla_decode/triton/split_kv_jit.py
-    "rounded weights summed, blocks of 64": partial(split, how=A(sums=bf16)),
+    "rounded weights summed, blocks of 64": partial(split, how=A(round_summed=bf16)),
     # triton.split_kv: kernels/mla_decode/triton/split_kv_plan.py
     "rounded weights summed, a part for each block of 16": partial(
-        split, how=A(sums=bf16, block=16), parts=1 << 10, unit=16
+        split, how=A(round_summed=bf16, block=16), parts=1 << 10, unit=16
     ),
     # torch.sdpa on CPUs: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, torch 2.13
     "blocks of 512": partial(split, how=A(block=512)),
@@ -106,7 +106,7 @@ BF16: dict[str, Wrong] = {
     ),
     # flashinfer.fa2: m16k16_row_sum_f16f16f32 in include/flashinfer/attention/mla.cuh, flashinfer 0.6.18
     "4 parts, rounded weights summed by the tensor cores": partial(
-        split, how=A(sums=bf16, exp2=exp2_fast, backwards=True), parts=4, unit=64
+        split, how=A(round_summed=bf16, exp2=exp2_fast, backwards=True), parts=4, unit=64
     ),
     # flashinfer.cutlass, vllm.cutlass: csrc/attention/mla/cutlass_sm100_mla, vLLM 0.33
     "16 parts in blocks of 128": partial(split, how=A(block=128, exp2=exp2_fast), parts=16, unit=128),
@@ -118,7 +118,7 @@ BF16: dict[str, Wrong] = {
     ),
     # aiter.asm: aiter/mla.py (_fwd_kernel_stage2_asm), AITER e404860
     "16 parts one after the other, ties away from zero": partial(
-        one_part_after_the_other, how=A(weights=away, block=32), parts=16
+        one_part_after_the_other, how=A(round_weights=away, block=32), parts=16
     ),
     # aiter.gluon: aiter/ops/triton/gluon/mla_gluon.py, AITER e404860
     "64 parts": partial(split, how=A(exp2=exp2_fast), parts=64),
@@ -126,14 +126,14 @@ BF16: dict[str, Wrong] = {
     "parts of very different lengths": uneven,
     # aiter: -fgpu-flush-denormals-to-zero in aiter/jit/core.py, AITER e404860
     "subnormal numbers flushed": partial(
-        split, how=A(weights=lambda x: bf16(flushed(x)), accumulator=flushed), parts=3
+        split, how=A(round_weights=lambda x: bf16(flushed(x)), round_result=flushed), parts=3
     ),
     # torch.naive: kernels/mla_decode/providers/torch_eager.py
     "softmax in fp32": Attended.out,
 }
 TRUNCATED: dict[str, Wrong] = {
     # as a build of OPUS for older architectures would: csrc/include/opus/opus.hpp, AITER e404860
-    "weights and output truncated": partial(uneven, how=A(weights=truncated), output=truncated),
+    "weights and output truncated": partial(uneven, how=A(round_weights=truncated), output=truncated),
     # aiter.asm_persistent on gfx942: csrc/kernels/mla/reduce.cu by csrc/include/opus/opus.hpp, AITER e404860
     "output truncated": partial(uneven, output=truncated),
 }
@@ -143,10 +143,10 @@ FP8: dict[str, Wrong] = {
     # assumed: an engine with a calibrated scale
     "q by the tensor's largest": partial(fp8_call, q_scale="tensor"),
     # flashmla on Hopper: DeepSeek-V3 technical report, section 3.5.2
-    "sums of 14 bits": partial(fp8_call, how=A(accumulator=fourteen_bits)),
+    "sums of 14 bits": partial(fp8_call, how=A(round_result=fourteen_bits)),
     # flashmla@vllm: vllm/v1/attention/ops/flashmla.py (flash_mla_with_kvcache_fp8), vLLM 0.33
     "sums of 14 bits, 4 parts of pairs of blocks": partial(
-        fp8_call, how=A(accumulator=fourteen_bits, pairs=True), parts=4, unit=64
+        fp8_call, how=A(round_result=fourteen_bits, pairs=True), parts=4, unit=64
     ),
     # aiter.asm: op_tests/test_mla_persistent.py, AITER e404860
     "blocks of 64": fp8_call,

@@ -39,7 +39,7 @@ OPERANDS = {
     "first": "the first operands",
     "last": "the last of the sets that calls rotate over",
     "live": "the other live operands",
-    "other": "the other stationary operands",
+    "other": "the other operands",
     "lengths": "the operands of the same lengths",
 }
 """What the sets of operands are called in a diagnosis (see harness.run.checks.CaseChecks.seeds)."""

@@ -42,19 +42,19 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Test:
-    """A claim against one kind of rival."""
+    """What recorded runs say of a claim against one kind of rival."""
 
     op: str
-    said: str
-    factor: float
-    against: str
+    said: str  # the claim in its own words
+    factor: float  # the claimed time of a rival over that of the kernel, at most
+    against: str  # the kind of rival
     runs: tuple[str, ...]  # implementations of either side that this machine can time
-    cases: int
-    claimed: Ratio | None  # the largest that the claim's kernels reached on the claim's hardware
+    cases: int  # how many cases both sides were measured at on the claim's hardware
+    claimed: Ratio | None  # the largest ratio that the claim's kernels reached on the claim's hardware
     here: Ratio | None
-    """The largest that any kernel reached over the rival in runs on this machine's architecture. It shows how
+    """The largest ratio that any kernel reached over the rival on this machine's architecture. It shows how
     large such factors get, and is no evidence for the claim."""
-    verdict: str
+    verdict: str  # supported, not supported, unclear, or that the claim's device was not measured
 
 
 def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
@@ -69,21 +69,21 @@ def examine(document: JsonObject, here: Platform, cells: Sequence[tuple[str, Cel
         able = [
             i.name for i in kernels.implementations(op) if i.available(here).ok and not i.interpreted(here)
         ]
-        ours = document["kernels"]
+        claimed = document["kernels"]
         for against, rivals in RIVALS.items():
-            there = ratios(op, document["arch"], cells, ours, rivals)
-            elsewhere = ratios(op, here.arch, cells, ("*",), rivals)
+            on_claimed_arch = ratios(op, document["arch"], cells, claimed, rivals)
+            on_this_arch = ratios(op, here.arch, cells, ("*",), rivals)
             tests.append(
                 Test(
                     op=op,
                     said=claim["said"],
                     factor=claim["factor"],
                     against=against,
-                    runs=tuple(name for name in able if matches(name, (*ours, *rivals))),
-                    cases=len(there),
-                    claimed=max(there, key=lambda r: r.ratio, default=None),
-                    here=max(elsewhere, key=lambda r: r.ratio, default=None),
-                    verdict=verdict(claim["factor"], there, document["device"]),
+                    runs=tuple(name for name in able if matches(name, (*claimed, *rivals))),
+                    cases=len(on_claimed_arch),
+                    claimed=max(on_claimed_arch, key=lambda r: r.ratio, default=None),
+                    here=max(on_this_arch, key=lambda r: r.ratio, default=None),
+                    verdict=verdict(claim["factor"], on_claimed_arch, document["device"]),
                 )
             )
     return tests
@@ -100,23 +100,26 @@ def verdict(factor: float, ratios: Sequence[Ratio], device: str) -> str:
 
 
 def ratios(
-    op: str, arch: str, cells: Iterable[tuple[str, Cell]], ours: Sequence[str], rivals: Sequence[str]
+    op: str, arch: str, cells: Iterable[tuple[str, Cell]], claimed: Sequence[str], rivals: Sequence[str]
 ) -> list[Ratio]:
-    """One ratio for each run and case that has both sides: the fastest of ours against the fastest rival. The
-    confidence is shared among all of them, because the largest is looked for (Bonferroni)."""
+    """One ratio for each run and case that has both sides: the fastest claimed kernel against the fastest
+    rival. The confidence is shared among all of them, because the largest is looked for (Bonferroni).
+
+    claimed, rivals: patterns of implementations
+    """
     sides: dict[tuple[str, str, str, str], tuple[list[Cell], list[Cell]]] = {}
     for run, cell in cells:
         if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:
-            mine, others = sides.setdefault((run, cell.case, cell.launch, cell.cache), ([], []))
+            claimed_cells, rival_cells = sides.setdefault((run, cell.case, cell.launch, cell.cache), ([], []))
             if matches(cell.impl, rivals):
-                others.append(cell)
-            elif matches(cell.impl, ours):
-                mine.append(cell)
+                rival_cells.append(cell)
+            elif matches(cell.impl, claimed):
+                claimed_cells.append(cell)
     pairs = []
-    for (run, *_), (mine, others) in sides.items():
-        if mine and others:
-            time_us = operator.attrgetter("time_us")
-            pairs.append((run, min(mine, key=time_us), min(others, key=time_us)))
+    time_us = operator.attrgetter("time_us")
+    for (run, *_), (claimed_cells, rival_cells) in sides.items():
+        if claimed_cells and rival_cells:
+            pairs.append((run, min(claimed_cells, key=time_us), min(rival_cells, key=time_us)))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
     comparable = []
     for run, a, b in pairs:

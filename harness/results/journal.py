@@ -18,7 +18,8 @@ from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUs
 RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Cell | Verdict | CaseDone | DeviceUsed | Calibration, Field(discriminator="kind")]
 )
-WHOLE = ("case", "device", "calibration")  # kinds of the last line of what a kill must not leave in pieces
+WHOLE = ("case", "device", "calibration")
+"""Kinds of records after which a journal may be cut off. A cell or a verdict is kept only with its case."""
 
 
 class Journal:

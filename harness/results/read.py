@@ -101,16 +101,18 @@ def read(path: str) -> RecordedRun:
     if len(folders) > 1:
         raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
     journal = Journal(folders[0])
-    run, used = journal.run(), journal.devices()
+    run = journal.run()
+    used = journal.devices()
     by_name = {device.name: device for device in used}
     machine = run.provenance.get("machine", {})
     if not by_name and (uuid := machine.get("uuid")):
         host = str(machine.get("host", ""))
         by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
     cells: dict[tuple[str, str], Cell] = {}
-    noises, devices = dict[str, float](), dict[str, DeviceUsed]()
+    noises: dict[str, float] = {}
+    devices: dict[str, DeviceUsed] = {}
     clocks = defaultdict[str, list[float]](list)
-    for record in (record for case in journal.finished().values() for record in case):
+    for record in itertools.chain.from_iterable(journal.finished().values()):
         if isinstance(record, Cell):
             cells[record.case, record.name] = record
         elif isinstance(record, Verdict) and record.about == "A/A":

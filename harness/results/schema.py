@@ -76,7 +76,7 @@ class Cell(Record):
     kernels: list[str] = []  # the names of the kernels that ran in a call; for a graph those of an eager call
     kernel_us: list[float] = []  # the time of each kernel by torch's profiler, in microseconds per call
     picked: str = ""  # what the library says that it chose to run, such as a tuned configuration
-    ran: list[str] = []  # also: oneDNN's implementations, hashes of the code that Triton generated
+    ran: list[str] = []  # what else ran: oneDNN's implementations, hashes of the code that Triton generated
     host_us: float | None = None  # the median time of launching a call, in microseconds; null on a CPU
     synchronises: bool = False  # calls wait for the device, so that time_us includes time of the host
     config: dict[str, Any] | None = None  # what a tunable implementation was told to use; null: it chose
@@ -87,9 +87,10 @@ class Cell(Record):
     version: str = ""  # the version of the library
     source: str = ""  # a hash of the suite's code around the library (see workers/child/profile.py)
     rotation: dict[str, Any] = {}
-    samples: Samples = Field(default_factory=Samples)  # a baseline has those of every group that memory holds
+    samples: Samples = Field(default_factory=Samples)  # the baseline's are from every group of entries
     eliminations: Samples = Field(default_factory=Samples)
-    """Of the rounds in which a race eliminated configurations. Only the times of these rest on them."""
+    """The samples of the rounds in which a race eliminated configurations. Only the times of configurations
+    that were eliminated rest on them."""
 
     @property
     def name(self) -> str:

@@ -40,7 +40,8 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    memory_share: float = 1.0  # of the free memory, where other devices of this machine are measured too
+    memory_share: float = 1.0
+    """The share of the free memory that it may use: other devices of this machine may be measured too."""
     ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     """What was checked at ragged sizes in this run (see `_kind`), with the reason if it was wrong."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
@@ -91,18 +92,20 @@ class CaseMeasurer:
         baseline = self.plan.record.baseline
         if baseline not in engines():
             return baseline
-        given = self.plan.settings[0].variables
-        return choices(case.op, self.platform.arch, case.sizes, given)[baseline].row
+        by_engine = choices(case.op, self.platform.arch, case.sizes, self.plan.settings[0].variables)
+        return by_engine[baseline].row
 
     def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
         """The entries that are compared with each other, with the name of their baseline: all entries, or
         where settings are compared those of each implementation and launch mode."""
         if self.plan.record.contrast == "implementations":
             return [(self._baseline(case), entries)]
+        if not entries:
+            return [(self._baseline(case), [])]
         rivals: dict[tuple[str, str], list[Entry]] = {}
         for entry in entries:
             rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
-        return [(name, of_name) for (name, _), of_name in rivals.items()] or [(self._baseline(case), [])]
+        return [(members[0].impl.name, members) for members in rivals.values()]
 
     def _groups(
         self, case: Case, baseline: str, entries: list[Entry]
@@ -116,8 +119,8 @@ class CaseMeasurer:
             memory.sizes,
             memory.mode,
             last_level(self.platform, ceilings),
-            ceilings.reach if ceilings else 0,
-            functools.partial(memory.holds, entries),
+            reach=ceilings.reach if ceilings else 0,
+            fits=functools.partial(memory.holds, entries),
         )
         groups, too_large = memory.groups(entries, sets.copies)
         return [Group(case, members, sets) for members in groups], too_large, sets
@@ -141,7 +144,9 @@ class CaseMeasurer:
         except WorkerFailure as failure:
             for entry in group.entries:
                 entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
-            group.rounds, group.baseline, group.rerun = Rounds(), None, None
+            group.rounds = Rounds()
+            group.baseline = None
+            group.rerun = None
         finally:
             checks.close()
         group.setup_s = time.perf_counter() - started - group.rounds.spent_s
@@ -152,16 +157,20 @@ class CaseMeasurer:
         timed = checks.timed
         if not timed:
             return
-        # Where settings are compared, all entries of a group are of one implementation.
+        # The first entry takes the baseline's place where the baseline failed, and where settings are
+        # compared: all entries of the group are then of one implementation, those of the first setting first.
+        worker, baseline = timed[0]
         baseline_name = self._baseline(group.case)
-        baselines = [pair for pair in timed if pair[1].impl.name == baseline_name]
-        worker, baseline = (baselines or timed)[0]
+        for its_worker, entry in timed:
+            if entry.impl.name == baseline_name:
+                worker, baseline = its_worker, entry
+                break
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
             timed.append((worker, rerun))
         budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed])))
-        self.device.monitor.conditions()  # forgets what was seen before this case
+        self.device.monitor.take_conditions()  # forgets what was seen before this case
         samples = GroupSampler(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         policy = Policy(
             disturbed=self.plan.disturbed,
@@ -175,11 +184,12 @@ class CaseMeasurer:
             begin_round=samples.begin_round,
             end_round=self.device.monitor.end,
         )
-        rounds = self.plan.make_rounds(
-            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed}, policy
-        )
-        group.rounds, group.baseline, group.rerun = rounds, baseline, rerun
-        group.conditions = self.device.monitor.conditions()
+        samplers = {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed}
+        rounds = self.plan.make_rounds(samplers, policy)
+        group.rounds = rounds
+        group.baseline = baseline
+        group.rerun = rerun
+        group.conditions = self.device.monitor.take_conditions()
         for _, entry in timed:
             if entry.name in rounds.dropped:
                 entry.fail("error", rounds.dropped[entry.name])
@@ -244,8 +254,12 @@ class GroupSampler:
         for worker in workers:
             worker.pause()
 
+    def _living(self, worker: Worker) -> list[Entry]:
+        """The timed entries of a worker that have not failed."""
+        return [entry for its_worker, entry in self.timed if its_worker is worker and entry.alive]
+
     def _prepare(self, worker: Worker, names: Collection[str]) -> None:
-        living = [entry for of, entry in self.timed if of is worker and entry.alive]
+        living = self._living(worker)
         if living:
             attempt(living, worker.fresh, self.rotation)
         for entry in living:
@@ -274,7 +288,7 @@ class GroupSampler:
                     entry.host_s.append(answer["host_seconds"])
                 return float(answer["seconds"])
         # The other entries of its worker are prepared again now, and not during their own samples.
-        for other in [entry for of, entry in self.timed if of is worker and entry.alive]:
+        for other in self._living(worker):
             attempt([other], worker.prepare, other)
         worker.pause()
         raise RuntimeError(entry.reason)
@@ -282,7 +296,7 @@ class GroupSampler:
 
 def opening_s(calls_s: Sequence[float]) -> float:
     """The seconds that one round in each of the opening blocks takes, and a fifth more for what is not
-    foreseen. calls_s: seconds of a call of each entry"""
+    foreseen. calls_s: the seconds that a call of each entry takes"""
     sampling_s = sum(max(call_s, SAMPLE_S) for call_s in calls_s)
     untimed_s = sum(call_s for call_s in calls_s if call_s < LONG_S)
     return 1.2 * Policy().opening * (sampling_s + untimed_s)

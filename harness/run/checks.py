@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import kernels
@@ -25,20 +25,23 @@ from harness.workers.child.outputs import SPOILT
 from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from harness.workers.worker import Worker, attempt
 from kernels.operands import Seeds
+from kernels.platform import Platform
 from kernels.vendor import Vendor
 from shapes.case import Case
 
 SAMPLE_S = 0.05  # seconds of one timed sample
 REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
-FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
+FEW_COMPARING_S = 1.0
+COMPARING_S = 30.0
 """Comparing the outputs of an entry takes a quarter of the time of its samples. Where that is less than
 FEW_COMPARING_S, it takes up to FEW_COMPARING_S, but no more than half of that time. It never takes more than
 COMPARING_S."""
 
-SAMPLED, FEW = ("live", "lengths"), 0.05
-"""Operands for which only a sample of the rows is compared, and its share of a reference's work. They show an
-answer that was kept from earlier operands, and such an answer is wrong in all rows."""
+SAMPLED = ("live", "lengths")
+"""Operands for which only some rows of the output are compared. They show an answer that was kept from other
+operands, and such an answer is wrong in all rows."""
+FEW = 0.05  # the share of a whole reference's work that the reference to these rows may take
 
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
@@ -136,14 +139,13 @@ class CaseChecks:
             self.phases["preparing ragged sizes"] += preparing_s
         with self.phase("preparing and references"):
             references = self.pool.submit(self._references)
-            taken = self.side_by_side(timed, self._first_outputs)
+            called = self.side_by_side(timed, self._first_outputs)
             references.result()
         with self.phase("checking"):
-            for worker, (digest, outputs) in zip(timed, taken, strict=True):
-                self._compare_operands(worker, digest, "first")
-                for entry, output in outputs:
-                    if output is not None:
-                        self._judge(entry, "first", output)
+            for first in called:
+                self._compare_operands(first.worker, first.digest, "first")
+                for entry, output in first.outputs:
+                    self._judge(entry, "first", output)
         self.judge.pause()
 
     def after(self, rotation: Rotation, profiled: bool = True) -> None:
@@ -174,8 +176,9 @@ class CaseChecks:
         others = [self.pool.submit(action, worker) for worker in workers[1:]]
         # The first action runs in this thread: its worker may be this process (run/single.py), where torch's
         # threads belong to the thread that first used them.
-        own = [action(worker) for worker in workers[:1]]
-        return own + [other.result() for other in others]
+        answers = [action(worker) for worker in workers[:1]]
+        answers += [other.result() for other in others]
+        return answers
 
     # References and outputs
 
@@ -188,20 +191,27 @@ class CaseChecks:
         """Computes the reference of the case's boundary, and of the narrower ones that entries cover with a
         call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
         call is judged by what it was given, and not by all that rounding to FP8 might explain."""
-        for boundary in {case.boundary, *(self._judged_at(entry) for _, entry in self.living)}:
-            about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
-            digest = self.judge.ask("reference", REFERENCE_S, **about, seeds=seeds, share=share)
+        boundaries = {case.boundary} | {self._judged_at(entry) for _, entry in self.living}
+        for boundary in boundaries:
+            narrowed = replace(case, boundary=boundary)
+            reference = f"{name} {boundary}"
+            digest = self.judge.ask(
+                "reference", REFERENCE_S, name=reference, case=narrowed, seeds=seeds, share=share
+            )
             if boundary == case.boundary:
                 self.digests[name] = digest
 
     def _judged_at(self, entry: Entry) -> str:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
-    def _first_outputs(self, worker: Worker) -> tuple[int | None, list[tuple[Entry, Output | None]]]:
-        """The digest of a worker's operands `first`, and the outputs of its entries, which are prepared one
-        after the other."""
-        digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
-        return digest, [(entry, self._output(worker, entry, digest)) for entry in worker.living]
+    def _first_outputs(self, worker: Worker) -> _FirstOutputs:
+        """Prepares the entries of a worker one after the other, and calls each on the operands `first`."""
+        first = _FirstOutputs(worker, attempt(worker.living, worker.open, self.case, self.seeds["first"]))
+        for entry in worker.living:
+            output = self._output(worker, entry, first.digest)
+            if output is not None:
+                first.outputs.append((entry, output))
+        return first
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
         if digest is not None and digest != self.digests[name]:
@@ -211,12 +221,22 @@ class CaseChecks:
     def _output(
         self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
     ) -> Output | None:
-        """The output of a new call, if there is one. operands: the digest that they must still have"""
+        """The output of a new call, if there is one. Arguments as for `_call`."""
         if not entry.alive:
             return None
-        output: Output | None = attempt([entry], worker.ask, entry, "output", **how)
-        if output is None:
-            return None
+        return attempt([entry], self._call, worker, entry, operands, stage, **how)
+
+    def _call(
+        self, worker: Worker, entry: Entry, operands: int | None, stage: str = "", **how: Any
+    ) -> Output:
+        """Makes a call and returns its output. Writes down against the entry what is wrong with the output
+        whatever values it has. Raises WorkerFailure where there is no output.
+
+        operands: the digest that the operands must still have
+        stage:    when the call is made, in words
+        how:      the arguments of bench.Bench.output
+        """
+        output: Output = worker.ask(entry, "output", **how)
         entry.call_s = output["seconds"]
         if output["digest"] != operands:
             entry.fail("wrong", f"{stage}it changed its operands")
@@ -230,17 +250,19 @@ class CaseChecks:
 
     def _report(self, entry: Entry, name: str, output: Output) -> Any:
         """The judge's report, a dictionary, of an output on the named operands."""
+        reference = f"{name} {self._judged_at(entry)}"
         packed = {key: output[key] for key in ("output", "shape", "dtype")}
-        packed |= {"fp8": entry.impl.activations == "fp8", "truncates": entry.impl.truncates}
+        packed["fp8"] = entry.impl.activations == "fp8"
+        packed["truncates"] = entry.impl.truncates
         with self.judging:
-            return self.judge.ask("judge", REFERENCE_S, name=f"{name} {self._judged_at(entry)}", **packed)
+            return self.judge.ask("judge", REFERENCE_S, name=reference, **packed)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
         """Judges an output on the named operands."""
         report = self._report(entry, name, output)
         if not report["ok"]:
-            ignored = RETURNS if output.get("ignored") else ""
-            entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
+            hint = RETURNS if output.get("ignored") else ""
+            entry.fail("wrong", f"{stage}{report['reason']}{hint}")
         if name not in SAMPLED or not report["ok"]:  # errors over few rows do not replace those over all
             entry.check |= report
         entry.check["ok"] &= entry.status != "wrong"
@@ -249,51 +271,51 @@ class CaseChecks:
 
     def _check_ragged(self, workers: Sequence[Worker], case: Case, name: str) -> float:
         """Checks the entries once in a run at a small case of uneven sizes, also with addresses far apart:
-        what is right at the sizes of production may be wrong there. An entry that does not support these
-        sizes is not asked. Returns the seconds of preparing of the worker that took longest.
+        what is right at the sizes of production may be wrong there. Only a wrong output counts: a failure at
+        these sizes need not occur at the case's. Returns the seconds of preparing of the worker that took
+        longest.
 
-        name: of the case's reference
+        name: the name of this case's reference
         """
         self._reference(case, name, self.seeds["first"])
 
         def check(worker: Worker) -> float:
-            preparing_s = 0.0
-            able = [
-                entry
-                for entry in worker.living
-                if not entry.interpreted
-                and entry.impl.supports(case, worker.platform).ok
-                # A compiler that writes a program for each size would write another one here.
-                and (entry.impl.plugin or not entry.impl.per_size)
-            ]
-            digest = attempt(able, worker.open, case, self.seeds["first"]) if able else None
+            able = [entry for entry in worker.living if _can_check_ragged(entry, case, worker.platform)]
+            digest = attempt([], worker.open, case, self.seeds["first"]) if able else None
+            if digest is None:
+                return 0.0
             self._compare_operands(worker, digest, name)
+            preparing_s = 0.0
             for entry in able:
-                stage = f"at {case.text}: "
                 if not entry.alive:
-                    if digest is None:  # making the operands failed, which says nothing of the entry
-                        entry.status, entry.reason = None, ""
                     continue
                 started = time.perf_counter()
-                attempt([entry], worker.prepare, entry)
-                preparing_s += time.perf_counter() - started
-                output = self._output(worker, entry, digest, stage)
-                if output is not None:
-                    self._judge(entry, name, output, stage)
-                if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
-                    self._check_far(worker, entry, name, stage)
-                if not entry.alive and entry.status != "wrong":
-                    # Only a wrong output counts here: a failure at these sizes need not occur at the case's.
-                    entry.status, entry.reason = None, ""
+                try:
+                    worker.prepare(entry)
+                except WorkerFailure:
+                    continue
+                finally:
+                    preparing_s += time.perf_counter() - started
+                self._check_ragged_entry(worker, entry, digest, name, f"at {case.text}: ")
             return preparing_s
 
         return max(self.side_by_side(workers, check), default=0.0)
 
+    def _check_ragged_entry(self, worker: Worker, entry: Entry, digest: int, name: str, stage: str) -> None:
+        output = attempt([], self._call, worker, entry, digest, stage)
+        if output is None:
+            return
+        self._judge(entry, name, output, stage)
+        if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
+            self._check_far(worker, entry, name, stage)
+
     def _check_far(self, worker: Worker, entry: Entry, name: str, stage: str) -> None:
         """Checks an entry with operands at offsets of more than 32 bits, where memory has room for them."""
-        far = attempt([entry], worker.ask, entry, "far")
-        if not entry.alive:  # a device that failed answers no further request
-            worker.stop()
+        try:
+            far = worker.ask(entry, "far")
+        except WorkerFailure:
+            worker.stop()  # a device that failed answers no further request
+            return
         if far is None:
             return
         report = self._report(entry, name, far)
@@ -319,14 +341,16 @@ class CaseChecks:
                 entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
             for output in seen["outputs"]:
                 if entry.alive:  # references are computed only in the boundaries of living entries
-                    self._judge(entry, self._of_set(output["set"], copies), output, "after timing: ")
+                    name = self._reference_to_set(output["set"], copies)
+                    self._judge(entry, name, output, "after timing: ")
             entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
             if not seen["guards"]:
                 entry.fail("wrong", "after timing: it wrote beside its output")
 
     def _find_writer(self, worker: Worker, timed: list[Entry]) -> None:
-        """An entry changed the operands that all entries of its worker were timed on. The ones that do so
-        alone are wrong; the times of the others do not count."""
+        """Finds which entries change their operands, where those that a worker's entries were timed on were
+        changed: each entry is sampled alone on new operands. An entry that changes them is wrong; the times
+        of the others do not count."""
         names: list[str] = []
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
@@ -338,11 +362,13 @@ class CaseChecks:
         for entry in timed:
             entry.fail("error", f"{by} changed the operands that it was timed on: leave that out")
 
-    def _of_set(self, which: int, copies: int) -> str:
-        """The name of the reference to a set of those that calls rotate over; it is computed if it is
-        missing."""
-        if which in (0, copies - 1):
-            return "last" if which else "first"
+    def _reference_to_set(self, which: int, copies: int) -> str:
+        """The name of the reference to one of the sets that calls rotate over. The reference is computed if
+        it is missing."""
+        if which == 0:
+            return "first"
+        if which == copies - 1:
+            return "last"
         name = f"set {which}"
         with self.judging:
             if name not in self.digests:
@@ -374,15 +400,16 @@ class CaseChecks:
             self.say(f"{entry.name} could not be profiled: {failure.reason}")
 
     def _check_again(self, copies: int) -> None:
-        """Checks the timed entries with other live operands on the first set and, where the sets are copies,
-        on the last one too, a user's own entry with each live operand changed alone, then all with other
-        operands, and with others of the same lengths."""
+        """Checks the timed entries on new operands: with other live operands on the first set and, where the
+        sets are copies, on the last one too; a user's own entry with each live operand changed alone; with
+        other operands; and with other operands of the same lengths."""
         # Where the sets are copies of each other, an entry that always reads the first set would not be
         # found. So other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
+        sets = [copies - 1, 0] if has_copies else [0]
 
         def check(worker: Worker) -> None:
-            for which in (copies - 1, 0) if has_copies else (0,):
+            for which in sets:
                 for entry in worker.living:
                     attempt([entry], worker.prepare, entry)
                 if worker.living:
@@ -392,8 +419,8 @@ class CaseChecks:
                 if entry.impl.plugin and not entry.interpreted:
                     self._check_reading(worker, entry)
             self._open(worker, "other", has_copies)
-            which = 1 if has_copies else 0
-            self._check_each(worker, "other", "with other stationary operands: ", which=which)
+            beside_first = 1 if has_copies else 0
+            self._check_each(worker, "other", "with other operands: ", which=beside_first)
             if "lengths" in self.seeds:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")
@@ -405,8 +432,7 @@ class CaseChecks:
     ) -> None:
         """Checks a worker's timed entries, or its interpreted ones, with a new call on the named operands.
 
-        stage: when the call was made, in words
-        how:   the arguments of bench.Bench.output
+        Arguments as for `_call`.
         """
         for entry in worker.living:
             if entry.interpreted == interpreted:
@@ -417,7 +443,8 @@ class CaseChecks:
     def _open(self, worker: Worker, name: str, beside_first: bool = False) -> None:
         """Opens the named operands. beside_first: on a second set, after `first`"""
         names = ["first", name] if beside_first else [name]
-        digest = attempt(worker.living, worker.open, self.case, *(self.seeds[each] for each in names))
+        seeds = [self.seeds[name] for name in names]
+        digest = attempt(worker.living, worker.open, self.case, *seeds)
         self._compare_operands(worker, digest, name)
 
     def _check_reading(self, worker: Worker, entry: Entry) -> None:
@@ -448,12 +475,29 @@ class CaseChecks:
         self.side_by_side(workers, check)
 
 
+@dataclass(frozen=True)
+class _FirstOutputs:
+    """What the entries of a worker gave on the operands `first`."""
+
+    worker: Worker
+    digest: int | None  # the digest of these operands; None where they could not be made
+    outputs: list[tuple[Entry, Output]] = field(default_factory=list)
+
+
+def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:
+    if entry.interpreted or not entry.impl.supports(case, platform).ok:
+        return False
+    # A compiler that writes a program for each size would write another one at this case.
+    return bool(entry.impl.plugin) or not entry.impl.per_size
+
+
 def comparing_s(samples_s: float) -> float:
     """Seconds for comparing the outputs of an entry. samples_s: the seconds that its samples took, which
     checking must not exceed"""
     if not samples_s:
         return FEW_COMPARING_S
-    return min(max(samples_s / 4, min(samples_s / 2, FEW_COMPARING_S)), COMPARING_S)
+    at_least_s = min(samples_s / 2, FEW_COMPARING_S)
+    return min(max(samples_s / 4, at_least_s), COMPARING_S)
 
 
 def seeds_of(seeds: Seeds) -> dict[str, Any]:

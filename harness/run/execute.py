@@ -1,15 +1,20 @@
-"""A run, from its request to its exit code. The files that it goes through, from the first to the first
-number:
+"""A run, from its request to its exit code. It goes through these files from the command line to the first
+number, the seconds per call of a sample, in this order:
 
     cli/run.py               reads the options into a Request, and calls `run` here
-    run/execute.py           takes the device, makes or resumes the plan, measures and records case after case
+    run/execute.py           takes the device, plans or resumes, measures and records case after case
+    run/folder.py            makes the record of the planned run, and its folder
     run/case.py              one case: its entries are checked, timed in interleaved rounds, and checked again
-    workers/worker.py        the process of some entries: its requests; it is replaced where it dies
-    workers/child/bench.py   in that process: operands, prepared entries, one sample
-    workers/child/timers.py  how a sample is timed, on a CPU and on GPUs
+    run/checks.py            calls each entry once, and has its output judged
+    timing/rounds.py         the loop over blocks and rounds, which asks for one sample after the other
+    workers/worker.py        the parent's side of a worker: the requests about its entries
+    workers/process.py       starts the process of a worker, sends it requests, and kills it
+    workers/child/main.py    the loop in that process that answers requests
+    workers/child/bench.py   a method for each request: makes operands, prepares an entry, takes a sample
+    workers/child/timers.py  times a sample, on a CPU or a GPU
 
-An *entry* is an implementation under a setting in a launch mode, a *worker* the process that calls it. The
-records of a case are made in run/cells.py and kept in the folder of the run (run/folder.py).
+Then run/cells.py makes the records of the case. Three dataclasses are met on the way: a Request and a RunPlan
+(run/plan.py), and an Entry (plan/entry.py): an implementation under a setting in a launch mode.
 """
 
 from __future__ import annotations
@@ -87,7 +92,7 @@ def run(request: Request, platform: Platform, display: Display) -> int:
 
 @contextlib.contextmanager
 def resumable(name: str, journal: Journal) -> Iterator[None]:
-    """Gives a KeyboardInterrupt the text of how to go on. name: of the command that does"""
+    """Gives a KeyboardInterrupt the text of how to go on. name: the command that goes on"""
     try:
         yield
     except KeyboardInterrupt:
@@ -143,7 +148,8 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
 
     before_s: seconds since the command began
     """
-    plan, measurer = cases.plan, CaseMeasurer(cases.plan, device, progress)
+    plan = cases.plan
+    measurer = CaseMeasurer(plan, device, progress)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         while left := cases.left:
             remaining_s = plan.budget_s - cases.spent_s
@@ -176,13 +182,13 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 class Outcome:
     """What became of a run."""
 
-    records: list[Record]  # of all cases; those that were finished before it was resumed come first
-    cases: int
+    records: list[Record]  # the records of finished cases; those from before it was resumed come first
+    cases: int  # how many cases are finished
     left_out: list[Case]  # cases that the budget did not reach
     before_s: float  # seconds from the beginning of the command to the first case
     budget_s: float
     folder: Path
-    calibrations: Sequence[Calibration] = ()  # of its devices, where several measured it
+    calibrations: Sequence[Calibration] = ()  # what its devices calibrated, where several measured it
 
 
 def finish(request: Request, record: Run, outcome: Outcome, display: Display) -> int:
@@ -194,10 +200,12 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
     code = exit_code(outcome.records)
     if code == OK and request.impl:  # the baseline, which is measured in any case, may not be among these
         asked = {impl.name for impl in choose_implementations(kernels.OPS[record.op], request.impl)}
-        code = exit_code(of for of in outcome.records if isinstance(of, Cell) and of.impl in asked)
+        cells = [cell for cell in outcome.records if isinstance(cell, Cell)]
+        code = exit_code(cell for cell in cells if cell.impl in asked)
     if code == OK and record.trees:
-        first = next(iter(record.settings))
-        code = FAILED if regressions(outcome.records) or lost(outcome.records, first) else OK
+        first_setting = next(iter(record.settings))
+        if regressions(outcome.records) or lost(outcome.records, first_setting):
+            code = FAILED
     return code
 
 

@@ -73,9 +73,8 @@ def record_of(
     """As `plan_run`, of these cases and implementations. The default budget is 60 s; that of a race, the sum
     of what its cases should get at least."""
     settings = request.settings or [parse_setting(request.set)]
-    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
-        if own:
-            own_folder(own)
+    for folder in own_folders(setting.variables for setting in settings):
+        own_folder(folder)
     if request.out:
         Journal.require_new(Path(request.out))
     per_case_s = suites()[suite].per_case_s if suite in suites() else CASE_S
@@ -113,10 +112,18 @@ def record_of(
 def tell_of_own_choices(settings: Iterable[Mapping[str, str | None]], log: Callable[[str], None]) -> None:
     """Tells in a line of a folder in KERNEL_BENCH_TUNED that has no configurations of this suite. Raises
     StoredError where it is no folder. settings: their variables"""
-    rows = {impl.name for of in kernels.OPS for impl in kernels.implementations(of)}
-    for own in (os.environ.get(OWN), *(variables.get(OWN) for variables in settings)):
-        if own and not rows & {path.stem for path in own_folder(own).glob("*/*.json")}:
-            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
+    known = {impl.name for op in kernels.OPS for impl in kernels.implementations(op)}
+    for folder in own_folders(settings):
+        configured = {path.stem for path in own_folder(folder).glob("*/*.json")}
+        if not known & configured:
+            log(f"note: {OWN} names {folder}, which holds no <device>/<implementation>.json of this suite")
+
+
+def own_folders(settings: Iterable[Mapping[str, str | None]]) -> list[str]:
+    """The folders that KERNEL_BENCH_TUNED names, in this process and in settings."""
+    named = [os.environ.get(OWN)]
+    named += [variables.get(OWN) for variables in settings]
+    return [folder for folder in named if folder]
 
 
 def begin(
@@ -145,8 +152,12 @@ def _new_folder(planned: Run, platform: Platform) -> Path:
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")
     name = f"{created}-{what}-{re.sub('[ /]+', '-', planned.suite)}-{device}"
-    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    return next(path for end in ends if not (path := RESULTS / "local" / (name + end)).exists())
+    folder = RESULTS / "local" / name
+    for number in itertools.count(2):
+        if not folder.exists():
+            break
+        folder = RESULTS / "local" / f"{name}-{number}"
+    return folder
 
 
 def planned_case(case: Case) -> PlannedCase:
@@ -159,20 +170,19 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
 
     now: the provenance of what would be measured
     """
-    given = [name for name in PLANNING if getattr(request, name) not in (None, ())]
-    if given:
-        raise UsageError(f"--resume goes on with the run's own plan; leave out --{given[0]}")
+    for name in PLANNING:
+        if getattr(request, name) not in (None, ()):
+            raise UsageError(f"--resume goes on with the run's own plan; leave out --{name}")
     journal = Journal(Path(request.resume or ""))
     record = journal.run()
     if race != (record.race is not None):
-        raise UsageError(
-            f"{journal.folder} is a {'run' if race else 'race'}; to go on with it: "
-            f"{command('run' if race else 'tune', '--resume', journal.folder)}"
-        )
+        kind, name = ("run", "run") if race else ("race", "tune")
+        rest = command(name, "--resume", journal.folder)
+        raise UsageError(f"{journal.folder} is a {kind}; to go on with it: {rest}")
     if request.op not in (None, record.op):
         raise UsageError(f"{journal.folder} is a run of {record.op}, not {request.op}")
-    present = [i.name for i in kernels.implementations(select.choose_op(record.op).name)]
-    if missing := sorted(set(record.implementations) - set(present)):
+    present = {impl.name for impl in kernels.implementations(select.choose_op(record.op).name)}
+    if missing := sorted(set(record.implementations) - present):
         raise UsageError(
             f"{journal.folder} measures {missing[0]}, which is not here; set {kernels.PLUGINS} as then"
         )
@@ -185,9 +195,11 @@ def resume(request: Request, now: JsonObject, race: bool = False) -> tuple[Journ
 def finished_cases(journal: Journal, retry: bool) -> dict[str, list[Record]]:
     """The records of each finished case by its key. retry: without cases that have a cell that broke, which
     are measured again"""
-    broken: set[str] = {"crashed", "timeout", "error"} if retry else set()
-    return {
-        key: records
-        for key, records in journal.finished().items()
-        if not any(isinstance(r, Cell) and r.status in broken for r in records)
-    }
+    finished = journal.finished()
+    if not retry:
+        return finished
+    return {key: records for key, records in finished.items() if not any(map(_broke, records))}
+
+
+def _broke(record: Record) -> bool:
+    return isinstance(record, Cell) and record.status in ("crashed", "timeout", "error")

@@ -56,10 +56,9 @@ class Request:
     call_timeout: float = 120.0
 
 
-PLANNING = (
-    *("impl", "suite", "case", "cases", "boundary", "baseline", "cache"),
-    *("launch", "set", "out", "seed", "threads"),
-)
+_WHAT = ("impl", "suite", "case", "cases", "boundary", "baseline")
+_HOW = ("cache", "launch", "set", "out", "seed", "threads")
+PLANNING = _WHAT + _HOW
 """The options that decide a run's plan, and so cannot be given again when the run is resumed."""
 
 
@@ -95,7 +94,8 @@ class RunPlan:
 
     @functools.cached_property
     def implementations(self) -> list[Implementation]:
-        return [i for i in kernels.implementations(self.op.name) if i.name in self.record.implementations]
+        known = kernels.implementations(self.op.name)
+        return [impl for impl in known if impl.name in self.record.implementations]
 
     @functools.cached_property
     def settings(self) -> Sequence[Setting]:

@@ -58,7 +58,9 @@ class SingleEntry:
     ) -> None:
         """worker: the worker of this one entry; say: shows the name of each phase of the checks as it
         begins"""
-        self.case, self.worker, self.monitor = case, worker, monitor
+        self.case = case
+        self.worker = worker
+        self.monitor = monitor
         (self.entry,) = worker.entries
         memory = Memory(case, worker.platform, self.entry.impl.name, cache)
         fits = functools.partial(memory.fits, [self.entry])
@@ -96,8 +98,10 @@ class SingleEntry:
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
         """What is known beside the times: sizes, check, what ran, and rates at these seconds per call."""
-        op, platform, entry = kernels.OPS[self.case.op], self.worker.platform, self.entry
+        op = kernels.OPS[self.case.op]
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
+        platform = self.worker.platform
+        entry = self.entry
         facts: dict[str, Any] = {
             "op": self.case.op,
             "case": self.case.text,
@@ -122,12 +126,13 @@ class SingleEntry:
     def save(self, folder: Path) -> list[Path]:
         """Writes the first wrong output, or the last one if all were right, with what it was judged by and
         the operands that it is the answer to; and the traceback of a call that failed. Returns the files."""
-        files, log = [], self.worker.log
-        told = log.read_text("utf-8", errors="replace") if log.exists() else ""
-        begins = re.search("Traceback \\(most recent|Fatal Python error", told)
-        if self.entry.status in ("error", "crashed") and begins:
+        files = []
+        log = self.worker.log
+        printed = log.read_text("utf-8", errors="replace") if log.exists() else ""
+        begin = re.search("Traceback \\(most recent|Fatal Python error", printed)
+        if self.entry.status in ("error", "crashed") and begin:
+            (folder / TRACEBACK).write_text(printed[begin.start() :], encoding="utf-8")
             files.append(folder / TRACEBACK)
-            files[0].write_text(told[begins.start() :], encoding="utf-8")
         kept = self.checks.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
         if not kept:
             return files
@@ -163,12 +168,13 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
     say:    shows the name of each phase, and notes
     """
     assert request.op is not None and request.impl is not None
-    platform, op = choose_device(request.device), select.choose_op(request.op)
+    platform = choose_device(request.device)
+    op = select.choose_op(request.op)
     case = select.choose_one_case(op, request.case[0], request.boundary, platform.arch, "check")
     implementation = select.choose_implementation(op.name, request.impl)
-    setting, words = parse_setting(request.set), _config(implementation, config)
+    setting = parse_setting(request.set)
     launch = select.launches(platform, request.launch)[0]
-    entry = entry_of(implementation, case, platform, launch, setting, words)
+    entry = entry_of(implementation, case, platform, launch, setting, _config(implementation, config))
     if not entry.alive:
         return Checked(case, entry)
     tell_of_own_choices([setting.variables], say)
@@ -185,8 +191,8 @@ def check(request: Request, config: str | None, save: str | None, say: Callable[
         tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch,
     ):
         worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
-        cache, seed = request.cache or "serving", request.seed or 0
-        single = SingleEntry(case, worker, cache, device.monitor, seed=seed, say=say)
+        cache = request.cache or "serving"
+        single = SingleEntry(case, worker, cache, device.monitor, seed=request.seed or 0, say=say)
         try:
             single.begin()
             if entry.alive and not entry.interpreted:
@@ -209,14 +215,18 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
     if not isinstance(implementation, Tunable):
         raise UsageError(f"{implementation.name} takes no --config: it is not tunable")
     try:
-        (words,) = parse(text)
+        (texts,) = parse(text)
     except ValueError:
         raise UsageError(f"cannot read --config {text!r}; write 'NAME=VALUE ...'") from None
-    named: dict[str, Any] = {"True": True, "False": False, "None": None}
-    return {
-        name: int(value) if re.fullmatch(r"-?\d+", value) else named.get(value, value)
-        for name, value in words.items()
-    }
+    return {name: _value(value) for name, value in texts.items()}
+
+
+def _value(text: str) -> Any:
+    """True, False, None, an integer, or else the text itself."""
+    constants = {"True": True, "False": False, "None": None}
+    if text in constants:
+        return constants[text]
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def benchmark(
@@ -239,7 +249,8 @@ def benchmark(
     chosen = select.choose_one_case(select.choose_op(op), case, boundary, platform.arch, "benchmark")
     worker_class: type[Worker] = _WorkerHere
     if isinstance(kernel, str):
-        impl, worker_class = select.choose_implementation(op, kernel), Worker
+        impl = select.choose_implementation(op, kernel)
+        worker_class = Worker
     elif isinstance(kernel, Implementation):
         impl = kernel
     elif callable(kernel):

@@ -8,6 +8,7 @@ interval of Hartung and Knapp.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -52,7 +53,8 @@ def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE
     student = students_t(len(groups) - 1, confidence)
     if all(group.n == 1 for group in groups):
         whole = centre(tuple(group.value for group in groups))
-        mean, half = whole.value, student * whole.error
+        mean = whole.value
+        half = student * whole.error
     else:
         mean, explained, apart = _pool(groups)
         widening = LOOK_WIDENING if len(groups) >= MIN_BLOCKS else 1.0
@@ -79,8 +81,10 @@ def centre(values: tuple[float, ...]) -> Centre:
     middle (Hodges and Lehmann 1963, Annals of Mathematical Statistics 34:598; Lehmann 1963, ibid. 34:1507).
     """
     n = len(values)
-    averages = sorted((x + y) / 2 for i, x in enumerate(values) for y in values[i:])
-    middle, reach = (len(averages) - 1) / 2, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    pairs = itertools.combinations_with_replacement(values, 2)
+    averages = sorted((x + y) / 2 for x, y in pairs)
+    middle = (len(averages) - 1) / 2
+    reach = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
     spread = _at(averages, middle + reach) - _at(averages, middle - reach)
     return Centre(_at(averages, middle), spread / 2, n)
 
@@ -102,8 +106,12 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     """
     k = len(centres)
     # The variance of one round is taken to be the same in all blocks: the median over rounds, because a
-    # block may be disturbed.
-    unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
+    # block may be disturbed. A block of one round says nothing of it.
+    variances = []
+    for c in centres:
+        if c.n > 1:
+            variances += [c.n * c.error**2] * c.n
+    unit = statistics.median(variances)
     weights = [1.0] * k
     if unit > 0:
         # A block that is more disturbed than the others has the weight of its own scatter.

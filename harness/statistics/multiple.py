@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,43 +51,56 @@ def joint_verdicts(
     rerun:  the baseline prepared a second time: the pair gives the noise; without it the noise is 0
 
     The verdicts hold together with the stated confidence by Holm's procedure (1979, Scandinavian Journal of
-    Statistics 6:65): a verdict that is clear at an equal share of the error leaves its share to the others.
+    Statistics 6:65): a verdict that is `faster` or `slower` at an equal share of the error leaves its share
+    to the others.
     That the winner was chosen after looking at the times costs one share only (Gutmann and Maymin 1987,
     Annals of Statistics 15:456). Each verdict states the confidence at which it was reached.
     """
     noise = 0.0
     if rerun is not None and baseline is not None and rerun in series and baseline in series:
         noise = noise_of(compare(series[rerun], series[baseline], blocks=blocks, confidence=confidence))
-    pairs = list(_pairs(series, blocks, wanted, baseline))
-    open_questions = {frozenset(pair[:2]) for pair in pairs}
-    verdicts: dict[int, JointVerdict] = {}
-    while open_questions:
-        share = 1 - (1 - confidence) / len(open_questions)
-        for place, (a, b, about) in enumerate(pairs):
-            if frozenset((a, b)) in open_questions:
-                comparison = compare(
-                    series[a], series[b], blocks=blocks, floor=noise, margin=margin, confidence=share
-                )
-                verdicts[place] = JointVerdict(a, b, about, noise, share, comparison)
-        clear = {
-            frozenset((j.a, j.b)) for j in verdicts.values() if j.comparison.verdict in ("faster", "slower")
-        }
-        if not clear & open_questions:
+    pairs = _pairs(series, blocks, wanted, baseline)
+    # The winner and the runner-up may be a pair that is also compared about the baseline: one question.
+    unanswered = {pair.question for pair in pairs}
+    verdicts: dict[_Pair, JointVerdict] = {}
+    while unanswered:
+        share = 1 - (1 - confidence) / len(unanswered)
+        answered = set()
+        for pair in pairs:
+            if pair.question in unanswered:
+                a, b = series[pair.a], series[pair.b]
+                comparison = compare(a, b, blocks=blocks, floor=noise, margin=margin, confidence=share)
+                verdicts[pair] = JointVerdict(pair.a, pair.b, pair.about, noise, share, comparison)
+                if comparison.verdict in ("faster", "slower"):
+                    answered.add(pair.question)
+        if not answered:
             break
-        open_questions -= clear
-    return [verdicts[place] for place in range(len(pairs))]
+        unanswered -= answered
+    return [verdicts[pair] for pair in pairs]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    a: str
+    b: str
+    about: About
+
+    @property
+    def question(self) -> frozenset[str]:
+        return frozenset((self.a, self.b))
 
 
 def _pairs(
     series: Series, blocks: Sequence[int], wanted: Collection[str], baseline: str | None
-) -> Iterator[tuple[str, str, About]]:
+) -> list[_Pair]:
+    """The pairs of entries that have a verdict."""
+    pairs = []
     if baseline is not None and baseline in wanted:
-        for name in wanted:
-            if name != baseline:
-                yield name, baseline, "baseline"
+        pairs = [_Pair(name, baseline, "baseline") for name in wanted if name != baseline]
     ranked = sorted(wanted, key=lambda name: log_time(series[name], blocks))
     if len(ranked) > 1:
-        yield ranked[0], ranked[1], "runner-up"
+        pairs.append(_Pair(ranked[0], ranked[1], "runner-up"))
+    return pairs
 
 
 def log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:
@@ -107,20 +120,23 @@ def stopping_reason(
     half_width: float,
     margin: float = MARGIN,
 ) -> str:
-    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are; `clear`: the
-    others have clear verdicts, or there is nothing to compare.
+    """Why no more rounds are needed; empty if they are. `tight`: all wanted intervals are tight; `clear`: the
+    pairs whose intervals are not have a verdict other than `unclear`, or there is nothing to compare.
 
-    Repeated looks must not raise the share of errors: before the end a verdict counts only if it is clear
+    Repeated looks must not raise the share of errors: before the end a verdict counts only if it is reached
     at a far higher confidence, so that the final verdicts keep theirs (Haybittle 1971, British Journal of
     Radiology 44:793; Peto and others 1976, British Journal of Cancer 34:585).
     """
     verdicts = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
     at_the_end = verdicts(confidence=confidence)
-    loose = [j for j in at_the_end if not j.half_width <= half_width]
+    # `not <=`, because the half width of an entry without a time is NaN.
+    loose = [joint for joint in at_the_end if not joint.half_width <= half_width]
     if not loose:
         return "tight" if at_the_end else "clear"
-    if any(j.comparison.verdict == "unclear" for j in loose):
+    if any(joint.comparison.verdict == "unclear" for joint in loose):
         return ""
-    now = verdicts(confidence=1 - INTERIM_ERROR * (1 - confidence))
-    pairs = {(j.a, j.b) for j in loose}
-    return "clear" if all(j.comparison.verdict != "unclear" for j in now if (j.a, j.b) in pairs) else ""
+    pairs = {(joint.a, joint.b) for joint in loose}
+    for joint in verdicts(confidence=1 - INTERIM_ERROR * (1 - confidence)):
+        if (joint.a, joint.b) in pairs and joint.comparison.verdict == "unclear":
+            return ""
+    return "clear"

@@ -50,18 +50,23 @@ def compare(
     """
     if len(a) != len(b) or (blocks is not None and len(blocks) != len(a)):
         raise ValueError("a, b and blocks must have one entry per round")
-    groups = list(blocks) if blocks is not None else list(range(len(a)))
-    logs = [
-        (group, math.log(y / x))
-        for group, x, y in zip(groups, a, b, strict=True)
-        if _is_time(x) and _is_time(y)
-    ]
+    groups = range(len(a)) if blocks is None else blocks
+    logs = []
+    for group, time_a, time_b in zip(groups, a, b, strict=True):
+        if _is_time(time_a) and _is_time(time_b):
+            logs.append((group, math.log(time_b / time_a)))
     if not logs:
         return Comparison(math.nan, 0.0, math.inf, "unclear")
     over_blocks = interval(logs, confidence)
-    logs_of = (over_blocks.mean, over_blocks.low, over_blocks.high)
-    ratio, low, high = (math.exp(log) if log < 700 else math.inf for log in logs_of)
-    return Comparison(ratio, low, high, verdict(low, high, noise=floor, margin=margin))
+    low = exponential(over_blocks.low)
+    high = exponential(over_blocks.high)
+    word = verdict(low, high, noise=floor, margin=margin)
+    return Comparison(exponential(over_blocks.mean), low, high, word)
+
+
+def exponential(log: float) -> float:
+    """e to the power `log`; infinite where that is beyond what a float holds."""
+    return math.exp(log) if log < 700 else math.inf
 
 
 def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) -> VerdictName:
@@ -107,28 +112,31 @@ def quotient(a: Comparison, b: Comparison) -> Comparison:
     return _around(ratio, math.hypot(_half(a), _half(b)))
 
 
-def pooled(several: Sequence[Comparison]) -> Comparison:
+def pooled(measurements: Sequence[Comparison]) -> Comparison:
     """One quantity that was measured several times: the mean in logarithms. Its interval is as wide as
-    their intervals explain, or as they lie apart, whichever is wider."""
-    logs = [math.log(one.ratio) for one in several]
+    the intervals of the measurements explain, or as these lie apart, whichever is wider."""
+    logs = [math.log(measurement.ratio) for measurement in measurements]
     ratio = math.exp(statistics.fmean(logs))
-    if not all(map(_is_bounded, several)):
+    if not all(map(_is_bounded, measurements)):
         return Comparison(ratio, 0.0, math.inf, "unclear")
-    explained = math.hypot(*map(_half, several)) / len(several)
+    explained = math.hypot(*map(_half, measurements)) / len(measurements)
     return _around(ratio, max(explained, (max(logs) - min(logs)) / 2))
 
 
-def widened(one: Comparison, by: float) -> Comparison:
-    """The same value with an interval that is `by` times as wide."""
-    return _around(one.ratio, by * _half(one)) if _is_bounded(one) else one
+def widened(measurement: Comparison, factor: float) -> Comparison:
+    """The same value with an interval that is `factor` times as wide, in logarithms."""
+    if not _is_bounded(measurement):
+        return measurement
+    return _around(measurement.ratio, factor * _half(measurement))
 
 
-def _is_bounded(one: Comparison) -> bool:
-    return one.low > 0 and math.isfinite(one.high)
+def _is_bounded(measurement: Comparison) -> bool:
+    return measurement.low > 0 and math.isfinite(measurement.high)
 
 
-def _half(one: Comparison) -> float:
-    return math.log(one.high / one.low) / 2
+def _half(measurement: Comparison) -> float:
+    """Half the width of the interval, in logarithms."""
+    return math.log(measurement.high / measurement.low) / 2
 
 
 def _around(ratio: float, half: float) -> Comparison:

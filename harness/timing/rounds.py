@@ -22,9 +22,8 @@ Disturbed = Literal["prefer", "keep", "refuse"]
 of them can be had, else all count; keep: all count; refuse: none counts, and where most are disturbed there
 is no result."""
 
-MAX_DISTURBED, ENOUGH_ROUNDS = 0.5, 30
-"""A machine counts as never quiet where more than the share MAX_DISTURBED of its rounds was disturbed, and
-measuring may stop for that after ENOUGH_ROUNDS rounds."""
+MAX_DISTURBED = 0.5  # a machine counts as never quiet where a larger share of its rounds was disturbed
+ENOUGH_ROUNDS = 30  # measuring may stop for that after so many rounds
 
 
 def mostly_disturbed(disturbed: int, made: int) -> bool:
@@ -76,7 +75,8 @@ class Round:
     index: int  # the number of the round in its block
     seconds: Mapping[str, float]  # seconds per call of each entry that gave a time
     disturbed: str = ""  # what disturbed the round; empty if nothing did
-    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)  # seconds of each
+    took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
+    """The seconds that the sample of each entry took."""
     use: Literal["counts", "left out", "elimination"] = "counts"
     """`left out` of the result because it was disturbed, or an `elimination` round of a race, which chooses
     the entries of later rounds and counts for nothing else (see successive_halving.py)."""
@@ -91,9 +91,9 @@ class Rounds:
     """Entries that were taken out, with the reasons. Their earlier times stay in `made`."""
     beaten: dict[str, str] = field(default_factory=dict)  # entries that lost in eliminations, and how
     stopped: str = "complete"
-    """Why measuring ended: `tight` (the wanted ratios' intervals are), `clear` (those intervals are tight
-    or their verdicts clear), `budget`, `complete` (all blocks and rounds were made), `disturbed` (most
-    rounds were, and are refused), or `no entries`."""
+    """Why measuring ended: `tight` (the intervals of all wanted ratios are), `clear` (each interval is tight,
+    or its verdict is not `unclear`), `budget` (it is spent), `complete` (all blocks and rounds were made),
+    `disturbed` (most rounds were, and disturbed ones are refused), or `no entries` (none lasted)."""
 
     @property
     def rounds(self) -> list[Round]:
@@ -147,7 +147,8 @@ class Rounds:
     @property
     def never_quiet(self) -> bool:
         """Whether most rounds were disturbed, whether they count or not."""
-        return sum(bool(r.disturbed) for r in self.made) > MAX_DISTURBED * len(self.made)
+        disturbed = [r for r in self.made if r.disturbed]
+        return len(disturbed) > MAX_DISTURBED * len(self.made)
 
     @property
     def useless(self) -> bool:
@@ -166,7 +167,10 @@ class Rounds:
             and len({r.block for r in quiet}) >= wanted
             and _timed(quiet) >= _timed(self.made) - self.dropped.keys()
         )
-        self.made = [replace(r, use="left out" if alone and r.disturbed else "counts") for r in self.made]
+        made = [replace(r, use="counts") for r in self.made]
+        if alone:
+            made = [replace(r, use="left out") if r.disturbed else r for r in made]
+        self.made = made
         return not alone and not self.never_quiet
 
 
@@ -232,8 +236,9 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
             had_sample = counted or (index > 0 and policy.disturbed == "prefer")
             lasting = _contending(last, policy) if had_sample else list(last.seconds)
             round_s = sum(last.took[name] for name in lasting)
-            wanted -= counted
-            if not wanted:
+            if counted:
+                wanted -= 1
+            if wanted == 0:
                 break
         if _enough(block, list(entries), policy, rounds):
             break
@@ -253,7 +258,8 @@ def _one_round(
     keep: whether the round counts if something disturbs it
     """
     policy.begin_round()
-    seconds, took = {}, {}
+    seconds: dict[str, float] = {}
+    took: dict[str, float] = {}
     for name, sample in samples.items():
         started = policy.clock()
         try:
@@ -266,9 +272,9 @@ def _one_round(
             took[name] = policy.clock() - started
         else:
             rounds.dropped[name] = f"gave {value!r} as its time"
-    disturbed = policy.end_round()
-    use: Literal["counts", "left out"] = "left out" if disturbed and not keep else "counts"
-    made = Round(block, index, seconds, disturbed, took, use)
+    made = Round(block, index, seconds, policy.end_round(), took)
+    if made.disturbed and not keep:
+        made = replace(made, use="left out")
     rounds.made.append(made)
     return made
 
@@ -293,10 +299,14 @@ def _enough(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) ->
         return False
     lasting = rounds.lasting(names)
     series = {name: rounds.series(name) for name in lasting}
-    times = {name: [s for s in series[name] if not math.isnan(s)] for name in lasting}
-    typical = {name: statistics.median(s) for name, s in times.items() if s and name != policy.rerun}
+    typical: dict[str, float] = {}  # the median seconds of each entry that gave a time
+    for name in lasting:
+        times = [seconds for seconds in series[name] if not math.isnan(seconds)]
+        if times and name != policy.rerun:
+            typical[name] = statistics.median(times)
     # An entry that is slow, and so rarely sampled, is not waited for.
-    wanted = [name for name, s in typical.items() if s <= policy.slow * min(typical.values())]
+    slowest = policy.slow * min(typical.values(), default=math.nan)
+    wanted = [name for name, seconds in typical.items() if seconds <= slowest]
     reason = stopping_reason(
         series,
         rounds.blocks,

@@ -33,7 +33,8 @@ class WorkerFailure(Exception):
     def __init__(self, status: Status, reason: str) -> None:
         """status: error, unsupported, crashed or timeout"""
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
     @property
     def fatal(self) -> bool:

@@ -52,7 +52,8 @@ class Worker:
 
     def new_process(self) -> tuple[WorkerProcess, int]:
         """A process in the setting's environment, and its number of threads. Raises WorkerFailure."""
-        setting, first = self.entries[0].setting, self.entries[0].impl
+        setting = self.entries[0].setting
+        first = self.entries[0].impl
         environment = (
             thread_environment(self.platform, self.threads, setting.variables)
             | cache_environment(setting.name)

@@ -72,7 +72,7 @@ class Monitor(ABC):
         """Why several processes cannot use the device at once, or an empty string."""
         return ""
 
-    def conditions(self) -> JsonObject:
+    def take_conditions(self) -> JsonObject:
         """What was read since the last call, as JSON (see `Notes.take`)."""
         return self.notes.take()
 

@@ -244,9 +244,9 @@ class CpuMonitor(Monitor):
         self.notes.take()  # these readings are not of a round
         return lines
 
-    def conditions(self) -> JsonObject:
+    def take_conditions(self) -> JsonObject:
         """Also `processes`: others that took more than OTHERS since the last call, in per cent of a CPU."""
-        taken = super().conditions()
+        taken = super().take_conditions()
         now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
         before = dict.fromkeys(spent, 0.0) | self.spent
         if others := self._busiest(before, spent, now - self.since, ours):

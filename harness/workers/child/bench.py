@@ -62,7 +62,8 @@ class _Ready:
 
     def fill(self) -> None:
         """Fills the outputs that calls wrote, so that a call that computes nothing leaves a wrong one."""
-        for which in range(len(self.outs)) if self.filled_at is None else self.computed:
+        written_to = range(len(self.outs)) if self.filled_at is None else self.computed
+        for which in written_to:
             if out := self.outs[which]:
                 out.fill(SPOILT)
         self.timer.synchronize()
@@ -80,12 +81,13 @@ class _Ready:
 
     def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
         """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any."""
-        canonical, own = getattr(operands, name), self.reads[which].get(name)
-        if own is None or own.data_ptr() == canonical.data_ptr():
+        canonical = getattr(operands, name)
+        copy = self.reads[which].get(name)
+        if copy is None or copy.data_ptr() == canonical.data_ptr():
             return [canonical]
-        if self.plugin and own.dtype != canonical.dtype:
-            raise TypeError(f"inputs() gives {name} as {own.dtype}, but it is {canonical.dtype}")
-        return [canonical, own]
+        if self.plugin and copy.dtype != canonical.dtype:
+            raise TypeError(f"inputs() gives {name} as {copy.dtype}, but it is {canonical.dtype}")
+        return [canonical, copy]
 
     def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
         self.prepared[which].load(live)
@@ -105,7 +107,7 @@ class Bench(devices.OnDevice):
         self.checked_only = True  # whether the operands were not yet moved to where calls are timed
         self.case: Case | None = None
         self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
-        self.settled_s: dict[str, float] = {}  # of timed calls, where first calls may be left out
+        self.settled_s: dict[str, float] = {}  # seconds of a timed call, where first calls may be left out
         self.returns: set[str] = set()  # entries whose first call returned a tensor
         self.timers: dict[str, Timer] = {}
         self.repeats: dict[str, Repeats] = {}
@@ -116,7 +118,7 @@ class Bench(devices.OnDevice):
         """The fields of a row's EngineTable. The engine is imported into this process."""
         from kernels.engine_tuning import EngineTuned
 
-        (row,) = (each for each in kernels.implementations(op) if each.name == impl)
+        row = next(row for row in kernels.implementations(op) if row.name == impl)
         assert isinstance(row, EngineTuned)
         return asdict(row.engine_table(kernels.OPS[op].sizes(sizes)))
 
@@ -135,7 +137,9 @@ class Bench(devices.OnDevice):
         self.sizes = self.op.sizes(case.sizes)
         self.boundary = case.boundary
         self.seeds = seeds
-        self.sets = [self._make(each) for each in (seeds, beside) if each is not None]
+        self.sets = [self._make(seeds)]
+        if beside is not None:
+            self.sets.append(self._make(beside))
         return self.sets[-1].digest()
 
     def _make(self, seeds: Mapping[str, Any]) -> Operands:
@@ -166,7 +170,8 @@ class Bench(devices.OnDevice):
 
     def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
         """Loads new live operands for all entries on one of the sets. Returns the set's digest."""
-        self.seeds, self.live = seeds, self._make(seeds).live_tensors()
+        self.seeds = seeds
+        self.live = self._make(seeds).live_tensors()
         self._put([], which)  # also for entries that are prepared later
         self._put(self.ready, which)
         return self.sets[which].digest()
@@ -210,8 +215,8 @@ class Bench(devices.OnDevice):
             out = self._output_for(implementation)
             outs.append(out)
             first = prepared[0] if prepared else None
-            given = None if out is None else out.tensor
-            prepared.append(bind(self.op, implementation, operands, given, first))
+            place = None if out is None else out.tensor
+            prepared.append(bind(self.op, implementation, operands, place, first))
             if call and not left_out:
                 began = time.perf_counter()
                 # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
@@ -227,7 +232,8 @@ class Bench(devices.OnDevice):
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first preparation compiled, so that its seconds say nothing
             program.device_s = self.settled_s.get(entry, self.first_s[entry])
-        reads, returns = [reads_of(each) for each in prepared], entry in self.returns
+        reads = [reads_of(each) for each in prepared]
+        returns = entry in self.returns
         self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin, returns)
         return {
             "seconds": time.perf_counter() - started,
@@ -264,7 +270,8 @@ class Bench(devices.OnDevice):
         self.ready[entry].fill()
 
     def _see(self, entry: str) -> None:
-        ready, repeats = self.ready[entry], self.repeats.setdefault(entry, Repeats())
+        ready = self.ready[entry]
+        repeats = self.repeats.setdefault(entry, Repeats())
         for which in ready.computed:
             repeats.see(which, ready.result(which), self._copies)
 
@@ -369,7 +376,8 @@ class Bench(devices.OnDevice):
         """
         ready = self.ready[entry]
         repeats = self.repeats.setdefault(entry, Repeats())
-        count, began = len(self.sets), time.perf_counter()
+        count = len(self.sets)
+        began = time.perf_counter()
         self._see(entry)
         wanted_first = 1 if self._copies else count
         # Two more calls even where samples gave enough outputs: a sample hides a call that computes nothing
@@ -388,10 +396,11 @@ class Bench(devices.OnDevice):
             if len(repeats.first) >= wanted_first and not more:
                 break
             # The first two calls are made in a row.
-            self._repeat(ready, repeats, made % count, made > 1 and repeats.changed < changes)
+            changed = made > 1 and repeats.changed < changes
+            self._repeat(ready, repeats, made % count, changed)
             made += 1
-        judged = (0,) if self._copies else (0, count - 1)
-        outputs = [packed(repeats.first[which]) | {"set": which} for which in dict.fromkeys(judged)]
+        judged = {0} if self._copies else {0, count - 1}
+        outputs = [packed(repeats.first[which]) | {"set": which} for which in sorted(judged)]
         if repeats.farthest is not None:
             which, output = repeats.farthest
             outputs.append(packed(output) | {"set": 0 if self._copies else which})
@@ -423,20 +432,20 @@ class Bench(devices.OnDevice):
             repeats.changed += 1
         ready.fill()
         ready.call_once(which)
-        if len(ready.program.steps) >= len(self.sets):
-            repeats.see(which, ready.result(which), self._copies)
-            return
-        for each in range(len(self.sets)):  # a graph holds calls on all sets
-            repeats.see(each, ready.result(each), self._copies)
+        is_graph = len(ready.program.steps) < len(self.sets)  # it holds calls on all sets
+        called = range(len(self.sets)) if is_graph else [which]
+        for number in called:
+            repeats.see(number, ready.result(number), self._copies)
 
     def unread(self, entry: str) -> list[str]:
         """The live operands that calls do not read: the output stays as it was when other valid values are
         written where they are stored. Afterwards the loaded operands are in place again."""
-        ready, operands = self.ready[entry], self.sets[0]
+        ready = self.ready[entry]
+        operands = self.sets[0]
         ready.call_once(0)
         if not ready.result(0).any():  # for example if all weights are zero
             return []
-        found = []
+        unread = []
         others = self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
         for name, values in others.items():
             places = ready.places(0, operands, name)
@@ -448,10 +457,10 @@ class Bench(devices.OnDevice):
             ready.timer.synchronize()
             ready.call_once(0)
             if same_bits(ready.result(0), before):
-                found.append(name)
+                unread.append(name)
         if self.live:
             self._put([entry], 0)
-        return found
+        return unread
 
     # What ran
 
@@ -469,7 +478,8 @@ class Bench(devices.OnDevice):
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
             # Outputs that calls allocate are now those of the eager calls, which no replay writes.
-            ready.program, ready.filled_at = ready.timer.program(calls), None
+            ready.program = ready.timer.program(calls)
+            ready.filled_at = None
         return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
 
     def close(self) -> None:
@@ -524,5 +534,6 @@ def without_effect(operands: Operands) -> frozenset[str]:
 
 def activation_of(operands: Operands) -> str:
     """The live operand that every call reads as a whole: the first that the output depends on, if any."""
-    live, idle = [*operands.live_tensors()], without_effect(operands)
-    return next((name for name in live if name not in idle), live[0])
+    live = list(operands.live_tensors())
+    with_effect = [name for name in live if name not in without_effect(operands)]
+    return with_effect[0] if with_effect else live[0]

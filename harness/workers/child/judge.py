@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ OPERANDS = {
     "first": "the first operands",
     "last": "the last of the sets that calls rotate over",
     "live": "the other live operands",
-    "other": "the other stationary operands",
+    "other": "the other operands",
     "lengths": "the operands of the same lengths",
 }
 """What the sets of operands are called in a diagnosis (see harness.run.checks.CaseChecks.seeds)."""
@@ -83,24 +82,25 @@ class Judge(OnDevice):
         share: the share of the work of a whole reference that this one may take, by computing a sample of
                the rows; a CHEAP reference is whole
         """
-        of = kernels.OPS[case.op]
-        parsed = of.sizes(case.sizes)
-        make = partial(of.make, parsed, Seeds(**seeds), self.device, case.boundary)
+        op = kernels.OPS[case.op]
+        sizes = op.sizes(case.sizes)
+        make = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
         operands = make()
         most = MAX_FLOPS[self.kind]
-        whole = min(most, of.work(parsed, case.boundary).flops)
+        whole = min(most, op.work(sizes, case.boundary).flops)
         if share < 1:
             most = max(CHEAP * most, share * whole)
         if self.kind != "cpu":  # on a CPU the plan of memory counts the references
-            fitting = HOST_SHARE * available_memory() / kept_references(of, parsed, self.kind)
-            most = min(most, fitting * whole) if fitting < 1 else most
-        reference = _moved(of.reference(operands, most, random.SystemRandom().random()), "cpu")
-        shape = tuple(of.empty_output(parsed, "meta").shape)
-        layout = Layout(shape, tuple(of.axes), reference.rows, of.row_groups(operands))
-        made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary}
-        made_by["seeds"] = asdict(Seeds(**seeds))
+            fitting = HOST_SHARE * available_memory() / kept_references(op, sizes, self.kind)
+            if fitting < 1:
+                most = min(most, fitting * whole)
+        reference = _moved(op.reference(operands, most, random.SystemRandom().random()), "cpu")
+        shape = tuple(op.empty_output(sizes, "meta").shape)
+        layout = Layout(shape, tuple(op.axes), reference.rows, op.row_groups(operands))
+        all_seeds = asdict(Seeds(**seeds))
+        made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary, "seeds": all_seeds}
         nbytes = sum(tensor.nbytes for tensor in operands.tensors().values())
-        self.references[name] = Known(reference, of.tolerance(parsed), layout, made_by, make, nbytes)
+        self.references[name] = Known(reference, op.tolerance(sizes), layout, made_by, make, nbytes)
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -119,47 +119,54 @@ class Judge(OnDevice):
         because a large output takes the host many seconds; a wrong one again on the host, for a
         diagnosis."""
         known = self.references[name]
-        reference, tolerance, wanted = known.reference, known.tolerance, known.layout.shape
+        reference = known.reference
+        wanted = known.layout.shape
         if [n for n in shape if n > 1] == [n for n in wanted if n > 1]:
             shape = wanted  # axes of length 1, as that of one query token, may be left out
-        of = getattr(torch, dtype)
+        element = getattr(torch, dtype)
         if isinstance(output, bytes):
-            given = torch.frombuffer(bytearray(output), dtype=of).view(shape)
+            tensor = torch.frombuffer(bytearray(output), dtype=element).view(shape)
         else:
-            given = output.tensor(of, shape)
-        report: dict[str, Any] = {"ok": False}
-        if self._has_room(given, reference):
-            on_device: tuple[Any, ...] = ()
-            with contextlib.suppress(torch.OutOfMemoryError):  # other processes may have taken it
-                on_device = given.to(self.device), _moved(reference, self.device)
-                report = compare_output(*on_device, tolerance, wanted, fp8, truncates)
-            on_device = ()
-            empty_cache(self.kind)
-        if not report["ok"]:
+            tensor = output.tensor(element, shape)
+        report = self._compare_on_gpu(tensor, known, fp8, truncates)
+        empty_cache(self.kind)
+        if report is None or not report["ok"]:
             others = self._others(name, fp8, truncates)
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
-            report = compare_output(given, reference, tolerance, wanted, fp8, truncates, layout)
+            report = compare_output(tensor, reference, known.tolerance, wanted, fp8, truncates, layout)
             empty_cache(self.kind)
         if self.kept is None or self.kept[2]["ok"]:
             sigma = sigma_of(reference, fp8, truncates)
-            tensors = {"output": given, "reference": reference.value, "sigma": sigma}
-            self.kept = name, tensors, report
+            tensors = {"output": tensor, "reference": reference.value, "sigma": sigma}
+            self.kept = (name, tensors, report)
         return report
 
-    def _has_room(self, output: torch.Tensor, reference: Reference) -> bool:
-        """Whether there is a GPU with enough memory for the comparison."""
-        needed = 2 * output.nbytes + COMPARING * reference.value.numel()
-        return self.kind != "cpu" and needed < torch.cuda.mem_get_info(self.device)[0]
+    def _compare_on_gpu(
+        self, output: torch.Tensor, known: Known, fp8: bool, truncates: bool
+    ) -> dict[str, Any] | None:
+        """The report on an output by the GPU; None where there is no GPU with enough memory."""
+        if self.kind == "cpu":
+            return None
+        needed = 2 * output.nbytes + COMPARING * known.reference.value.numel()
+        if needed >= torch.cuda.mem_get_info(self.device)[0]:
+            return None
+        try:
+            moved = _moved(known.reference, self.device)
+            output = output.to(self.device)
+            return compare_output(output, moved, known.tolerance, known.layout.shape, fp8, truncates)
+        except torch.OutOfMemoryError:  # other processes may have taken the memory meanwhile
+            return None
 
     def _others(self, name: str, fp8: bool, truncates: bool) -> dict[str, Reference]:
         """The references to other operands in the same boundary, by what those operands are called."""
         operands, _, boundary = name.partition(" ")
         others = {}
         for key, known in self.references.items():
-            other, _, its = key.partition(" ")
-            if its == boundary and other != operands:
-                judged = replace(known.reference, sigma=sigma_of(known.reference, fp8, truncates))
-                others[OPERANDS.get(other, f"the {other} operands")] = judged
+            other_operands, _, other_boundary = key.partition(" ")
+            if other_boundary == boundary and other_operands != operands:
+                called = OPERANDS.get(other_operands, f"the {other_operands} operands")
+                sigma = sigma_of(known.reference, fp8, truncates)
+                others[called] = replace(known.reference, sigma=sigma)
         return others
 
     def _answers(self, known: Known, rows: list[int], columns: slice) -> Answers:
@@ -184,12 +191,8 @@ class Judge(OnDevice):
 
 
 def _moved(reference: Reference, device: str) -> Reference:
-    tensors = {
-        f.name: value.to(device)
-        for f in fields(reference)
-        if (value := getattr(reference, f.name)) is not None and f.name != "rows"
-    }
-    return replace(reference, **tensors)
+    tensors = {name: value for name, value in vars(reference).items() if isinstance(value, torch.Tensor)}
+    return replace(reference, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def compare_output(
@@ -209,7 +212,7 @@ def compare_output(
     (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so each rounding of a
     truncating call counts four times in the variance.
 
-    ok, reason:     the verdict; the reason is empty where it is ok
+    ok, reason:     whether the output is right, and why not
     row_error, element_error: the worst ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
     noise:          the error of all rows of `reference.even` together, in sigma, with its limit; of FP8
@@ -228,63 +231,84 @@ def compare_output(
         reason = f"output has shape {tuple(output.shape)}, not {wanted}"
         limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
         return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}
-    bad = ~torch.isfinite(output)
     sampled = output if reference.rows is None else output[reference.rows]
-    got = sampled.double()
-    error = got - reference.value
-    # Where sigma is 0 the right value is exact, and any error is too large.
-    in_fp8 = fp8 and reference.sigma_fp8 is not None
+    error = sampled.double() - reference.value
     sigma = sigma_of(reference, fp8, truncates)
+    # Where sigma is 0 the right value is exact, and any error is too large.
     z = torch.where(error == 0, 0.0, error / sigma)
-    segment = tolerance.segment or z.shape[-1]
-    parts = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
-    row_error = torch.stack(parts, -1).amax(-1)
-    worst_row, worst_element = _largest(row_error), _largest(z.abs())
+    row_error = _row_errors(z, tolerance.segment or z.shape[-1])
     relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
     report: dict[str, Any] = {
         "ok": False,
         "reason": "",
-        "row_error": _finite(worst_row),
+        "row_error": _finite(_largest(row_error)),
         "row_limit": tolerance.row,
-        "element_error": _finite(worst_element),
+        "element_error": _finite(_largest(z.abs())),
         "element_limit": tolerance.element,
-        **dict.fromkeys(("bias", "bias_limit", "noise", "noise_limit")),
+        "bias": None,
+        "bias_limit": None,
+        "noise": None,
+        "noise_limit": None,
         "relative_error": _finite(relative),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
     }
     rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
-    is_bad = bool(bad.any())
-    if is_bad or bool(rows_over.any()):
+    is_finite = bool(torch.isfinite(output).all())
+    if not is_finite or bool(rows_over.any()):
         layout = layout or Layout(wanted, rows=reference.rows)
         try:
-            errors = sampled, reference, sigma, z, rows_over, tolerance, layout
-            found = of_not_finite(output, layout) if is_bad else of_errors(*errors)
+            if is_finite:
+                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+            else:
+                found = of_not_finite(output, layout)
             report["reason"], report["diagnosis"] = found
-        except Exception as failure:  # the verdict does not depend on the diagnosis
+        except Exception as failure:  # that the output is wrong does not depend on the diagnosis
             off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
-    else:
-        even = torch.ones_like(row_error, dtype=torch.bool)
-        if in_fp8 and reference.even is not None:
-            even = reference.even
-        allowed = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
-        bias, limit = _bias(error, reference.value, sigma, even, allowed)
-        report["bias"], report["bias_limit"] = bias, limit
-        noise = float(z[even].square().mean().sqrt()) if in_fp8 and int(even.sum()) >= FEW_ROWS else None
-        report["noise"], report["noise_limit"] = noise, tolerance.noise if in_fp8 else None
-        if bias is not None and abs(bias) > limit:
-            report["reason"] = (
-                f"the whole output is {abs(bias):.1%} too {'large' if bias > 0 else 'small'} "
-                f"(limit {limit:.1%})"
-            )
-        elif noise is not None and tolerance.noise is not None and noise > tolerance.noise:
-            report["reason"] = (
-                f"the whole output errs by {noise:.3g} sigma in root mean square (limit "
-                f"{tolerance.noise:g}), as if rounded to a format of fewer bits"
-            )
-        report["ok"] = not report["reason"]
+        return report
+    report |= _whole_output(error, z, sigma, reference, tolerance, fp8, truncates)
+    report["ok"] = not report["reason"]
     return report
+
+
+def _row_errors(z: torch.Tensor, segment: int) -> torch.Tensor:
+    """The root mean square of z in the worst segment of each row. z: errors in sigma, [..., columns]"""
+    of_segments = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
+    return torch.stack(of_segments, -1).amax(-1)
+
+
+def _whole_output(
+    error: torch.Tensor,
+    z: torch.Tensor,
+    sigma: torch.Tensor,
+    reference: Reference,
+    tolerance: Tolerance,
+    fp8: bool,
+    truncates: bool,
+) -> dict[str, Any]:
+    """The bias and the noise of an output of which each row is right, their limits, and the reason where one
+    is beyond its limit."""
+    in_fp8 = fp8 and reference.sigma_fp8 is not None
+    even = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
+    if in_fp8 and reference.even is not None:
+        even = reference.even
+    allowed = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
+    bias, limit = _bias(error, reference.value, sigma, even, allowed)
+    noise = None
+    if in_fp8 and int(even.sum()) >= FEW_ROWS:
+        noise = float(z[even].square().mean().sqrt())
+    noise_limit = tolerance.noise if in_fp8 else None
+    reason = ""
+    if bias is not None and abs(bias) > limit:
+        size = "large" if bias > 0 else "small"
+        reason = f"the whole output is {abs(bias):.1%} too {size} (limit {limit:.1%})"
+    elif noise is not None and noise_limit is not None and noise > noise_limit:
+        reason = (
+            f"the whole output errs by {noise:.3g} sigma in root mean square (limit {noise_limit:g}), "
+            "as if rounded to a format of fewer bits"
+        )
+    return {"reason": reason, "bias": bias, "bias_limit": limit, "noise": noise, "noise_limit": noise_limit}
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
@@ -305,9 +329,12 @@ def _bias(
     from the scatter of the rows. The errors of a row have common causes, such as its rounded q, so that the
     rows are the sample."""
     sums = []
-    for of, right, deviation in zip(*(x.split(ROWS_AT_ONCE) for x in (error, value, sigma)), strict=True):
-        weight = torch.where(deviation > 0, right / deviation.double().square(), 0.0)
-        sums.append(torch.stack([(weight * of).sum(-1), (weight * right).sum(-1)], -1))
+    for first in range(0, len(value), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        weight = torch.where(sigma[rows] > 0, value[rows] / sigma[rows].double().square(), 0.0)
+        shared = (weight * error[rows]).sum(-1)
+        size = (weight * value[rows]).sum(-1)
+        sums.append(torch.stack([shared, size], -1))
     shared, size = torch.cat(sums)[even].unbind(-1)
     total = float(size.sum())
     if len(size) < FEW_ROWS or not total > 0:

@@ -94,9 +94,10 @@ class Repeats:
 
     def note(self, which: int, output: torch.Tensor, known: torch.Tensor) -> None:
         """Notes an output that differs from a known one."""
-        far = distance(output, known)
-        if far > self.distance or self.farthest is None:
-            self.distance, self.farthest = far, (which, output.detach().clone())
+        away = distance(output, known)
+        if away > self.distance or self.farthest is None:
+            self.distance = away
+            self.farthest = (which, output.detach().clone())
 
 
 def distance(output: torch.Tensor, other: torch.Tensor) -> float:
@@ -118,7 +119,8 @@ class Blob:
     answer."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        self.descriptor, self.size = descriptor, size
+        self.descriptor = descriptor
+        self.size = size
 
     def __del__(self) -> None:
         os.close(self.descriptor)

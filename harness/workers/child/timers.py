@@ -33,13 +33,15 @@ MOST_STEPS = 400
 """So many steps at most are launched behind one sleep. The gap before the first kernel, about 2 us, is a
 thousandth of so many steps of 5 us. A device queues about 1024 kernels."""
 
-MARGIN, MARGIN_S = 1.5, 3e-4  # a sleep lasts MARGIN times what the host may take, and MARGIN_S seconds more
+MARGIN = 1.5  # a sleep lasts this many times as long as the host may take to launch,
+MARGIN_S = 3e-4  # and so many seconds more
 
 SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
 
-LEFT_S, LEFT_SHARE = 1e-3, 0.02
-"""After the last event the whole device must be at rest within LEFT_S and this share of the timed seconds.
-Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
+LEFT_S = 1e-3
+LEFT_SHARE = 0.02
+"""After the last event the whole device must be at rest within LEFT_S seconds and LEFT_SHARE of the timed
+seconds. Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
 
 LEFT_TRIES = 3  # readings in a row that must leave work behind: a pause of the host looks the same in one
 
@@ -212,8 +214,10 @@ class EventTimer:
         total = slept = 0.0
         growing = True
         while total < at_least and slept < SLEEPING * at_least:
-            readings_left = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
-            steps = math.ceil((at_least - total) / (program.device_s * readings_left))
+            # What is left is split into readings of equal length.
+            steps_left = (at_least - total) / program.device_s
+            readings_left = math.ceil(steps_left / min(program.most, MOST_STEPS))
+            steps = math.ceil(steps_left / readings_left)
             if program.synchronises:
                 reading = self._read(program, steps)
             else:
@@ -228,17 +232,19 @@ class EventTimer:
                     program.most = max(program.most, 2 * len(reading.host_s))
             readings.append(reading)
             total += reading.device_s
-            program.device_s = total / sum(len(s.host_s) for s in readings)
+            taken = sum(len(reading.host_s) for reading in readings)
+            program.device_s = total / taken
         program.host_s = statistics.median(s for reading in readings for s in reading.host_s)
-        calls = program.calls * sum(len(reading.host_s) for reading in readings)
+        calls = program.calls * taken
         return Sample(total / calls, calls, program.host_s / program.calls)
 
     def _hidden_reading(self, program: Program, steps: int) -> tuple[Reading, float]:
         """A reading that contains no host time, and the seconds that the device slept for it."""
-        slept, longer = 0.0, 1.0
+        slept = 0.0
+        lengthening = 1.0
         for attempt in range(TRIES):
             steps = int(min(steps, program.most))
-            sleep_s = longer * (MARGIN * steps * program.host_s + MARGIN_S)
+            sleep_s = lengthening * (MARGIN * steps * program.host_s + MARGIN_S)
             reading = self._read(program, steps, sleep_s)
             slept += sleep_s
             if reading.hidden:
@@ -251,7 +257,7 @@ class EventTimer:
             if attempt and steps > 1:
                 program.most = max(1, min(steps - 1, int(0.7 * reading.in_time)))
             elif attempt:
-                longer *= 2
+                lengthening *= 2
         raise RuntimeError(
             f"the host took longer to launch its calls than the device slept, {TRIES} times up to "
             f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"

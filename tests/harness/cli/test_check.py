@@ -117,7 +117,7 @@ def test_a_late_stage_is_reached_and_saved_with_its_operands(tmp_path):
     # Under a path of its own: these count their calls, and a process imports a plugin once.
     plugin = shutil.copy(SUPPORT / "failing_kernels.py", tmp_path / "plugin.py")
     done = check_here(*MINE, "--impl", "failing.stale_page_table", "--save", tmp_path, plugin=plugin)
-    reason = "with other stationary operands: "
+    reason = "with other operands: "
     assert (done.returncode, done.stdout.splitlines()[1][: len(reason)]) == (1, reason)
     facts = json.loads((tmp_path / "check.json").read_text())
     assert facts["seeds"]["stationary"] == 1 and facts["reason"].startswith(reason)

@@ -241,7 +241,7 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     asked: list[dict[str, Any]] = []
     judge = SimpleNamespace(ask=lambda *_, **given: asked.append(given) or 0)
     run = checking(kernels.OPS["fused_moe"].case(MOE), judge)
-    names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
+    names = [run._reference_to_set(which, 5) for which in (0, 4, 2, 2)]
     assert names == ["first", "last", "set 2", "set 2"]
     assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 

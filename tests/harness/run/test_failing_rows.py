@@ -17,7 +17,7 @@ FAILS = {
     "wrong_when_timed": ("wrong", "after timing: 32 of 32 rows are off"),
     "first_set_only": ("wrong", "after timing: "),
     "stale_copy": ("wrong", "with other live operands: "),
-    "stale_page_table": ("wrong", "with other stationary operands: "),
+    "stale_page_table": ("wrong", "with other operands: "),
     "writes_operands": ("wrong", "it changed its operands"),
     "writes_operands_when_timed": ("wrong", "after timing: it changed its operands"),
     "shares_with_the_writer": ("error", "failing.writes_operands_when_timed changed the operands that it "),

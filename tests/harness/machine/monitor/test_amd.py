@@ -42,7 +42,7 @@ def clocks(megahertz: int) -> dict[str, object]:
 
 def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert bench.round({}, clocks(1900)) == ""
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["gfx_clock_mhz"] == {"min": 1900, "median": 1997.5, "max": 2095}
     assert read["hotspot_c"]["median"] == 58
     assert read["power_w"]["median"] == 640
@@ -60,7 +60,7 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
 def test_a_clock_below_three_quarters_of_the_highest(bench, sample, said, least):
     bench.round(clocks(2100))
     assert bench.round(sample) == said
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["gfx_clock_mhz"]["min"] == least
     assert read.get("idle_samples", 0) == ("average_gfx_activity" in sample)
     limited = "ppt_residency_acc" in sample
@@ -85,7 +85,7 @@ def test_an_older_device_reports_only_that_it_throttles(bench):
     bench.smi.metrics |= {"current_gfxclks": ["N/A"] * 8, "current_socket_power": "N/A"}
     bench.smi.metrics["average_socket_power"] = 300
     assert bench.round({"current_gfxclk": 1700}) == ""
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["slowed_by"] == {"throttled, cause not told": 1}
     assert read["gfx_clock_mhz"]["max"] == 1700
     assert read["power_w"]["max"] == 300
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_recorded():
     bench = Bench(smi)
     smi.metrics["accumulation_counter"] = 0
     assert bench.round({}) == ""
-    assert bench.monitor.conditions() == {
+    assert bench.monitor.take_conditions() == {
         "not_read": {
             "GPU metrics": "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported",
             "processes": "this amdsmi has no amdsmi_get_gpu_process_list",
@@ -128,7 +128,7 @@ def test_unknown_facts_about_a_process_are_left_out():
     bench = Bench(smi)
     assert bench.monitor.before()[:2] == ["process 900 (trainer) is on cuda:0", "process 901 is on cuda:0"]
     assert bench.round({}) == ""
-    assert bench.monitor.conditions()["not_read"] == {"compute units by process": "not told"}
+    assert bench.monitor.take_conditions()["not_read"] == {"compute units by process": "not told"}
 
 
 @pytest.mark.parametrize(("environment", "device", "node"), [

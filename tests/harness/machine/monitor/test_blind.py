@@ -58,7 +58,7 @@ def test_the_reason_why_nothing_is_read(monkeypatch, opened, reason):
     monitor.sample("anything")
     assert (monitor.end(), monitor.blocked()) == ("", "")
     assert monitor.before() == [f"clocks not read: {reason}"]
-    assert monitor.conditions() == {"not_read": {"clocks": reason}}
+    assert monitor.take_conditions() == {"not_read": {"clocks": reason}}
     assert monitor.readable() == {"clocks": f"not readable: {reason}"}
 
 

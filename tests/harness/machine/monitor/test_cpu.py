@@ -55,7 +55,7 @@ def test_what_others_and_the_hypervisor_took(linux, cpus, wall, busy, stolen, ou
 def test_what_is_recorded_of_a_quiet_round(linux):
     monitor = watch(linux)
     round_of(linux, monitor, 1.99, busy={0: 1.0, 1: 1.0})
-    read = monitor.conditions()
+    read = monitor.take_conditions()
     assert read["others_percent"]["max"] == pytest.approx(1.0, abs=0.01)
     assert read["steal_percent"] == {"min": 0, "median": 0, "max": 0}
     assert read["load"]["median"] == 0.5
@@ -106,7 +106,7 @@ def test_others_are_not_blamed_for_a_worker_that_died(linux):
     linux.start(77)
     monitor = watch(linux, WORKER, 77)
     assert round_of(linux, monitor, meanwhile=lambda: linux.stop(77), busy={0: 1.0, 1: 1.0}) == ""
-    read = monitor.conditions()
+    read = monitor.take_conditions()
     assert "others_percent" not in read
     assert read["not_read"]["others_percent"] == "one of our own processes ended meanwhile"
     assert round_of(linux, monitor, 0.0) == "other processes took 100% of a CPU"
@@ -163,7 +163,7 @@ def test_a_frequency_is_compared_with_the_same_work_only(linux):
     assert round_of(linux, monitor, meanwhile=samples) == ""
     said = round_of(linux, monitor, meanwhile=lambda: monitor.sample("one thread"))
     assert said == "CPU frequency 2600 MHz, 65% of the 4000 MHz before"
-    assert monitor.conditions()["frequency_mhz"] == {"min": 2600, "median": 2600, "max": 4000}
+    assert monitor.take_conditions()["frequency_mhz"] == {"min": 2600, "median": 2600, "max": 4000}
 
 
 def test_a_dead_worker_does_not_keep_the_frequency_from_being_read(linux):
@@ -171,10 +171,10 @@ def test_a_dead_worker_does_not_keep_the_frequency_from_being_read(linux):
     monitor = CpuMonitor(lambda: [77, WORKER], linux.counters())
     monitor.begin()
     monitor.sample("product")
-    assert monitor.conditions()["frequency_mhz"]["median"] == 3000
+    assert monitor.take_conditions()["frequency_mhz"]["median"] == 3000
     linux.stop(WORKER)
     monitor.sample("product")
-    assert monitor.conditions()["not_read"]["frequency_mhz"] == "no worker runs"
+    assert monitor.take_conditions()["not_read"]["frequency_mhz"] == "no worker runs"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_why_a_frequency_is_not_read(tmp_path, virtual, why):
     monitor = watch(FakeLinux(tmp_path, virtual=virtual))
     monitor.begin()
     monitor.sample("anything")
-    assert monitor.conditions() == {"not_read": {"frequency_mhz": why}}
-    assert monitor.conditions() == {}
+    assert monitor.take_conditions() == {"not_read": {"frequency_mhz": why}}
+    assert monitor.take_conditions() == {}
 
 
 def test_counters_of_zero_blame_no_process_and_end_no_run(linux):
@@ -195,7 +195,7 @@ def test_counters_of_zero_blame_no_process_and_end_no_run(linux):
     monitor.begin()
     linux.now += 1.0
     assert monitor.end() == ""
-    unread = monitor.conditions()["not_read"]
+    unread = monitor.take_conditions()["not_read"]
     assert unread["others_percent"] == "/proc/stat does not count all time here"
     assert unread["load"] == "No such file or directory"
     linux.write("proc/stat", "cpu  1 0 0 1 0 0 0 0 0 0\nintr 1\n")
@@ -217,7 +217,7 @@ def test_busy_processes_are_named_before_a_run(linux):
         "other processes took 100% of a CPU",
         "process 900 (chrome) takes 100% of a CPU",
     ]
-    assert monitor.conditions() == {}
+    assert monitor.take_conditions() == {}
     assert monitor.blocked() == ""
     assert float(monitor.readable()["others_percent"]) == pytest.approx(100)
     assert monitor.readable()["frequency_mhz"] == "not readable: a constant in a virtual machine"
@@ -228,14 +228,14 @@ def test_other_processes_that_took_a_cpu_since_the_last_call_are_recorded(linux)
     linux.start(901, name="worker")
     linux.use(900, 5.0)
     monitor = CpuMonitor(lambda: [901], linux.counters())
-    monitor.conditions()
+    monitor.take_conditions()
     linux.start(902, name="cc1plus")
     linux.pass_time(2.0, busy={0: 2.0})
     for pid, seconds in ((900, 0.1), (901, 2.0), (902, 1.5)):
         linux.use(pid, seconds)
-    assert monitor.conditions()["processes"] == {"cc1plus 902": 75}
+    assert monitor.take_conditions()["processes"] == {"cc1plus 902": 75}
     linux.pass_time(2.0, busy={})
-    assert "processes" not in monitor.conditions()
+    assert "processes" not in monitor.take_conditions()
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

@@ -55,7 +55,7 @@ def bench() -> Bench:
 
 def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert bench.round({"sm": 1980}, {"sm": 1755}, {"sm": 1830}) == ""
-    assert bench.monitor.conditions() == {
+    assert bench.monitor.take_conditions() == {
         "memory_clock_mhz": {"min": 2619, "median": 2619, "max": 2619},
         "power_w": {"min": 512.345, "median": 512.345, "max": 512.345},
         "sm_clock_mhz": {"min": 1755, "median": 1830, "max": 1980},
@@ -65,7 +65,7 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
         "samples": 3,
         "slowed_by": {},
     }
-    assert bench.monitor.conditions() == {}
+    assert bench.monitor.take_conditions() == {}
 
 
 def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
@@ -77,13 +77,13 @@ def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
     with bench.monitor.watching("product"):
         assert looked.wait(60)
         bench.nvml.reasons = IDLE
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["samples"] >= 1
 
     monkeypatch.setattr(base, "LOOK_S", 60)
     with bench.monitor.watching("product"):
         pass
-    assert bench.monitor.conditions()["idle_samples"] == 1
+    assert bench.monitor.take_conditions()["idle_samples"] == 1
 
 
 def test_a_clock_is_compared_with_the_same_work_unless_the_power_cap_lowers_it(bench, monkeypatch):
@@ -110,17 +110,17 @@ def test_one_sample_or_the_counter_shows_what_slowed_it(bench, sample, said):
     quiet = {"sm": 1980, "reasons": 0}
     assert bench.round(quiet) == ""
     assert bench.round(quiet, sample, quiet) == said
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     rests = sample.get("reasons", 0) & IDLE
     assert read.get("idle_samples", 0) == rests
     assert read["sm_clock_mhz"]["min"] == (1980 if rests else sample.get("sm", 1980))
-    assert bench.round(quiet) == "" and "idle_samples" not in bench.monitor.conditions()
+    assert bench.round(quiet) == "" and "idle_samples" not in bench.monitor.take_conditions()
 
 
 def test_a_power_cap_is_recorded_and_no_disturbance(bench):
     bench.round({"sm": 1980})
     assert bench.round({"sm": 1200, "reasons": POWER, "counted": (0, 900_000_000)}) == ""
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["slowed_by"] == {"software power cap": 0.5}
     assert read["software_power_cap_percent"]["max"] == pytest.approx(90)
     assert read["sm_clock_mhz"]["min"] == 1200
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
         nvml.refused[f"nvmlDeviceGet{what}"] = 3
     bench = Bench(nvml)
     assert bench.round({"reasons": HW_THERMAL}) == "hardware thermal slowdown seen"
-    unread = bench.monitor.conditions()["not_read"]
+    unread = bench.monitor.take_conditions()["not_read"]
     for quantity in ("sm_clock_mhz", "memory_clock_mhz", "thermal slowdown counter", "process utilisation"):
         assert unread[quantity] == "Not Supported"
     shown = bench.monitor.readable()
@@ -149,12 +149,12 @@ def test_older_drivers_and_libraries_have_fewer_functions():
     nvml.refused |= dict.fromkeys(newer, 13)
     bench = Bench(nvml)
     assert bench.round({"reasons": SW_THERMAL}) == "software thermal slowdown seen"
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["temperature_c"]["max"] == 61
     assert read["not_read"]["thermal slowdown counter"] == "nvidia-ml-py has no nvmlDeviceGetViolationStatus"
     nvml.refused["nvmlDeviceGetCurrentClocksThrottleReasons"] = 3
     assert bench.round({"sm": 1980}, {"sm": 345}) == ""
-    read = bench.monitor.conditions()
+    read = bench.monitor.take_conditions()
     assert read["sm_clock_mhz"]["min"] == 345
     assert "samples" not in read
 

@@ -188,7 +188,6 @@ class Decision:
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
-    """The decision among the candidates of the launches."""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
     choices_of: list[tuple[Setting, list[Choice]]] = []
@@ -262,15 +261,12 @@ def _agree(first: Setting, second: Setting) -> bool:
 
 def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
     """Empty where all cases run as by default."""
-    runs: set[tuple[object, object]] = set()
-    for case in cases:
-        if launches.differs(case, settings):
-            pair = launches.pair(case, settings)
-            if pair is None:
-                runs.add((case.key, launches.row_name(case, settings)))
-            elif not pair.same:
-                runs.add((case.key, id(pair.new)))
-    return frozenset(runs)
+    differing = [(case, launches.pair(case, settings)) for case in cases if launches.differs(case, settings)]
+    return frozenset(
+        (case.key, id(pair.new) if pair else launches.row_name(case, settings))
+        for case, pair in differing
+        if pair is None or not pair.same
+    )
 
 
 def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
@@ -404,14 +400,13 @@ def _crossing(op: str, fixed: str, size: str, low: Point, high: Point, confidenc
     above, at_high = high
     first = next(iter(at_low))
     last = next(iter(at_high))
-    at = None
-    told = False
+    at, told = None, False
     if last in at_low and first in at_high:
         lead_at_low = math.log(at_low[last].new_us / at_low[first].new_us)
         lead_at_high = math.log(at_high[first].new_us / at_high[last].new_us)
         both = lead_at_low + lead_at_high
         part = lead_at_low / both if both else 0.5
         at = math.exp(math.log(below) + part * math.log(above / below))
-        leads_at_low = _leads(at_low[first], at_low[last], confidence)
-        told = leads_at_low and _leads(at_high[last], at_high[first], confidence)
+        leads = (at_low[first], at_low[last]), (at_high[last], at_high[first])
+        told = all(_leads(fast, slow, confidence) for fast, slow in leads)
     return Crossover(op, fixed, size, below, above, at, first, last, told)

@@ -40,7 +40,6 @@ MOST_CASES = 12
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
-    """The decision in a few sentences."""
     mix, gain = decision.mix, decision.gain
     if gain is None:
         text = _left(decision)
@@ -207,15 +206,12 @@ def _is_open(decision: Decision) -> bool:
     """Whether more rounds could tell that the launch with the least time by the estimates is to be taken."""
     made = decision.made_by(decision.likely)
     unclear = [choice for choice in made if not choice.is_clear]
-    if decision.chosen:  # the choices that are clear already count
-        return bool(unclear) and _most_share(unclear) >= LEAST * decision.margin
-    return bool(unclear) and _most_share(made) >= decision.margin
-
-
-def _most_share(choices: Sequence[Compared]) -> float:
-    """What the choices save together at the upper ends of their intervals."""
-    intervals = [choice.share_interval for choice in choices]
-    return sum(interval[1] if interval else math.inf for interval in intervals)
+    counting, least = made, decision.margin
+    if decision.chosen:  # the choices that are clear count already
+        counting, least = unclear, LEAST * decision.margin
+    intervals = [choice.share_interval for choice in counting]
+    most = sum(interval[1] if interval else math.inf for interval in intervals)
+    return bool(unclear) and most >= least
 
 
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -346,7 +342,6 @@ def _source(decision: Decision, choice: Compared) -> str:
 
 
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
-    """The object of JSON."""
     launches, mix = decision.launches, decision.mix
     tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
     files = {name: value for name, value in tables.items() if "/" in value}

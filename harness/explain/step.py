@@ -11,7 +11,7 @@ from typing import Literal
 from harness.errors import UsageError
 from harness.explain.alone import Alone
 from harness.serving.trace.result import Trace, TraceStep
-from harness.statistics.intervals import CONFIDENCE, Centre, centre, students_t
+from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
 OF_ONE_STEP = 0.03
 """Half the width of the interval of what a single step shows, as a part of it."""
@@ -107,7 +107,10 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
     for op_class in {kernel.op_class for kernel in kernels.values()}:
         columns[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
     centres = {name: centre(tuple(values)) for name, values in columns.items()}
-    half = {name: _half_width(mean) for name, mean in centres.items()}
+    half = {
+        name: students_t(mean.n - 1, CONFIDENCE) * mean.error if mean.n > 1 else OF_ONE_STEP * mean.value
+        for name, mean in centres.items()
+    }
     return DecodeStep(
         Path(trace.path).name, len(whole), kernels, centres["idle"].value, half, between,
         _launch(trace, sum(sizes)), trace.on == "cpu",
@@ -115,7 +118,6 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
 
 
 def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
-    """The kernels of the mean of so many decode steps."""
     kernels: dict[str, Kernel] = {}
     for row in trace.kernels:
         if row.phase == "decode":
@@ -125,12 +127,6 @@ def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
                 old.exposed_ms + row.exposed_ns / 1e6 / steps,
             )  # fmt: skip
     return kernels
-
-
-def _half_width(mean: Centre) -> float:
-    if mean.n == 1:
-        return OF_ONE_STEP * mean.value
-    return students_t(mean.n - 1, CONFIDENCE) * mean.error
 
 
 def _launch(trace: Trace, calls: float) -> Literal["", "a graph", "single launches"]:
@@ -154,30 +150,38 @@ def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) ->
 
 
 @dataclass(frozen=True)
-class Changed:
+class Told:
+    """How two steps are told apart.
+
+    old, new: the kernels that only one of them has, those with most time first; may be empty
+    foreign:  the kernel with most time in the step before, where the run does not name it
+    guessed:  whether the new kernel has another name than in the run, and is taken for it as the old kernels
+              are gone
+    by_op:    where no run names kernels: the part of the calls of each op that the new kernel took
+    """
+
+    old: Sequence[str] = ()
+    new: Sequence[str] = ()
+    foreign: str = ""
+    guessed: bool = False
+    by_op: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed(Told):
     """The kernels of the changed op in the steps without and with the change.
 
     before, after: all kernels of the op in either step
-    old, new:      the kernels by which the two steps are told apart, those with most time first; may be empty
     wanted:        the new kernels as the run names them, those with most time first
-    foreign:       the kernel with most time in the step before, where the run does not name it
     calls:         of the op in a step
     called:        the part of the calls that the new kernel took; None: names do not tell
-    by_op:         `called` of each op, where no run names kernels
-    guessed:       whether the new kernel has another name than in the run, and is taken for it as the old
-                   kernels are gone
     """
 
     before: tuple[str, ...]
     after: tuple[str, ...]
-    old: tuple[str, ...]
-    new: tuple[str, ...]
     wanted: tuple[str, ...]
-    foreign: str
     calls: float
     called: float | None
-    by_op: Mapping[str, float]
-    guessed: bool
 
 
 def changed(
@@ -214,20 +218,8 @@ def changed(
     names_after += [*told.new, *(name for name in told.old if name in after.kernels)]
     return Changed(
         before=tuple(dict.fromkeys(names_before)), after=tuple(dict.fromkeys(names_after)),
-        old=tuple(told.old), new=tuple(told.new), wanted=alone.new if alone and is_named else (),
-        foreign=told.foreign, calls=calls, called=called, by_op=told.by_op, guessed=told.guessed,
+        wanted=alone.new if alone and is_named else (), calls=calls, called=called, **vars(told),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Told:
-    """How two steps are told apart: see Changed."""
-
-    old: Sequence[str] = ()
-    new: Sequence[str] = ()
-    foreign: str = ""
-    guessed: bool = False
-    by_op: Mapping[str, float] = field(default_factory=dict)
 
 
 def _told_by_run(before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone) -> Told:

@@ -35,13 +35,10 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     """The lines of the report, and a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
-    for reason in comparison.incompatible:
-        yield f"NOT COMPARABLE, {reason}"
-    yield from comparison.notes
-    yield ""
+    yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
+    yield from [*comparison.notes, ""]
     for case, rows in grouped(comparison.rows, lambda row: row.case).items():
-        yield f"{case}  ({100 * rows[0].weight:.1f} % of the suite)"
-        yield ""
+        yield f"{case}  ({100 * rows[0].weight:.1f} % of the suite)\n"
         yield FittingTable(COLUMNS, [_cells(row) for row in rows])
         yield ""
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
@@ -61,7 +58,9 @@ def since(a: RecordedRun, comparison: Compared) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
     unclear = _count_unclear(judged)
-    moved = [*_moved(judged), *_without_time(comparison)]
+    moved = [*_moved(judged)]
+    lost = Counter((name, status) for (_, name), status in comparison.lost.items())
+    moved += [f"{name}: no time now ({status}) in {counted(cases)}" for (name, status), cases in lost.items()]
     drift = _drift(comparison)
     sentences = moved + drift
     if unclear < len(judged):
@@ -73,27 +72,18 @@ def since(a: RecordedRun, comparison: Compared) -> str:
         sentences.append(f"{rest} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
     if unclear:
         sentences.append(f"{unclear} of {len(judged)} rows are unclear")
-    to_the_minute = len("2026-01-01 00:00")
-    when = a.run.created.replace("T", " ")[:to_the_minute]
+    when = a.run.created.replace("T", " ")[:16]  # to the minute
     return f"since {when} ({portable(str(a.folder))}): {'; '.join(sentences)}"
 
 
 def _moved(judged: Sequence[Row]) -> Iterator[str]:
     """The rows that became slower or faster, each with the ratio of its total times over those cases."""
     for name, rows in grouped(judged, lambda row: row.name).items():
-        slower = [row for row in rows if row.comparison.verdict == "slower"]
-        faster = [row for row in rows if row.comparison.verdict == "faster"]
-        if slower:
-            yield f"{name} {1 / totals(slower)[name]:.2f}x slower in {len(slower)} of {counted(len(rows))}"
-        if faster:
-            yield f"{name} {totals(faster)[name]:.2f}x faster in {len(faster)} of {counted(len(rows))}"
-
-
-def _without_time(comparison: Compared) -> Iterator[str]:
-    """The rows that had a time in A and have none in B, with the status that they have there."""
-    lost = Counter((name, status) for (_, name), status in comparison.lost.items())
-    for (name, status), cases in lost.items():
-        yield f"{name}: no time now ({status}) in {counted(cases)}"
+        for verdict in ("slower", "faster"):
+            if moved := [row for row in rows if row.comparison.verdict == verdict]:
+                speedup = totals(moved)[name]
+                ratio = speedup if verdict == "faster" else 1 / speedup
+                yield f"{name} {ratio:.2f}x {verdict} in {len(moved)} of {counted(len(rows))}"
 
 
 def _count_unclear(judged: Sequence[Row]) -> int:

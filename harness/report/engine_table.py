@@ -250,12 +250,11 @@ def _share(shapes: Iterable[Shape]) -> float:
 
 
 def _by_key(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[Key, list[Shape]]]:
-    """Shapes by their key; the groups with the largest share of the time come first."""
     return _grouped((key(shape), shape) for shape in shapes)
 
 
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
-    """Shapes that have several keys: see _by_key."""
+    """Shapes by their key; the groups with the largest share of the time come first."""
     groups: dict[Key, list[Shape]] = {}
     for key, shape in pairs:
         groups.setdefault(key, []).append(shape)
@@ -306,9 +305,8 @@ def changes_text(compared: Changes) -> str:
     library = compared.library
     before_version = compared.before.libraries[library]
     after_version = compared.after.libraries[library]
-    target, _ = heading(compared.after)
     lines = [
-        target,
+        heading(compared.after)[0],
         f"{library} {before_version} -> {after_version}: {len(compared.changes)} of {compared.asked} shapes "
         "run another kernel or configuration",
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",

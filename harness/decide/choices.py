@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from harness.decide.measured import BOUNDARIES, LAUNCH_MODES, Measured, Row, Sheet
 from harness.decide.mix import Mix, Weighed
@@ -18,7 +19,7 @@ Setting = dict[str, str]
 """Flags without their dashes, and variables, by name, as `kernels.engines.default` takes them."""
 
 NO_CHOICE = ("kv-cache-memory-bytes", "block-size", "kv-cache-dtype")
-"""Flags on which the engine's choice depends, but which say something else: they change the cases."""
+"""Flags on which the engine's choice depends, but which also change the sizes that a server calls."""
 
 
 def words_of(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -29,17 +30,18 @@ def words_of(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def launch_text(settings: Mapping[str, str]) -> str:
-    """As on a command line; `the default` where nothing is set."""
+    """The settings as on a command line; `the default` where nothing is set."""
     variables, flags = words_of(settings)
-    return " ".join([*(f"{name}={value}" for name, value in variables.items()), *flags]) or "the default"
+    words = [f"{name}={value}" for name, value in variables.items()] + flags
+    return " ".join(words) or "the default"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A case by default and under other settings: the rows that run, timed in the same rounds.
+    """The rows that run in a case by default and under other settings, timed in the same rounds.
 
-    us: of the default, where no settings are chosen: times of several sessions are not added, their ratios
-        are
+    us: the time of the default in the session from which the default's times are taken. Times of several
+        sessions are not added, as ratios carry over from one session to another and times do not.
     """
 
     case: Weighed
@@ -62,17 +64,20 @@ class Pair:
         return self.us / self.ratio
 
     def series(self, calls: float) -> tuple[float, Times, Times]:
-        """The new and the old row's times, as `total_ratio` takes them. A pair of another session counts with
-        the time of the default's own."""
-        return calls * self.us / self.old.us, self.new.cell.samples.by_round, self.old.cell.samples.by_round
+        """The new and the old row's times, as `total_ratio` takes them. The weight makes a pair of another
+        session count with `us`."""
+        weight = calls * self.us / self.old.us
+        return weight, self.new.cell.samples.by_round, self.old.cell.samples.by_round
 
 
 def against(sheet: Sheet, row: Row, other: Row, confidence: float = 0.95) -> Comparison:
     """A row against another one of the sheet, by the rounds that both have: above 1 it is faster."""
-    own, others = row.cell.samples.by_round, other.cell.samples.by_round
-    shared = sorted(own.keys() & others.keys())
+    times = row.cell.samples.by_round
+    other_times = other.cell.samples.by_round
+    rounds = sorted(times.keys() & other_times.keys())
+    blocks = [block for block, _ in rounds]
     return compare(
-        [own[at] for at in shared], [others[at] for at in shared], blocks=[block for block, _ in shared],
+        [times[key] for key in rounds], [other_times[key] for key in rounds], blocks=blocks,
         floor=sheet.noise, confidence=confidence,
     )  # fmt: skip
 
@@ -96,8 +101,8 @@ class Launches:
         """What the engine runs for a case with these settings beside the base."""
         key = case.key, self._matters(case, settings)
         if key not in self._entries:
-            found = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
-            self._entries[key] = found.get(self.engine)
+            by_engine = engines.choices(case.op, self.measured.arch, case.sizes, {**self.base, **settings})
+            self._entries[key] = by_engine.get(self.engine)
         return self._entries[key]
 
     def row_name(self, case: Weighed, settings: Mapping[str, str]) -> str:
@@ -113,55 +118,56 @@ class Launches:
                 return entry.why
         return ""
 
-    def _in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
+    def _row_in(self, sheet: Sheet, case: Weighed, settings: Mapping[str, str], mode: str) -> Row | None:
         return sheet.find(self.row_name(case, settings), {**self.base, **settings}, mode)
 
     def pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        """The default and these settings; None where no run timed both in the same rounds, in the first
-        boundary and launch mode in which the default has a time. Without settings: the default twice."""
+        """The default and these settings, in the first boundary and launch mode in which the default has a
+        time; None where no run timed both in the same rounds. Without settings: the default twice."""
         key = case.key, self._matters(case, settings)
         if key not in self._pairs:
-            self._pairs[key] = self._pair(case, settings)
+            differs = self.differs(case, settings)
+            self._pairs[key] = self._swap(case, settings) if differs else self._default(case)
         return self._pairs[key]
 
-    def _pair(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
-        if not self.differs(case, settings):
-            timed = (
-                Pair(case, sheet, row, row, row.us)
-                for boundary in BOUNDARIES
-                for mode in LAUNCH_MODES
-                for sheet in self.sheets(case)
-                if sheet.case.boundary == boundary and (row := self._in(sheet, case, {}, mode))
-            )
-            return next(timed, None)
+    def _default(self, case: Weighed) -> Pair | None:
+        for boundary, mode in product(BOUNDARIES, LAUNCH_MODES):
+            for sheet in self.sheets(case):
+                if sheet.case.boundary == boundary and (row := self._row_in(sheet, case, {}, mode)):
+                    return Pair(case, sheet, row, row, row.us)
+        return None
+
+    def _swap(self, case: Weighed, settings: Mapping[str, str]) -> Pair | None:
         default = self.pair(case, {})
         if default is None:
             return None
-        boundary, mode = default.sheet.case.boundary, default.old.cell.launch
+        boundary = default.sheet.case.boundary
+        mode = default.old.cell.launch
         # The engine's rules do not know these: a run that did not vary them does not tell what they do.
         varied = self._varied(case).intersection(settings) - self.known(case.op)
         for sheet in self.sheets(case):
             if sheet.case.boundary == boundary and varied <= sheet.varied:
-                old, new = (self._in(sheet, case, each, mode) for each in ({}, settings))
+                old = self._row_in(sheet, case, {}, mode)
+                new = self._row_in(sheet, case, settings, mode)
                 if old and new and old.cell.samples.by_round.keys() & new.cell.samples.by_round.keys():
                     return Pair(case, sheet, old, new, default.us)
         return None
 
     def differs(self, case: Weighed, settings: Mapping[str, str]) -> bool:
         """Whether the engine runs another row, or a run measured a variable of these settings."""
-        another = self.row_name(case, {}) != self.row_name(case, settings)
-        return another or not self._varied(case).isdisjoint(settings)
+        other_row = self.row_name(case, {}) != self.row_name(case, settings)
+        return other_row or not self._varied(case).isdisjoint(settings)
 
     def _matters(self, case: Weighed, settings: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-        """The settings on which depends what runs in a case, as far as is known."""
+        """The part of the settings that may change what runs in a case, as far as is known."""
         names = self.known(case.op) | self._varied(case)
-        return frozenset(item for item in settings.items() if item[0] in names)
+        return frozenset((name, value) for name, value in settings.items() if name in names)
 
     def _varied(self, case: Weighed) -> frozenset[str]:
         return frozenset().union(*(sheet.varied for sheet in self.sheets(case)))
 
     def known(self, op: str) -> frozenset[str]:
-        """The flags and variables that decide something of what is recorded about the engine and an op."""
+        """The flags and variables that the recorded rules of the engine for an op ask for."""
         if op not in self._names:
             entries = engines.entries(self.engine, op, self.measured.arch)
             self._names[op] = frozenset(name for entry in entries for name in entry.settings)
@@ -174,7 +180,7 @@ class Launches:
 
     @functools.cached_property
     def step_us(self) -> float:
-        """The time of a whole step by default; what has no times counts by the data sheet."""
+        """The time of a whole step by default; a call without a time counts by the data sheet."""
         us = sum(case.calls * pair.us for case in self.decidable if (pair := self.pair(case, {})))
         return us / (self.mix.share_of(self.decidable) or 1.0)
 
@@ -182,20 +188,21 @@ class Launches:
     def candidates(self) -> list[Setting]:
         """The settings that are worth comparing: those that the engine's rules name for an op of the mix, and
         those that a run measured; not those that change which calls there are."""
-        ops = dict.fromkeys(case.op for case in self.mix.every)
-        entries = (entry for op in ops for entry in engines.entries(self.engine, op, self.measured.arch))
+        asked: list[Mapping[str, str]] = []
+        for op in dict.fromkeys(case.op for case in self.mix.every):
+            asked += [entry.settings for entry in engines.entries(self.engine, op, self.measured.arch)]
         kept = {*SPLITS[self.engine], *NO_CHOICE, *self.base}  # what the user has set stays
-        found: list[Setting] = []
-        for settings in (*(entry.settings for entry in entries), *self.measured.varied):
-            own = {name: value for name, value in settings.items() if self.base.get(name) != value}
-            if own and own not in found and not {*own} & kept:
-                found.append(own)
-        return found
+        candidates: list[Setting] = []
+        for settings in (*asked, *self.measured.varied):
+            added = {name: value for name, value in settings.items() if self.base.get(name) != value}
+            if added and added not in candidates and kept.isdisjoint(added):
+                candidates.append(added)
+        return candidates
 
 
 def rows_of(pairs: Sequence[Pair]) -> str:
-    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`; where it swaps none, those
-    that run."""
+    """The rows that a choice swaps, for people: `flash_attn.fa3@vllm -> flashmla`; the rows that run where it
+    swaps none."""
     names = dict.fromkeys((pair.old.cell.impl, pair.new.cell.impl) for pair in pairs)
     swaps = [f"{old} -> {new}" for old, new in names if old != new]
     return ", ".join(swaps or [new for _, new in names])

@@ -1,13 +1,14 @@
 """The decision: the best launch of an engine that the measurements support, and what they leave open.
 
 A choice swaps rows in the cases of an op. It is compared with the default over the cases in which the two run
-something else, each counted with its calls, from paired rounds (harness.statistics.totals). The comparisons
+different rows, each counted with its calls, from paired rounds (harness.statistics.totals). The comparisons
 of all choices hold together with the stated confidence (Holm).
 
 A launch is a set of flags and variables. It saves what its choices save, op by op. A choice that is `faster`
-beyond the noise counts with its estimate; one that is not told from the default counts as nothing, or with
-its loss, and so does one that saves less than a quarter of the margin. The launch that saves most is taken,
-of equal ones that with the fewest settings, if it saves at least the margin of the time of a step.
+beyond the noise counts with its estimate. A choice that is not told from the default counts as nothing, or
+with its loss, and so does a choice that saves less than a quarter of the margin. The launch that saves most
+is taken if it saves at least the margin of the time of a step; of several equal ones, that with the fewest
+settings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from harness.decide.choices import Launches, Pair, Setting, against, launch_text
 from harness.decide.measured import Row
@@ -42,11 +43,12 @@ NO_ROW = "no row does what"
 class Compared:
     """A choice against the default.
 
-    op:         empty where it is of all ops
-    pairs:      of the cases in which the two run something else
-    missing:    cases of that kind that could not be compared, with the reason
+    op:         empty where the choice is for all ops
+    pairs:      of the cases in which the two run different rows
+    missing:    such cases that could not be compared, with the reason
     comparison: over the pairs: ratio > 1 means that the choice is faster; None where there is no pair
-    saved_us:   of a mean step; share: that over the time of a step
+    saved_us:   the time that a mean step saves
+    share:      `saved_us` over the time of a step
     """
 
     settings: Setting
@@ -72,7 +74,7 @@ class Compared:
         return self.is_complete and self.verdict == "faster"
 
     def credit_us(self, margin: float) -> float:
-        """What a launch with this choice counts as saved; less than anything where it could not be
+        """The time that a launch with this choice counts as saved; minus infinity where it could not be
         compared."""
         if not self.is_complete:
             return -math.inf
@@ -82,20 +84,22 @@ class Compared:
     @property
     def share_interval(self) -> tuple[float, float] | None:
         """`share` at both ends of the interval; None where that is infinite."""
-        of = self.comparison
-        if of is None or not (of.low > 0 and math.isfinite(of.high)) or of.ratio == 1:
+        comparison = self.comparison
+        if comparison is None or comparison.low <= 0 or not math.isfinite(comparison.high):
             return None
-        low, high = (self.share * (1 - 1 / end) / (1 - 1 / of.ratio) for end in (of.low, of.high))
-        return low, high
+        if comparison.ratio == 1:
+            return None
+        share_of_all = self.share / (1 - 1 / comparison.ratio)
+        return share_of_all * (1 - 1 / comparison.low), share_of_all * (1 - 1 / comparison.high)
 
 
 @dataclass(frozen=True)
 class Crossover:
     """Two neighbouring sizes at which different rows are fastest.
 
-    at:   the size between them at which both rows take the same time, by their times at both; None where one
-          was timed at one of them alone
-    told: whether each is clearly faster than the other at its size
+    at:   the size between them at which both rows take the same time, by their times at both sizes; None
+          where a row was timed at one of the sizes only
+    told: whether each row is clearly faster than the other at its size
     """
 
     op: str
@@ -113,10 +117,12 @@ class Crossover:
 class BestCase:
     """The fastest row that the engine can be made to run for a case.
 
-    chosen, best: the row of the decision, and the fastest; settings: with which the engine runs that
-    clear:   whether it is clearly faster than the chosen one
-    beyond:  the fastest row of all that were timed, where that is clearly faster and no flag of the engine
-             runs it; beyond_us: its time
+    chosen:    the row of the decision
+    best:      the fastest row
+    settings:  with which the engine runs the fastest row
+    clear:     whether it is clearly faster than the chosen row
+    beyond:    the fastest of the timed rows that no flag of the engine runs, where that is clearly faster
+    beyond_us: its time
     """
 
     case: Weighed
@@ -132,9 +138,9 @@ class BestCase:
 class Decision:
     """chosen:    what is to be set; empty where the default is left
     gain:      of the chosen launch, all ops together; None where the default is left
-    choices:   of each op, of those that run the same the first
+    choices:   of each op; of several choices that run the same rows, the first
     undecided: cases in which the default itself has no time, with the reason
-    likely:    the launch with the least time by the estimates alone, told or not
+    likely:    the launch with the least time by the estimates alone, told from the default or not
     failing:   launches with which the server fails, with the reason
     """
 
@@ -155,8 +161,9 @@ class Decision:
 
     @property
     def compared(self) -> list[Compared]:
-        """The choices that could be compared, that which saves most first."""
-        return sorted((each for each in self.choices if each.is_complete), key=lambda each: -each.saved_us)
+        """The choices that could be compared; the choice that saves most comes first."""
+        complete = [choice for choice in self.choices if choice.is_complete]
+        return sorted(complete, key=lambda choice: -choice.saved_us)
 
     @property
     def taken(self) -> list[Compared]:
@@ -167,55 +174,59 @@ class Decision:
         """The choices that a launch makes, of those that could be compared."""
 
         def runs(pair: Pair) -> bool:
-            own = self.launches.pair(pair.case, settings)
-            return own is not None and own.new is pair.new
+            launched = self.launches.pair(pair.case, settings)
+            return launched is not None and launched.new is pair.new
 
-        return [each for each in self.choices if each.is_complete and all(map(runs, each.pairs))]
+        return [choice for choice in self.choices if choice.is_complete and all(map(runs, choice.pairs))]
 
     @property
     def regret(self) -> float:
-        """What the chosen launch takes more than the best row of each case, as a share of the latter."""
-        chosen = sum(each.case.calls * each.chosen.new_us for each in self.cases)
-        best = sum(each.case.calls * each.best.new_us for each in self.cases)
-        return chosen / best - 1 if best else 0.0
+        """What the chosen launch takes more than the best rows of all cases, as a share of their time."""
+        chosen_us = sum(case.case.calls * case.chosen.new_us for case in self.cases)
+        best_us = sum(case.case.calls * case.best.new_us for case in self.cases)
+        return chosen_us / best_us - 1 if best_us else 0.0
 
 
 def decide(launches: Launches, margin: float = MARGIN, confidence: float = CONFIDENCE) -> Decision:
-    """The decision among the candidates of the launches."""
     by_op = grouped(launches.decidable, lambda case: case.op)
     failing: dict[str, str] = {}
-    every: list[tuple[Setting, list[Choice]]] = []
+    choices_of: list[tuple[Setting, list[Choice]]] = []
     for settings in _merged(launches, by_op):
         if why := launches.fails(settings):
             failing[launch_text(settings)] = why
         else:
-            made = [(op, _runs(launches, own, settings)) for op, own in by_op.items()]
-            every.append((settings, [choice for choice in made if choice[1]]))
-    choices: dict[Choice, Setting] = {}  # the first of those that run the same in an op
-    for settings, made in every:
-        for choice in made:
-            choices.setdefault(choice, settings)
-    found = _together(launches, by_op, choices, confidence)
+            made = [(op, _runs(launches, of_op, settings)) for op, of_op in by_op.items()]
+            choices_of.append((settings, [(op, runs) for op, runs in made if runs]))
+    first_settings: dict[Choice, Setting] = {}  # of several settings that run the same rows in an op
+    for settings, choices in choices_of:
+        for choice in choices:
+            first_settings.setdefault(choice, settings)
+    compared = _together(launches, by_op, first_settings, confidence)
 
-    def best(worth: Callable[[Compared], float]) -> tuple[float, Setting]:
-        saved = [(sum(worth(found[choice]) for choice in made), settings) for settings, made in every]
-        return max([(0.0, {}), *saved], key=lambda each: (each[0], -len(each[1])))
+    def best(worth_us: Callable[[Compared], float]) -> tuple[float, Setting]:
+        best_us, best_settings = 0.0, Setting()
+        for settings, choices in choices_of:
+            us = sum(worth_us(compared[choice]) for choice in choices)
+            if (us, -len(settings)) > (best_us, -len(best_settings)):
+                best_us, best_settings = us, settings
+        return best_us, best_settings
 
     saved_us, chosen = best(lambda choice: choice.credit_us(margin))
-    likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)[1]
+    _, likely = best(lambda choice: choice.saved_us if choice.is_complete else -math.inf)
     gain = None
     if saved_us < margin * launches.step_us:
         chosen = {}
     elif chosen:
-        joint = max(each.confidence for each in found.values())
+        joint = max(choice.confidence for choice in compared.values())
         gain = _compared(launches, "", launches.decidable, chosen, joint)
     cases = launches.decidable
-    each_sure = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
-    undecided = (case for case in launches.mix.cases if not launches.pair(case, {}))
+    # All comparisons of single cases hold together (Bonferroni).
+    case_confidence = 1 - (1 - confidence) / max(1, len(cases) * len(launches.candidates))
+    undecided = [case for case in launches.mix.cases if not launches.pair(case, {})]
     return Decision(
-        launches, chosen, gain, list(found.values()),
-        [_best(launches, case, chosen, each_sure) for case in cases],
-        list(_crossovers(launches, cases, each_sure)),
+        launches, chosen, gain, list(compared.values()),
+        [_best(launches, case, chosen, case_confidence) for case in cases],
+        list(_crossovers(launches, cases, case_confidence)),
         {case.text: _why(launches, case, {}) for case in undecided}, margin, likely, failing,
     )  # fmt: skip
 
@@ -224,27 +235,28 @@ Runs = frozenset[tuple[object, object]]
 """What a launch runs otherwise than the default: the case, and the timed row, or its name where it has no
 time."""
 Choice = tuple[str, Runs]
-"""By op."""
+"""The op, and what is run otherwise in its cases."""
 
 
 def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
-    """The candidates, and those that combine what is set for each op, also what the engine's rules and what a
-    run of `toggle` set for one; the fewest settings first."""
-    found: list[Setting] = [{}]
+    """The candidates and their combinations, with the fewest settings first. A combination sets for each op
+    what a candidate sets, or what a rule of the engine and a run of `toggle` set together."""
+    default: Setting = {}
+    merged = [default]
     candidates = launches.candidates
     varied = [settings for settings in candidates if settings in launches.measured.varied]
-    for own in by_op.values():
-        of_op = [settings for settings in candidates if _runs(launches, own, settings)]
-        both = [one | other for one in of_op for other in varied if _agree(one, other)]
-        for settings in [*found]:
-            for other in (*of_op, *both):
-                if _agree(settings, other) and settings | other not in found:
-                    found.append(settings | other)
-    return sorted(found[1:], key=len)
+    for cases in by_op.values():
+        of_op = [settings for settings in candidates if _runs(launches, cases, settings)]
+        with_varied = [first | second for first, second in product(of_op, varied) if _agree(first, second)]
+        for first, second in [*product(merged, of_op + with_varied)]:
+            if _agree(first, second) and first | second not in merged:
+                merged.append(first | second)
+    merged.remove(default)
+    return sorted(merged, key=len)
 
 
-def _agree(one: Setting, other: Setting) -> bool:
-    return all(other.get(name, value) == value for name, value in one.items())
+def _agree(first: Setting, second: Setting) -> bool:
+    return all(second.get(name, value) == value for name, value in first.items())
 
 
 def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Runs:
@@ -270,9 +282,11 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
     rows = [row for sheet in launches.sheets(case) for row in sheet.rows if row.cell.impl == entry.row]
     if not rows:
         return f"{entry.row} was not measured"
-    under = dict.fromkeys(launch_text({n: v for n, v in row.variables.items() if v}) for row in rows)
-    if not settings and "the default" not in under:
-        return f"{entry.row} was timed under {' and '.join(under)} alone: --with takes what is set as given"
+    timed = dict.fromkeys(
+        launch_text({name: value for name, value in row.variables.items() if value}) for row in rows
+    )
+    if not settings and "the default" not in timed:
+        return f"{entry.row} was timed under {' and '.join(timed)} alone: --with takes what is set as given"
     return f"{entry.row} was not measured beside the default in one run, boundary and launch mode"
 
 
@@ -282,24 +296,29 @@ def _together(
     choices: Mapping[Choice, Setting],
     confidence: float,
 ) -> dict[Choice, Compared]:
-    """All choices, each at a confidence at which they hold together: those that are clear leave their share
-    of the error to the others (Holm, see harness.statistics.multiple)."""
-    found: dict[Choice, Compared] = {}
-    left, asked = [*choices], len(choices) + 1
+    """All choices, each at a confidence at which they hold together. The choices that are clear leave their
+    share of the error to the others (Holm, see harness.statistics.multiple)."""
+    compared: dict[Choice, Compared] = {}
+    left = [*choices]
+    asked = len(choices) + 1
     while len(left) < asked:
         asked = len(left)
+        shared = 1 - (1 - confidence) / max(1, asked)
         for choice in left:
-            op, share = choice[0], 1 - (1 - confidence) / asked
-            found[choice] = _compared(launches, op, by_op[op], choices[choice], share)
-        left = [choice for choice in left if found[choice].verdict not in ("faster", "slower")]
-    return found
+            op, _ = choice
+            compared[choice] = _compared(launches, op, by_op[op], choices[choice], shared)
+        left = [choice for choice in left if compared[choice].verdict not in ("faster", "slower")]
+    return compared
 
 
 def _compared(
     launches: Launches, op: str, cases: Sequence[Weighed], settings: Setting, confidence: float
 ) -> Compared:
-    pairs, missing = [], {}
-    for case in (case for case in cases if launches.differs(case, settings)):
+    pairs: list[Pair] = []
+    missing: dict[str, str] = {}
+    for case in cases:
+        if not launches.differs(case, settings):
+            continue
         pair = launches.pair(case, settings)
         if pair is None:
             missing[case.text] = _why(launches, case, settings)
@@ -311,35 +330,38 @@ def _compared(
     noise = sum(pair.case.calls * pair.us * pair.sheet.noise for pair in pairs) / before
     series = [pair.series(pair.case.calls) for pair in pairs]
     comparison = total_ratio(series, noise=noise, confidence=confidence)
-    saved, step_us = before * (1 - 1 / comparison.ratio), launches.step_us
-    return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved, saved / step_us)
+    saved_us = before * (1 - 1 / comparison.ratio)
+    share = saved_us / launches.step_us
+    return Compared(settings, op, pairs, missing, comparison, noise, confidence, saved_us, share)
 
 
 def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float) -> BestCase:
-    own, plain = launches.pair(case, chosen), launches.pair(case, {})
-    assert own and plain
-    best, settings = own, chosen
+    pair = launches.pair(case, chosen)
+    default = launches.pair(case, {})
+    assert pair and default
+    best, settings = pair, chosen
     candidates = launches.candidates
-    for other in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
-        pair = launches.pair(case, other)
-        if pair and pair.new_us < best.new_us and not launches.fails(other):
-            best, settings = pair, other
-    clear = best.new is not own.new and _leads(best, own, confidence)
+    for other_settings in ({}, *candidates, *(chosen | candidate for candidate in candidates)):
+        other = launches.pair(case, other_settings)
+        if other and other.new_us < best.new_us and not launches.fails(other_settings):
+            best, settings = other, other_settings
+    clear = best.new is not pair.new and _leads(best, pair, confidence)
     beyond, beyond_us = None, best.new_us
     flagged = {entry.row for entry in engines.entries(launches.engine, case.op, launches.measured.arch)}
-    for row in plain.sheet.rows:
-        if row.cell.launch == plain.old.cell.launch and row.cell.impl not in flagged:
-            found = against(plain.sheet, row, plain.old, confidence)
-            if found.verdict == "faster" and plain.us / found.ratio < beyond_us:
-                beyond, beyond_us = row, plain.us / found.ratio
-    return BestCase(case, own, best, settings, clear, beyond, beyond_us)
+    for row in default.sheet.rows:
+        if row.cell.launch == default.old.cell.launch and row.cell.impl not in flagged:
+            comparison = against(default.sheet, row, default.old, confidence)
+            us = default.us / comparison.ratio
+            if comparison.verdict == "faster" and us < beyond_us:
+                beyond, beyond_us = row, us
+    return BestCase(case, pair, best, settings, clear, beyond, beyond_us)
 
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
-    """Whether one row is clearly faster; not known where the two were measured in different rounds."""
-    return (
-        fast.sheet is slow.sheet and against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
-    )
+    """Whether a row is clearly faster than another; False where they were measured in different rounds."""
+    if fast.sheet is not slow.sheet:
+        return False
+    return against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
 
 
 Point = tuple[int, dict[str, Pair]]
@@ -348,14 +370,15 @@ Point = tuple[int, dict[str, Pair]]
 
 def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float) -> Iterator[Crossover]:
     """Along each size that grows with the load, the others being equal."""
-    for op, own in grouped(cases, lambda case: case.op).items():
-        for size in AXES[op][1]:
-            lines: dict[str, list[Point]] = {}
-            for case in own:
+    for op, of_op in grouped(cases, lambda case: case.op).items():
+        _, growing = AXES[op]
+        for size in growing:
+            points_by_rest: dict[str, list[Point]] = {}
+            for case in of_op:
                 fixed = text_of({name: value for name, value in case.sizes.items() if name != size})
                 middle = sum(parse_span(case.sizes[size])) // 2
-                lines.setdefault(fixed, []).append((middle, _fastest_first(launches, case)))
-            for fixed, points in lines.items():
+                points_by_rest.setdefault(fixed, []).append((middle, _fastest_first(launches, case)))
+            for fixed, points in points_by_rest.items():
                 for low, high in pairwise(sorted(points, key=lambda point: point[0])):
                     if low[0] < high[0] and next(iter(low[1])) != next(iter(high[1])):
                         yield _crossing(op, fixed, size, low, high, confidence)
@@ -364,19 +387,26 @@ def _crossovers(launches: Launches, cases: Sequence[Weighed], confidence: float)
 def _fastest_first(launches: Launches, case: Weighed) -> dict[str, Pair]:
     rows: dict[str, Pair] = {}
     for settings in ({}, *launches.candidates):
-        if (pair := launches.pair(case, settings)) and not launches.fails(settings):
-            rows[launch_text(settings) if pair.new.variables else pair.new.cell.impl] = pair
+        pair = launches.pair(case, settings)
+        if pair and not launches.fails(settings):
+            name = launch_text(settings) if pair.new.variables else pair.new.cell.impl
+            rows[name] = pair
     return dict(sorted(rows.items(), key=lambda item: item[1].new_us))
 
 
 def _crossing(op: str, fixed: str, size: str, low: Point, high: Point, confidence: float) -> Crossover:
-    (below, small), (above, large) = low, high
-    first, last = next(iter(small)), next(iter(large))
+    """The times are taken as straight lines over the size, both in logarithms."""
+    below, at_low = low
+    above, at_high = high
+    first = next(iter(at_low))
+    last = next(iter(at_high))
     at, told = None, False
-    if last in small and first in large:
-        a = math.log(small[last].new_us / small[first].new_us)
-        b = math.log(large[first].new_us / large[last].new_us)
-        part = a / (a + b) if a + b else 0.5
+    if last in at_low and first in at_high:
+        lead_at_low = math.log(at_low[last].new_us / at_low[first].new_us)
+        lead_at_high = math.log(at_high[first].new_us / at_high[last].new_us)
+        both = lead_at_low + lead_at_high
+        part = lead_at_low / both if both else 0.5
         at = math.exp(math.log(below) + part * math.log(above / below))
-        told = _leads(small[first], small[last], confidence) and _leads(large[last], large[first], confidence)
+        leads = (at_low[first], at_low[last]), (at_high[last], at_high[first])
+        told = all(_leads(fast, slow, confidence) for fast, slow in leads)
     return Crossover(op, fixed, size, below, above, at, first, last, told)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import kernels
 from harness.errors import UsageError
-from harness.results.read import read, run_folders
+from harness.results.read import RecordedRun, read, run_folders
 from harness.results.schema import Cell, PlannedCase, Run
 from shapes.case import Size, text_of
 
 BOUNDARIES = ("with_quant", "core", "with_routing")
-"""The boundaries, that which says most first: engines quantise activations in each step, and routing is not a
-part of the row that an engine chooses."""
+"""The boundaries, the most telling first: engines quantise activations in each step, and routing is no part
+of the row that an engine chooses."""
 LAUNCH_MODES = ("graph", "eager")
 """The launch modes; the first in which the default has a time counts: engines decode in graphs."""
 SERVING = "serving"
@@ -57,15 +58,18 @@ class Sheet:
         """The row of an implementation under the settings of a launch of the engine, as far as the run varied
         them."""
         for row in self.rows:
-            asked = row.cell.impl == name and row.cell.launch == launch
-            if asked and all(row.variables.get(each) == given.get(each) for each in self.varied):
+            is_named = row.cell.impl == name and row.cell.launch == launch
+            if is_named and all(
+                row.variables.get(variable) == given.get(variable) for variable in self.varied
+            ):
                 return row
         return None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one machine measured. sheets: in the order of BOUNDARIES, of one the newest run first"""
+    """What runs of one machine measured. sheets: in the order of BOUNDARIES; of a boundary the newest run
+    comes first"""
 
     sheets: Mapping[CaseKey, Sequence[Sheet]]
     device: str
@@ -76,12 +80,13 @@ class Measured:
     @property
     def varied(self) -> list[dict[str, str]]:
         """The settings that the runs measured, each without the variables that it leaves unset."""
-        found: list[dict[str, str]] = []
-        for row in (row for sheets in self.sheets.values() for sheet in sheets for row in sheet.rows):
-            own = {name: value for name, value in row.variables.items() if value is not None}
-            if own and own not in found:
-                found.append(own)
-        return found
+        varied: list[dict[str, str]] = []
+        for sheet in chain.from_iterable(self.sheets.values()):
+            for row in sheet.rows:
+                settings = {name: value for name, value in row.variables.items() if value is not None}
+                if settings and settings not in varied:
+                    varied.append(settings)
+        return varied
 
 
 def read_measured(paths: Sequence[str]) -> Measured:
@@ -89,44 +94,47 @@ def read_measured(paths: Sequence[str]) -> Measured:
     times."""
     folders = list(dict.fromkeys(folder for path in paths for folder in run_folders(path)))
     recorded_runs = [read(str(folder)) for folder in folders]
-    modes = dict.fromkeys(each.run.cache for each in recorded_runs)
+    modes = dict.fromkeys(recorded.run.cache for recorded in recorded_runs)
     wanted = SERVING if SERVING in modes else next(iter(modes), SERVING)
-    sheets: dict[CaseKey, list[tuple[str, Sheet]]] = {}
+    sheets: dict[CaseKey, list[Sheet]] = {}
     devices: dict[tuple[str, str], Path] = {}
     notes = [] if wanted == SERVING else [f"times are of {wanted} caches, which no server has"]
     for recorded in recorded_runs:
-        run, folder = recorded.run, recorded.folder
-        if why := _unfit(run, wanted):
-            notes.append(f"{folder} {why}: not used")
+        if why := _unfit(recorded.run, wanted):
+            notes.append(f"{recorded.folder} {why}: not used")
             continue
-        device = str(run.provenance.get("machine", {}).get("device", ""))
-        timed = {cell.case for cell in recorded.cells.values() if cell.time_us}
-        for case in (case for case in run.cases if case.key in timed):
+        device = str(recorded.run.provenance.get("machine", {}).get("device", ""))
+        for case in recorded.run.cases:
             cells = [cell for cell in recorded.cells.values() if cell.case == case.key]
-            devices.setdefault((device, cells[0].arch), folder)
-            # A configuration that was asked for is none that an engine takes by itself.
-            own = (cell for cell in cells if cell.time_us and cell.samples.seconds and cell.config is None)
-            rows = [Row(cell, run.settings.get(cell.setting, {})) for cell in own]
-            lacking = (cell for cell in cells if not cell.time_us)
-            untimed = {cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in lacking}
-            varied = frozenset(name for variables in run.settings.values() for name in variables)
-            noise = recorded.noises.get(case.key, math.inf)
-            sheet = Sheet(folder, run.suite, case, rows, untimed, varied, noise)
-            sheets.setdefault((case.op, text_of(case.sizes)), []).append((run.created, sheet))
+            if any(cell.time_us for cell in cells):
+                devices.setdefault((device, cells[0].arch), recorded.folder)
+                sheets.setdefault((case.op, text_of(case.sizes)), []).append(_sheet(recorded, case, cells))
     if len(devices) > 1:
-        each = "; ".join(f"{device} {arch} ({folder})" for (device, arch), folder in devices.items())
-        raise UsageError(f"the runs are of several machines: {each}; give those of one")
+        machines = "; ".join(f"{device} {arch} ({folder})" for (device, arch), folder in devices.items())
+        raise UsageError(f"the runs are of several machines: {machines}; give those of one")
     if not devices:
         raise UsageError(f"no row of {', '.join(paths)} has a time")
     ((device, arch),) = devices
-    several = sum(len({sheet.folder for _, sheet in dated}) > 1 for dated in sheets.values())
+    several = sum(len({sheet.folder for sheet in of_case}) > 1 for of_case in sheets.values())
     if several:
         notes.append(f"cases in several runs: {several}; the newest run that has both rows counts")
-    ordered: dict[CaseKey, list[Sheet]] = {}
-    for key, dated in sheets.items():
-        newest_first = [sheet for _, sheet in sorted(dated, key=lambda pair: pair[0], reverse=True)]
-        ordered[key] = sorted(newest_first, key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))
-    return Measured(ordered, device, arch, folders, notes)
+    created = {recorded.folder: recorded.run.created for recorded in recorded_runs}
+    for of_case in sheets.values():
+        of_case.sort(key=lambda sheet: created[sheet.folder], reverse=True)  # BOUNDARIES first, then this
+        of_case.sort(key=lambda sheet: BOUNDARIES.index(sheet.case.boundary))
+    return Measured(sheets, device, arch, folders, notes)
+
+
+def _sheet(recorded: RecordedRun, case: PlannedCase, cells: Sequence[Cell]) -> Sheet:
+    settings = recorded.run.settings
+    # A configuration that was asked for is none that an engine takes by itself.
+    timed = [cell for cell in cells if cell.time_us and cell.samples.seconds and cell.config is None]
+    rows = [Row(cell, settings.get(cell.setting, {})) for cell in timed]
+    lacking = [cell for cell in cells if not cell.time_us]
+    untimed = {cell.impl: f"{cell.status}: {cell.reason}".rstrip(": ") for cell in lacking}
+    varied = frozenset(name for variables in settings.values() for name in variables)
+    noise = recorded.noises.get(case.key, math.inf)
+    return Sheet(recorded.folder, recorded.run.suite, case, rows, untimed, varied, noise)
 
 
 def _unfit(run: Run, cache: str) -> str:
@@ -135,9 +143,11 @@ def _unfit(run: Run, cache: str) -> str:
         return "compares revisions"
     if run.op not in kernels.OPS:
         return f"is of {run.op}, which no engine's rules name"
-    return f"has {run.cache} caches, others {cache}" if run.cache != cache else ""
+    if run.cache != cache:
+        return f"has {run.cache} caches, others {cache}"
+    return ""
 
 
 def whole_sizes(op: str, sizes: Mapping[str, Size], arch: str) -> Mapping[str, Size]:
-    """With the usual values of those that are left out."""
+    """The sizes, with the usual values of sizes that are left out."""
     return kernels.OPS[op].case({**kernels.OPS[op].defaults(arch), **sizes}).sizes

@@ -37,7 +37,8 @@ FIXED = {op: (*fixed, *(("routing",) if op == "fused_moe" else ())) for op, (fix
 class Weighed:
     """A measured case with its calls in the mean step of the server.
 
-    decode:  calls in steps that only decode; prefill: in steps with prompt tokens
+    decode:  calls in steps that only decode
+    prefill: calls in steps with prompt tokens
     share:   the part of the four ops' time in a step that its calls take at the limits of the device's data
              sheet
     """
@@ -77,10 +78,11 @@ class Mix:
 
     text:         what the weights are, for people
     counts_calls: whether weights are calls of a step, so that times of several ops add up
-    decode_share: the share of steps that decode; prompts: that are prefilled in a mean step; 0: not known
+    decode_share: the share of steps that decode; 0: not known
+    prompts:      the prompts that a mean step prefills; 0: not known
     uncovered:    calls that no measured case stands for
     words:        the options by which `run` measures the calls' cases: a suite or a file
-    server:       the flags by which the engine serves the model so
+    server:       the flags by which the engine serves the model in this deployment
     """
 
     text: str
@@ -101,8 +103,8 @@ class Mix:
         """The part of the time in a step that these cases have; 1 where weights are not calls."""
         if not self.counts_calls:
             return 1.0
-        every = sum(case.share for case in self.every)
-        return sum(case.share for case in cases) / every if every else 0.0
+        whole = sum(case.share for case in self.every)
+        return sum(case.share for case in cases) / whole if whole else 0.0
 
     @property
     def covered(self) -> float:
@@ -112,86 +114,99 @@ class Mix:
 USUAL = Workload(3200, 800, 64, 64)
 """The load of AMD's and dstack's runs, of which the suites have the shapes."""
 PLACE = re.compile(r"(\S+) ((?:(?:tp|dp|ep)\d+ )+)")
-"""How the place of a case begins that names a model and its split: `deepseek-r1 tp8 decode`."""
+"""The beginning of a place that names a model and its split: `deepseek-r1 tp8 decode`."""
 
 
 def request_of(
     engine: str, measured: Measured, told: Mapping[str, Any], given: Mapping[str, str]
 ) -> EngineRequest | None:
-    """The deployment by whose calls cases are weighed: as the user says it, else as the places of the runs'
-    cases name it; None where neither names one. Raises UsageError for drafts without a file of cases.
+    """The deployment by whose calls cases are weighed: what the user says, else what the places of the runs'
+    cases name; None where neither names one. Raises UsageError for drafts without a file of cases.
 
     told: fields of EngineRequest that the user gave
     """
     if told.get("drafts") and not told.get("cases"):
         raise UsageError("--drafts: a load does not tell how many are accepted; --cases tells the calls")
-    inferred = {} if {*told} & {"model", "tp", "ep", "dp_attention"} else _deployment(measured)
+    inferred: dict[str, Any] = {}
+    if told.keys().isdisjoint({"model", "tp", "ep", "dp_attention"}):
+        inferred = _deployment(measured)
     if not (inferred or told):
         return None
     name = hardware_name(measured.device)
+    arch = name if named_sheet(name) else measured.arch
     fields = {"model": model(R1), **inferred, **{field: value for field, value in told.items() if value}}
-    return EngineRequest(engine, name if named_sheet(name) else measured.arch, given=given, **fields)
+    return EngineRequest(engine, arch, given=given, **fields)
 
 
 def _deployment(measured: Measured) -> dict[str, Any]:
-    """The model and its split that the places of most cases name (`deepseek-r1 tp8 decode`); empty where none
-    does. Cases of steps that verify drafts do not count."""
+    """The model and its split that the places of most cases name, as fields of EngineRequest; empty where no
+    place does. Cases of steps that verify drafts do not count."""
     cases = [sheet.case for sheets in measured.sheets.values() for sheet in sheets]
     places = [PLACE.match(case.place) for case in cases if "draft" not in case.place]
     counts = Counter(place.groups() for place in places if place)
     if not counts:
         return {}
-    (name, split), _ = counts.most_common(1)[0]
+    name, split = max(counts, key=counts.__getitem__)
     try:
-        named = named_model(name)
+        deployment: dict[str, Any] = {"model": named_model(name)}
     except ValueError:
         return {}
     degrees = {word[:2]: int(word[2:]) for word in split.split()}
     dp = degrees.get("dp", 1)
+    deployment |= {"tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1}
     kv = {str(case.sizes["kv"]) for case in cases if "kv" in case.sizes}
-    return {
-        "model": named, "tp": degrees.get("tp", 1) * dp, "ep": degrees.get("ep", 1), "dp_attention": dp > 1,
-        **({"kv": kv.pop()} if len(kv) == 1 else {}),
-    }  # fmt: skip
+    if len(kv) == 1:
+        deployment["kv"] = kv.pop()
+    return deployment
 
 
 def mix_of(measured: Measured, request: EngineRequest | None, loads: Sequence[Workload] = ()) -> Mix:
-    """The mix of a deployment's loads, of which steps count alike, or of its file of cases; None: as the
-    runs' suites weigh cases. Raises UsageError."""
+    """The mix of a deployment's loads, whose steps count alike, or of its file of cases; without a request,
+    the weights that the runs' suites give to cases. Raises UsageError."""
     if request is None:
         return _recorded(measured)
     if request.cases:
-        try:
-            file = cases_file(request.cases)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        calls = [
-            Call(each.op, {**each.sizes}, "", each.weight, each.place, prefill=_prefills(each.op, place))
-            for each in file.cases
-            if each.op in FIXED
-            # A case without a place has the name of the file there, which says nothing.
-            for place in ["" if each.place == request.cases else each.place]
-        ]
+        calls = _calls_of_file(request.cases)
         return _weighed(measured, request, calls, f"the calls of {request.cases}")
     loads = loads or (USUAL,)
+    calls = []
     try:
         deployment = request.deployed(measured.arch)
-        every = [served(deployment, load) for load in loads]
+        for load in loads:
+            calls += [replace(call, times=call.times / len(loads)) for call in served(deployment, load)]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    calls = [replace(call, times=call.times / len(loads)) for of_load in every for call in of_load]
-    steps = [_steps(load.on_rank(deployment.parallel.dp)) for load in loads]
     texts = [f"{load.isl} tokens in, {load.osl} out, {load.concurrency} in flight" for load in loads]
     mix = _weighed(measured, request, calls, f"{deployment.text}, {'; '.join(texts)}")
-    decoding, prompts = (statistics.fmean(part) for part in zip(*steps, strict=True))
-    return replace(mix, loads=loads, decode_share=decoding, prompts=prompts)
+    decode_shares, prompts = zip(
+        *(_steps(load.on_rank(deployment.parallel.dp)) for load in loads), strict=True
+    )
+    return replace(
+        mix, loads=loads, decode_share=statistics.fmean(decode_shares), prompts=statistics.fmean(prompts)
+    )
+
+
+def _calls_of_file(path: str) -> list[Call]:
+    """Raises UsageError."""
+    try:
+        file = cases_file(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    calls = []
+    for case in file.cases:
+        if case.op in FIXED:
+            # A case without a place has the name of the file there, which says nothing.
+            prefill = _prefills(case.op, "" if case.place == path else case.place)
+            calls.append(Call(case.op, {**case.sizes}, "", case.weight, case.place, prefill=prefill))
+    return calls
 
 
 def _steps(load: Workload) -> tuple[float, float]:
     """The share of steps that decode, and the prompts of a mean step."""
     phases = list(simulate(load))
     steps = sum(phase.steps for phase in phases)
-    return sum(phase.steps for phase in phases if phase.lengths) / steps, load.num_prompts / steps
+    decoding = sum(phase.steps for phase in phases if phase.lengths)
+    return decoding / steps, load.num_prompts / steps
 
 
 def _prefills(op: str, place: str) -> bool:
@@ -210,7 +225,8 @@ def _recorded(measured: Measured) -> Mix:
         weight = (case.weight or 1.0) / (fastest[case.op] or 1.0)
         weighed.count(weight, _prefills(case.op, case.place))
     text = "cases as the runs weigh them"
-    text += ", each op with the same part of the time" if len(fastest) > 1 else ""
+    if len(fastest) > 1:
+        text += ", each op with the same part of the time"
     return Mix(text, cases, counts_calls=False)
 
 
@@ -227,31 +243,36 @@ def _weighed(measured: Measured, request: EngineRequest, calls: Sequence[Call], 
     ordered = sorted(cases, key=lambda case: not _has_default(measured, request, case))
     uncovered = []
     for call, share in zip(calls, shares(calls, request), strict=True):
-        found = stand_ins(call, ordered, measured.arch)
-        if not found:
-            whole = whole_sizes(call.op, call.sizes, measured.arch)
-            uncovered.append(Weighed((call.op, text_of(call.sizes)), whole))
-            found = [(uncovered[-1], 1.0)]
-        for case, part in found:
-            case.share += share * part / sum(part for _, part in found)
+        parts = stand_ins(call, ordered, measured.arch)
+        if not parts:
+            new = Weighed((call.op, text_of(call.sizes)), whole_sizes(call.op, call.sizes, measured.arch))
+            uncovered.append(new)
+            parts = [(new, 1.0)]
+        whole = sum(part for _, part in parts)
+        for case, part in parts:
+            case.share += share * part / whole
             case.count(call.times * part, call.prefill)
     used = [case for case in cases if case.calls]
     uncovered.sort(key=lambda case: -case.share)
-    words, flags = _words(request, measured), _server(request)
+    words, flags = _words(request, measured), _server_flags(request)
     return Mix(text, used, True, uncovered=uncovered, words=words, server=flags)
 
 
-def _server(request: EngineRequest) -> list[str]:
-    """Of each engine its own. None for DP attention, which takes several that depend on each other, and for a
-    file of cases, which need not be of the model and ranks that the options name by default."""
+def _server_flags(request: EngineRequest) -> list[str]:
+    """The flags of the engine. None for DP attention, which takes several that depend on each other, and for
+    a file of cases, which need not be of the model and ranks that the options name by default."""
     if request.dp_attention or request.cases:
         return []
     tp, ep, fp8 = {
         "vllm": (f"--tensor-parallel-size {request.tp}", "--enable-expert-parallel", "fp8"),
         "sglang": (f"--tp-size {request.tp}", f"--ep-size {request.ep}", "fp8_e4m3"),
     }[request.engine]
-    kv = [f"--kv-cache-dtype {fp8}"] if request.kv == "fp8" else []
-    return [tp, *([ep] if request.ep > 1 else []), *kv]
+    flags = [tp]
+    if request.ep > 1:
+        flags.append(ep)
+    if request.kv == "fp8":
+        flags.append(f"--kv-cache-dtype {fp8}")
+    return flags
 
 
 def _has_default(measured: Measured, request: EngineRequest, case: Weighed) -> bool:
@@ -267,38 +288,46 @@ def _words(request: EngineRequest, measured: Measured) -> list[str]:
     if request.kv != "bf16":
         return []
     parallel = request.deployed(measured.arch).parallel
-    known = {(model, split): name for name, model, split in SPREAD}
-    other = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
-    return ["--suite", known.get((request.model.name, parallel), other)]
+    suites = {(model, split): name for name, model, split in SPREAD}
+    otherwise = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
+    return ["--suite", suites.get((request.model.name, parallel), otherwise)]
 
 
 def stand_ins(call: Call, cases: Iterable[Weighed], arch: str) -> list[tuple[Weighed, float]]:
-    """The measured cases that stand for a call, each with its part of it: those at the next sizes to either
-    side, by their distance in logarithms; beyond the last measured size that one, up to BEYOND, with as much
-    more weight as the call is larger. Empty where none does. Of cases at one place the first counts."""
+    """The measured cases that stand for a call, each with its part of the call. They are the cases at the
+    next smaller and the next larger size, weighed by their distance in logarithms. Beyond the measured sizes
+    it is the last one, up to the factor BEYOND, with a weight that grows with the call. Empty where no case
+    is near enough. Of several cases at one place the first counts."""
     wanted = whole_sizes(call.op, call.sizes, arch)
-    size, other = _place(call.op, wanted)
+    fixed = {name: str(wanted.get(name)) for name in FIXED[call.op]}
+    size, second = _place(call.op, wanted)
     alike = [
         (*_place(case.op, case.sizes), case)
         for case in cases
-        if case.op == call.op and all(str(case.sizes.get(n)) == str(wanted.get(n)) for n in FIXED[call.op])
+        if case.op == call.op and all(str(case.sizes.get(name)) == value for name, value in fixed.items())
     ]
-    nearest = min((abs(second - other) for _, second, _ in alike), default=math.inf)
+    nearest = min((abs(of_case - second) for _, of_case, _ in alike), default=math.inf)
     if nearest > math.log(BEYOND):
         return []
     most = nearest + math.log(NEAR)
-    by_size = {first: case for first, second, case in reversed(alike) if abs(second - other) <= most}
-    below = max((each for each in by_size if each <= size), default=None)
-    above = min((each for each in by_size if each >= size), default=None)
-    if below is not None and above is not None:
-        part = (size - below) / (above - below) if below < above else 0.0
-        return [(by_size[end], of) for end, of in ((below, 1 - part), (above, part)) if of]
-    end = min(by_size, key=lambda each: abs(each - size))
-    return [(by_size[end], max(1.0, math.exp(size - end)))] if abs(end - size) <= math.log(BEYOND) else []
+    # Of cases at one place the dict keeps the last, so they are reversed.
+    by_size = {at: case for at, of_case, case in reversed(alike) if abs(of_case - second) <= most}
+    below = max((at for at in by_size if at <= size), default=None)
+    above = min((at for at in by_size if at >= size), default=None)
+    if below is None or above is None:
+        end = min(by_size, key=lambda at: abs(at - size))
+        if abs(end - size) > math.log(BEYOND):
+            return []
+        return [(by_size[end], max(1.0, math.exp(size - end)))]
+    if size in by_size:
+        return [(by_size[size], 1.0)]
+    part = (size - below) / (above - below)
+    return [(by_size[below], 1 - part), (by_size[above], part)]
 
 
 def _place(op: str, sizes: Mapping[str, Size]) -> tuple[float, float]:
-    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 in place of a second
-    one that an op does not have."""
-    places = [math.log(sum(parse_span(sizes[name])) / 2) for name in AXES[op][1]]
-    return places[0], places[1] if len(places) > 1 else 0.0
+    """The logarithms of the two sizes that grow with the load, of a span its middle; 0 for the second where
+    an op has one such size."""
+    _, growing = AXES[op]
+    first, *rest = [math.log(sum(parse_span(sizes[name])) / 2) for name in growing]
+    return first, rest[0] if rest else 0.0

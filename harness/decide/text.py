@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import kernels
-from harness.decide.choices import launch_text, rows_of, words_of
-from harness.decide.decision import LEAST, NO_ROW, Compared, Crossover, Decision
+from harness.decide.choices import Launches, launch_text, rows_of, words_of
+from harness.decide.decision import LEAST, NO_ROW, BestCase, Compared, Crossover, Decision
 from harness.decide.mix import Weighed
 from harness.decide.worth import Worth
 from harness.engine import as_given
@@ -36,23 +36,24 @@ SHOWN_CROSSOVERS = 8
 ENOUGH = 0.95
 """The share of the ops' time with measured cases, from which no more are asked for."""
 MOST_CASES = 12
-"""Cases of one command, those first that take most of the time."""
+"""The most cases that one command names."""
 
 
 def answer(decision: Decision, worth: Worth | None) -> str:
-    """The decision in a few sentences."""
     mix, gain = decision.mix, decision.gain
     if gain is None:
         text = _left(decision)
     else:
         ends = gain.share_interval
-        within = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
-        of = "the ops' time in a step" if mix.counts_calls else "the time of the measured cases"
-        text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%}{within} of {of}."
-        text += _in_serving(worth) if worth else ""
-    told = mix.share_of([each.case for each in decision.cases])
-    less = "" if told >= ENOUGH or not decision.cases else f" Only {told:.0%} of that time was measured."
-    return text + less
+        interval = f" ({ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
+        whole = "the ops' time in a step" if mix.counts_calls else "the time of the measured cases"
+        text = f"Use {launch_text(decision.chosen)}: it saves {gain.share:.1%}{interval} of {whole}."
+        if worth:
+            text += _in_serving(worth)
+    measured = mix.share_of([best.case for best in decision.cases])
+    if decision.cases and measured < ENOUGH:
+        text += f" Only {measured:.0%} of that time was measured."
+    return text
 
 
 def _left(decision: Decision) -> str:
@@ -62,9 +63,10 @@ def _left(decision: Decision) -> str:
         return "Nothing to choose: no known flag and no measured variable swaps a row of these cases."
     if not tried:
         return f"Nothing could be compared with {default}."
-    best, choices = tried[0], counted(len(tried), "choice")
+    best = tried[0]
     assert best.comparison
-    launch, ratio = launch_text(best.settings), ratio_text(best.comparison)
+    launch = launch_text(best.settings)
+    ratio = ratio_text(best.comparison)
     if best.is_clear and best.share < decision.margin:
         gain = f"{launch} makes {best.op} {ratio} faster, but saves {best.share:.1%} in all"
         return f"Leave it: {gain}, less than {decision.margin:.1%}."
@@ -72,9 +74,9 @@ def _left(decision: Decision) -> str:
         gain = f"{launch} is {ratio} in {best.op}"
         return f"Leave it: {gain}, but in other ops it loses, fails, or has no times: see below."
     if best.saved_us <= 0:
-        return f"Leave it: none of {choices} is faster than {default}."
-    tried_best = f"best of {choices} is {launch} with {ratio} in {best.op}"
-    if not _open(decision):
+        return f"Leave it: none of {counted(len(tried), 'choice')} is faster than {default}."
+    tried_best = f"best of {counted(len(tried), 'choice')} is {launch} with {ratio} in {best.op}"
+    if not _is_open(decision):
         return f"Leave it: the {tried_best}, which cannot save {decision.margin:.1%}."
     return f"Not told from the default: leave it. The {tried_best}."
 
@@ -88,16 +90,16 @@ def _in_serving(worth: Worth) -> str:
 
 def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
     launches = decision.launches
-    measured, mix = launches.measured, decision.mix
+    measured = launches.measured
     release = f"{launches.engine} {engines.defaults(launches.engine)[0].version}"
     base = f", launched with {launch_text(launches.base)}" if launches.base else ""
-    where = f"{release} on {measured.device} ({measured.arch}){base}; {mix.text}"
+    where = f"{release} on {measured.device} ({measured.arch}){base}; {decision.mix.text}"
     parts: list[RenderableType] = [Text(answer(decision, worth), "bold"), where, ""]
     shown = decision.compared
     if decision.gain and len(decision.taken) > 1:
         shown = [decision.gain, *shown]
     if shown:
-        parts += [table_of([_row(each) for each in shown]), ""]
+        parts += [table_of([_row(choice) for choice in shown]), ""]
     parts.append(noted([*notes(decision, worth)]))
     if commands := [*to_measure(decision)]:
         parts += ["", "measure what is missing:", *(whole_line(COMMAND + line) for line in commands)]
@@ -106,12 +108,12 @@ def decision_text(decision: Decision, worth: Worth | None) -> RenderableType:
     return Group(*parts)
 
 
-def _row(of: Compared) -> dict[str, object]:
-    assert of.comparison
+def _row(choice: Compared) -> dict[str, object]:
+    assert choice.comparison
     return {
-        "choice": launch_text(of.settings), "op": of.op or "all", "verdict": of.verdict,
-        "speedup": ratio_text(of.comparison), "saves of all": f"{of.share:.2%}", "rows": rows_of(of.pairs),
-        "cases": len(of.pairs),
+        "choice": launch_text(choice.settings), "op": choice.op or "all", "verdict": choice.verdict,
+        "speedup": ratio_text(choice.comparison), "saves of all": f"{choice.share:.2%}",
+        "rows": rows_of(choice.pairs), "cases": len(choice.pairs),
     }  # fmt: skip
 
 
@@ -125,14 +127,16 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
         yield "crossover", f"{len(decision.crossovers) - SHOWN_CROSSOVERS} more: --json, --page"
     yield from _beyond(decision)
     yield from _also_changed(decision)
-    if decision.likely != decision.chosen and _open(decision):
+    if decision.likely != decision.chosen and _is_open(decision):
         text = "by the estimates alone the least time has"
         yield "not told", f"{text} {launch_text(decision.likely)}; more rounds would tell"
-    for concurrency, predicted in worth.predicted.items() if worth else ():
-        told = sentence([launch_text(decision.chosen)], predicted, concurrency)
-        yield "predicted", f"{told}: `serving predict`, 90 %, by its own times of kernels, with these factors"
-    if worth and worth.why_not:
-        yield "predicted", f"nothing: {worth.why_not}"
+    if worth:
+        for concurrency, predicted in worth.predicted.items():
+            text = sentence([launch_text(decision.chosen)], predicted, concurrency)
+            how = "`serving predict`, 90 %, by its own times of kernels, with these factors"
+            yield "predicted", f"{text}: {how}"
+        if worth.why_not:
+            yield "predicted", f"nothing: {worth.why_not}"
     if mix.covered < 1:
         yield "covered", f"{mix.covered:.0%} of the four ops' time in a step has measured cases"
     for why, cases in grouped(decision.undecided, decision.undecided.__getitem__).items():
@@ -151,27 +155,26 @@ def notes(decision: Decision, worth: Worth | None) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(decision: Decision) -> Iterator[tuple[str, str]]:
-    """What is set for the engine and decides nothing that is known."""
+    """The settings for the engine that decide nothing that is known."""
     launches = decision.launches
     known = known_settings(launches.engine, list(kernels.OPS), launches.measured.arch)
-    varied = {
-        name for sheets in launches.measured.sheets.values() for sheet in sheets for name in sheet.varied
-    }
-    for name in {*launches.base} - {*known} - varied:
-        meant = "".join(f"; did you mean {as_given(each)}?" for each in near(name, known, 0.8)[:1])
+    sheets = chain.from_iterable(launches.measured.sheets.values())
+    varied = frozenset[str]().union(*(sheet.varied for sheet in sheets))
+    for name in launches.base.keys() - known - varied:
+        meant = "".join(f"; did you mean {as_given(nearest)}?" for nearest in near(name, known, 0.8)[:1])
         yield "note", f"{as_given(name)} decides nothing that is known of {launches.engine} here{meant}"
 
 
 def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
     """The boundaries and launch modes of the times, and whether the engine's rows are of the release that was
     read."""
-    found = [pair for each in decision.cases if (pair := decision.launches.pair(each.case, {}))]
-    ways = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in found)
-    if ways:
-        yield "times", f"{' and '.join(ways)}: of the first boundary and launch mode that the default has"
+    defaults = [pair for best in decision.cases if (pair := decision.launches.pair(best.case, {}))]
+    modes = dict.fromkeys(f"{pair.sheet.case.boundary}, {pair.old.cell.launch}" for pair in defaults)
+    if modes:
+        yield "times", f"{' and '.join(modes)}: of the first boundary and launch mode that the default has"
     engine = decision.launches.engine
     read = engines.defaults(engine)[0].version
-    cells = [pair.old.cell for pair in found if re.search(rf"(^|@){engine}\b", pair.old.cell.impl)]
+    cells = [pair.old.cell for pair in defaults if re.search(rf"(^|@){engine}\b", pair.old.cell.impl)]
     others = dict.fromkeys(cell.version for cell in cells if cell.version and read not in cell.version)
     if others:
         yield "note", f"what {engine} runs was read in {read}; its rows ran in {', '.join(others)}"
@@ -179,120 +182,143 @@ def _compared_in(decision: Decision) -> Iterator[tuple[str, str]]:
 
 def _also_changed(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that the launch swaps in cases that were not compared, and ops that no run has."""
-    launches, decided = decision.launches, {each.case.key for each in decision.cases}
-    cases = decision.mix.every
-    others = [each for each in cases if each.key not in decided]
-    for op, own in grouped(others, lambda case: case.op).items():
-        rows = [[launches.row_name(case, each) or "no row" for each in ({}, decision.chosen)] for case in own]
-        if told := ", ".join(dict.fromkeys(" -> ".join(pair) for pair in rows if pair[0] != pair[1])):
-            yield "not compared", f"this launch also swaps rows of {op} in cases without times: {told}"
-    for op in (op for op in kernels.OPS if op not in {case.op for case in cases}):
-        if read := {*decision.chosen} & launches.known(op):
+    launches = decision.launches
+    decided = {best.case.key for best in decision.cases}
+    cases_by_op = grouped(decision.mix.every, lambda case: case.op)
+    for op, cases in cases_by_op.items():
+        swaps: dict[str, None] = {}
+        for case in cases:
+            old = launches.row_name(case, {}) or "no row"
+            new = launches.row_name(case, decision.chosen) or "no row"
+            if case.key not in decided and old != new:
+                swaps[f"{old} -> {new}"] = None
+        if swaps:
+            text = f"this launch also swaps rows of {op} in cases without times"
+            yield "not compared", f"{text}: {', '.join(swaps)}"
+    for op in kernels.OPS:
+        deciding = decision.chosen.keys() & launches.known(op)
+        if deciding and op not in cases_by_op:
             text = f"this launch may also swap rows of {op}, of which there is no run"
-            yield "not compared", f"{text}: {', '.join(sorted(read))}"
+            yield "not compared", f"{text}: {', '.join(sorted(deciding))}"
 
 
-def _open(decision: Decision) -> bool:
+def _is_open(decision: Decision) -> bool:
     """Whether more rounds could tell that the launch with the least time by the estimates is to be taken."""
     made = decision.made_by(decision.likely)
-    unclear = [each for each in made if not each.is_clear]
-    of, least = (unclear, LEAST * decision.margin) if decision.chosen else (made, decision.margin)
-    most = sum(each.share_interval[1] if each.share_interval else math.inf for each in of)
+    unclear = [choice for choice in made if not choice.is_clear]
+    counting, least = made, decision.margin
+    if decision.chosen:  # the choices that are clear count already
+        counting, least = unclear, LEAST * decision.margin
+    intervals = [choice.share_interval for choice in counting]
+    most = sum(interval[1] if interval else math.inf for interval in intervals)
     return bool(unclear) and most >= least
 
 
 def _not_measured(decision: Decision) -> Iterator[tuple[str, str]]:
     """Choices that could not be compared, by the reason."""
-    reasons: dict[str, dict[str, None]] = {}
-    for each in decision.choices:
-        for case, why in each.missing.items():
-            reasons.setdefault(f"{case.partition(' ')[0]}: {why}", {})[launch_text(each.settings)] = None
-    for why, launches in reasons.items():
+    launches_by_reason: dict[str, dict[str, None]] = {}
+    for choice in decision.choices:
+        for why in choice.missing.values():
+            launches_by_reason.setdefault(f"{choice.op}: {why}", {})[launch_text(choice.settings)] = None
+    for why, launches in launches_by_reason.items():
         yield "no row" if NO_ROW in why else "not measured", f"{', '.join(launches)}: {why}"
 
 
 def _regret(decision: Decision) -> str:
     text = f"{decision.regret:.2%} more than the fastest row of each case that a flag can choose"
-    if switch := [each for each in decision.cases if each.clear]:
-        rows = ", ".join(dict.fromkeys(each.best.new.cell.impl for each in switch))
-        text += f"; {counted(len(switch))} of {len(decision.cases)} would gain by another launch: {rows}"
+    if gaining := [case for case in decision.cases if case.clear]:
+        rows = ", ".join(dict.fromkeys(case.best.new.cell.impl for case in gaining))
+        text += f"; {counted(len(gaining))} of {len(decision.cases)} would gain by another launch: {rows}"
     return f"this launch takes {text}"
 
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
     """Rows that no flag chooses."""
-    found = [each for each in decision.cases if each.beyond]
-    for op, cases in grouped(found, lambda each: each.case.op).items():
-        best = max(cases, key=lambda each: each.best.new_us / each.beyond_us)
-        assert best.beyond
-        ratio = f"{best.best.new_us / best.beyond_us:.2f}x as fast at {best.case.key[1]}"
-        engine = decision.launches.engine
-        yield "no flag", f"{op}: {best.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
+    engine = decision.launches.engine
+    beaten = [case for case in decision.cases if case.beyond]
+    for op, cases in grouped(beaten, lambda case: case.case.op).items():
+        most = max(cases, key=lambda case: case.best.new_us / case.beyond_us)
+        assert most.beyond
+        ratio = f"{most.best.new_us / most.beyond_us:.2f}x as fast at {most.case.key[1]}"
+        yield "no flag", f"{op}: {most.beyond.cell.impl} is {ratio}; {engine} is not known to run it"
 
 
-def crossover_text(of: Crossover) -> str:
-    where = f"between {of.size}={of.below} and {of.above}"
-    if of.at is not None:
-        where = f"at about {of.size}={of.at:.0f} ({where})"
-    sure = "" if of.told else ", not told apart there"
-    return f"{of.op} {of.fixed}: {of.faster_below}, then {of.faster_above}, {where}{sure}"
+def crossover_text(crossover: Crossover) -> str:
+    size = crossover.size
+    where = f"between {size}={crossover.below} and {crossover.above}"
+    if crossover.at is not None:
+        where = f"at about {size}={crossover.at:.0f} ({where})"
+    unsure = "" if crossover.told else ", not told apart there"
+    rows = f"{crossover.faster_below}, then {crossover.faster_above}"
+    return f"{crossover.op} {crossover.fixed}: {rows}, {where}{unsure}"
 
 
 def to_measure(decision: Decision) -> Iterator[str]:
     """Commands that would measure what the decision lacks: the engine's default beside its choices, in the
-    same rounds; variables that a run of `toggle` measured in other cases by `toggle`. None for a row that had
-    no time in the case."""
-    launches, mix = decision.launches, decision.mix
-    without = [({}, decision.undecided), *((each.settings, each.missing) for each in decision.choices)]
-
-    def failed(case: Weighed) -> set[str]:
-        return {name for sheet in launches.sheets(case) for name in sheet.untimed}
-
-    cases = [
-        case
-        for case in mix.cases
-        if any(
-            case.text in missing and launches.row_name(case, settings) not in {"", *failed(case)}
-            for settings, missing in without
-        )
-    ]
+    same rounds. Variables that a run of `toggle` measured in other cases are measured by `toggle`. A row that
+    had no time in a case is not measured again."""
+    launches = decision.launches
+    mix = decision.mix
     measured = {op for op, _ in launches.measured.sheets}
-    others = [each for each in mix.uncovered if each.op not in measured or mix.covered < ENOUGH]
-    for op, own in grouped([*cases, *others], lambda case: case.op).items():
+    others = [case for case in mix.uncovered if case.op not in measured or mix.covered < ENOUGH]
+    for op, cases in grouped([*_lacking(decision), *others], lambda case: case.op).items():
         rows: dict[str, None] = {}
-        for case in own:
-            names = [launches.row_name(case, each) for each in ({}, *launches.candidates)]
-            unable = {"", *failed(case)}
-            if names[0] not in unable:
-                rows |= dict.fromkeys(name for name in names if name not in unable)
+        for case in cases:
+            default = _measurable(launches, case, {})
+            if default:
+                names = [_measurable(launches, case, settings) for settings in launches.candidates]
+                rows |= dict.fromkeys(filter(None, [default, *names]))
         if not rows:
             continue
-        which = mix.words if op not in measured else _which(decision, own)
-        lacks = (each for each in decision.choices if each.op == op and each.missing)
-        varied = [each.settings for each in lacks if each.settings in launches.measured.varied]
-        flags = [("--flag", f"{name}={value}") for each in varied for name, value in each.items()]
-        words = *chain.from_iterable(flags), "--op", op, "--impl", ",".join(rows), *which
-        yield command("toggle" if flags else "run", *words)
+        words = ["--op", op, "--impl", ",".join(rows)]
+        words += _which(decision, cases) if op in measured else mix.words
+        flags: list[str] = []
+        for choice in decision.choices:
+            if choice.op == op and choice.missing and choice.settings in launches.measured.varied:
+                for name, value in choice.settings.items():
+                    flags += ["--flag", f"{name}={value}"]
+        yield command("toggle" if flags else "run", *flags, *words)
+
+
+def _lacking(decision: Decision) -> Iterator[Weighed]:
+    """The cases in which the default, or a choice, has a row that could be measured and has no time."""
+    lacking = [(choice.settings, choice.missing) for choice in decision.choices]
+    lacking.append(({}, decision.undecided))
+    for case in decision.mix.cases:
+        settings_without = [settings for settings, missing in lacking if case.text in missing]
+        if any(_measurable(decision.launches, case, settings) for settings in settings_without):
+            yield case
+
+
+def _measurable(launches: Launches, case: Weighed, settings: Mapping[str, str]) -> str:
+    """The row that runs; empty where there is none, or where a run has tried to time it in vain."""
+    name = launches.row_name(case, settings)
+    tried = any(name in sheet.untimed for sheet in launches.sheets(case))
+    return "" if tried else name
 
 
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
-    """The options by which `run` measures these cases: the suite or file that has them all, else each."""
+    """The options by which `run` measures these cases: the suite or file that has them all, or the first
+    cases."""
     sheets = [decision.launches.sheets(case) for case in cases]
-    suites = {each[0].suite if each else "" for each in sheets}
-    if len(cases) > 1 and len(suites) == 1 and (name := suites.pop()) not in ("", "ad hoc"):
-        return ["--cases" if name.endswith(".json") else "--suite", name]
+    suites = {of_case[0].suite if of_case else "" for of_case in sheets}
+    if len(cases) > 1 and len(suites) == 1:
+        (suite,) = suites
+        if suite not in ("", "ad hoc"):
+            return ["--cases" if suite.endswith(".json") else "--suite", suite]
     return [word for case in cases[:MOST_CASES] for word in ("--case", case.key[1])]
 
 
 def snippet(decision: Decision) -> Iterator[str]:
     """Lines of a shell script that launches the server, with what supports each setting."""
     folders = decision.launches.measured.folders
-    yield f"# decided from {', '.join(map(str, folders[:3]))}{' ...' if len(folders) > 3 else ''}"
+    more = " ..." if len(folders) > 3 else ""
+    yield f"# decided from {', '.join(map(str, folders[:3]))}{more}"
     yield f"# for {decision.mix.text}"
-    for each in decision.taken:
-        assert each.comparison
-        over = f"{ratio_text(each.comparison)} over {counted(len(each.pairs))}"
-        yield f"# {each.op}: {rows_of(each.pairs)}, {over}{_source(decision, each)}"
+    for choice in decision.taken:
+        assert choice.comparison
+        speedup = f"{ratio_text(choice.comparison)} over {counted(len(choice.pairs))}"
+        yield f"# {choice.op}: {rows_of(choice.pairs)}, {speedup}{_source(decision, choice)}"
     variables, flags = words_of({**decision.launches.base, **decision.chosen})
     flags = [*decision.mix.server, *flags]
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -308,13 +334,14 @@ def snippet(decision: Decision) -> Iterator[str]:
 
 def _source(decision: Decision, choice: Compared) -> str:
     """Where the engine decides it, and what that code says."""
-    entry = decision.launches.entry(choice.pairs[0].case, decision.chosen)
-    swapped = choice.pairs[0].old.cell.impl != choice.pairs[0].new.cell.impl
-    return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})" if entry and swapped else ""
+    pair = choice.pairs[0]
+    entry = decision.launches.entry(pair.case, decision.chosen)
+    if entry is None or pair.old.cell.impl == pair.new.cell.impl:
+        return ""
+    return f" ({entry.file.rpartition('/')[2]}:{entry.line}: {entry.why})"
 
 
 def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
-    """The object of JSON."""
     launches, mix = decision.launches, decision.mix
     tables = {name: value for name, value in decision.chosen.items() if name in TABLES[launches.engine]}
     files = {name: value for name, value in tables.items() if "/" in value}
@@ -327,16 +354,10 @@ def facts(decision: Decision, worth: Worth | None) -> dict[str, Any]:
         "variables": _part(decision.chosen, flags=False),
         "flags": _part(decision.chosen, flags=True), "files": files,
         "gain": _compared(decision.gain) if decision.gain else None, "margin": decision.margin,
-        "regret": decision.regret, "choices": [_compared(each) for each in decision.choices],
-        "taken": [_compared(each) for each in decision.taken],
-        "crossovers": [asdict(each) for each in decision.crossovers],
-        "cases": [
-            {"op": each.case.op, "case": each.case.key[1], "decode_calls": each.case.decode,
-             "prefill_calls": each.case.prefill, "row": each.chosen.new.cell.impl, "us": each.chosen.new_us,
-             "best_row": each.best.new.cell.impl, "best_us": each.best.new_us, "best_is_faster": each.clear,
-             "no_flag": each.beyond.cell.impl if each.beyond else None}
-            for each in decision.cases
-        ],
+        "regret": decision.regret, "choices": [_compared(choice) for choice in decision.choices],
+        "taken": [_compared(choice) for choice in decision.taken],
+        "crossovers": [asdict(crossover) for crossover in decision.crossovers],
+        "cases": [_case(case) for case in decision.cases],
         "not_decided": dict(decision.undecided),
         "uncovered": [f"{case.text}: {case.share:.2%}" for case in mix.uncovered],
         "worth": _worth(worth) if worth else None, "measure": [*to_measure(decision)],
@@ -348,27 +369,40 @@ def _part(settings: Mapping[str, str], flags: bool) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name.islower() == flags}
 
 
-def _compared(of: Compared) -> dict[str, Any]:
-    found = of.comparison
+def _case(case: BestCase) -> dict[str, Any]:
     return {
-        "variables": _part(of.settings, flags=False), "flags": _part(of.settings, flags=True),
-        "op": of.op or None, "verdict": of.verdict if of.is_complete else None,
-        **{name: _finite(getattr(found, name, None)) for name in ("ratio", "low", "high")},
-        "noise": _finite(of.noise), "confidence": of.confidence, "share": of.share, "saved_us": of.saved_us,
-        "rows": sorted({pair.new.cell.impl for pair in of.pairs}),
-        "cases": [f"{pair.case.op} {pair.case.key[1]}" for pair in of.pairs],
-        "runs": sorted({str(pair.sheet.folder) for pair in of.pairs}), "not_measured": dict(of.missing),
+        "op": case.case.op, "case": case.case.key[1], "decode_calls": case.case.decode,
+        "prefill_calls": case.case.prefill, "row": case.chosen.new.cell.impl, "us": case.chosen.new_us,
+        "best_row": case.best.new.cell.impl, "best_us": case.best.new_us, "best_is_faster": case.clear,
+        "no_flag": case.beyond.cell.impl if case.beyond else None,
     }  # fmt: skip
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity."""
-    return value if value is not None and math.isfinite(value) else None
+def _compared(choice: Compared) -> dict[str, Any]:
+    comparison = choice.comparison
+    return {
+        "variables": _part(choice.settings, flags=False), "flags": _part(choice.settings, flags=True),
+        "op": choice.op or None, "verdict": choice.verdict if choice.is_complete else None,
+        "ratio": _finite(comparison.ratio) if comparison else None,
+        "low": _finite(comparison.low) if comparison else None,
+        "high": _finite(comparison.high) if comparison else None,
+        "noise": _finite(choice.noise), "confidence": choice.confidence, "share": choice.share,
+        "saved_us": choice.saved_us, "rows": sorted({pair.new.cell.impl for pair in choice.pairs}),
+        "cases": [pair.case.text for pair in choice.pairs],
+        "runs": sorted({str(pair.sheet.folder) for pair in choice.pairs}),
+        "not_measured": dict(choice.missing),
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    """None for infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
 
 
 def _worth(worth: Worth) -> dict[str, Any]:
     predicted = [
-        {"concurrency": concurrency, "changes": [each.model_dump() for each in changes]}
-        for concurrency, changes in worth.predicted.items()
+        {"concurrency": concurrency, "changes": [prediction.model_dump() for prediction in predictions]}
+        for concurrency, predictions in worth.predicted.items()
     ]
-    return vars(worth) | {"changes": [each.model_dump() for each in worth.changes], "predicted": predicted}
+    changes = [change.model_dump() for change in worth.changes]
+    return vars(worth) | {"changes": changes, "predicted": predicted}

@@ -13,6 +13,7 @@ from harness.decide.measured import Measured
 from harness.decide.mix import mix_of, request_of
 from harness.engine import EngineRequest
 from harness.errors import HarnessError, UsageError
+from harness.report.text import grouped
 from harness.serving.ledger import KernelChange, Prediction
 from harness.serving.link.load import Load
 from harness.serving.link.model import SAME_LAYERS, System, link
@@ -28,15 +29,15 @@ PHASES: tuple[Literal["decode", "prefill"], ...] = ("decode", "prefill")
 
 @dataclass(frozen=True)
 class Worth:
-    """ms are sums over the calls of the four ops alone, as timed.
+    """The saved milliseconds are sums over the calls of the four ops alone, as timed.
 
-    step_ms:   saved of a mean step
-    token_ms:  of each token that a request gets, other requests' prefills included; 0 where the share of
-               decode steps is not known
-    prompt_ms: of the prefill of one prompt; 0 where it is not known
+    step_ms:   saved in a mean step
+    token_ms:  saved for each token that a request gets, other requests' prefills included; 0 where the share
+               of decode steps is not known
+    prompt_ms: saved in the prefill of one prompt; 0 where it is not known
     changes:   what the decision does to each op, by phase
-    predicted: of TPOT and others, by `serving predict`, by the requests in flight; empty where `why_not`
-               says why
+    predicted: TPOT and others as `serving predict` gives them, by the number of requests in flight; empty
+               where `why_not` says why
     """
 
     step_ms: float
@@ -60,7 +61,7 @@ def decided(
 
     told:  fields of EngineRequest that the user gave
     given: what is set for the engine already
-    loads: by which cases are weighed; none: the usual one, where a model is told or named by the runs
+    loads: the loads by which cases are weighed; none: the usual one, where the user or the runs name a model
     """
     request = request_of(engine, measured, told, given)
     if loads and request is None:
@@ -69,55 +70,67 @@ def decided(
         )
     mix = mix_of(measured, request, loads)
     decision = decide(Launches(engine, measured, mix, given), margin)
-    return decision, _worth(decision, decision.gain, request) if decision.gain and mix.counts_calls else None
+    worth = None
+    if decision.gain and mix.counts_calls:
+        worth = _worth(decision, decision.gain, request)
+    return decision, worth
 
 
 def _worth(decision: Decision, gain: Compared, request: EngineRequest | None) -> Worth:
     mix = decision.mix
     saved = [(pair.case, (pair.us - pair.new_us) / 1e3) for pair in gain.pairs]
-    prefill = sum(case.prefill * ms for case, ms in saved)
-    step = prefill + sum(case.decode * ms for case, ms in saved)
+    prefill_ms = sum(case.prefill * ms for case, ms in saved)
+    step_ms = prefill_ms + sum(case.decode * ms for case, ms in saved)
+    token_ms = step_ms / mix.decode_share if mix.decode_share else 0.0
+    prompt_ms = prefill_ms / mix.prompts if mix.prompts else 0.0
     changes = [*_changes(decision)]
     predicted, why_not = _linked(decision, request, changes)
-    return Worth(
-        step, step / mix.decode_share if mix.decode_share else 0.0,
-        prefill / mix.prompts if mix.prompts else 0.0, changes, predicted, why_not,
-    )  # fmt: skip
+    return Worth(step_ms, token_ms, prompt_ms, changes, predicted, why_not)
 
 
 def _changes(decision: Decision) -> Iterator[KernelChange]:
-    """The factor of each op in each phase, over all of its calls: those that run the same count too, and
-    calls that were not measured count as unchanged."""
-    mix = decision.mix
-    every = [each.chosen for each in decision.cases]
-    for op in dict.fromkeys(pair.case.op for pair in every):
+    """The factor of each op in each phase, over all of its calls. Calls whose row stays count too, and calls
+    that were not measured count as unchanged."""
+    for op, pairs in grouped((case.chosen for case in decision.cases), lambda pair: pair.case.op).items():
         for phase in PHASES:
-            own = [pair for pair in every if pair.case.op == op and getattr(pair.case, phase)]
-            if all(pair.same for pair in own):
+            in_phase = [pair for pair in pairs if getattr(pair.case, phase)]
+            if all(pair.same for pair in in_phase):
                 continue
-            found = total_ratio([pair.series(getattr(pair.case, phase)) for pair in own], confidence=LINKED)
-            part = sum(pair.case.share_in(phase) for pair in own)
-            part /= sum(case.share_in(phase) for case in mix.every if case.op == op)
-            low, factor, high = (1 / (1 - part * (1 - 1 / x)) for x in (found.low, found.ratio, found.high))
-            source = str(own[0].sheet.folder)
-            yield KernelChange(op=op, factor=factor, low=low, high=high, phase=phase, source=source)
+            series = [pair.series(getattr(pair.case, phase)) for pair in in_phase]
+            measured = total_ratio(series, confidence=LINKED)
+            part = sum(pair.case.share_in(phase) for pair in in_phase)
+            part /= sum(case.share_in(phase) for case in decision.mix.every if case.op == op)
+            yield KernelChange(
+                op=op, factor=_over_all(measured.ratio, part), low=_over_all(measured.low, part),
+                high=_over_all(measured.high, part), phase=phase, source=str(in_phase[0].sheet.folder),
+            )  # fmt: skip
+
+
+def _over_all(ratio: float, part: float) -> float:
+    """The factor of a whole of which this part becomes faster by the ratio."""
+    return 1 / (1 - part * (1 - 1 / ratio))
 
 
 def _linked(
     decision: Decision, request: EngineRequest | None, changes: Sequence[KernelChange]
 ) -> tuple[dict[int, Sequence[Prediction]], str]:
-    loads, measured = decision.mix.loads, decision.launches.measured
+    """What `serving predict` says at each load, or why it says nothing."""
+    loads = decision.mix.loads
     if request is None or not loads:
         return {}, "`serving predict` needs a load: give --workload"
     if not SAME_LAYERS.fullmatch(request.model.name) or request.dp_attention:
         return {}, "`serving predict` models DeepSeek-R1 and V3 without DP attention alone"
-    kv = {"bf16": "bfloat16"}.get(request.kv, request.kv)
+    kv = "bfloat16" if request.kv == "bf16" else request.kv
     system = System(
-        hardware=hardware_name(measured.device), engine=request.engine, tp=request.tp, ep=request.ep, kv=kv,
-        drafts=request.drafts,
+        hardware=hardware_name(decision.launches.measured.device), engine=request.engine, tp=request.tp,
+        ep=request.ep, kv=kv, drafts=request.drafts,
     )  # fmt: skip
-    asked = [Load(each.isl, each.osl, each.concurrency, range_ratio=each.range_ratio) for each in loads]
+    predicted: dict[int, Sequence[Prediction]] = {}
     try:
-        return {load.concurrency: predict(link(system), load, changes) for load in asked}, ""
+        for workload in loads:
+            concurrency = workload.concurrency
+            load = Load(workload.isl, workload.osl, concurrency, range_ratio=workload.range_ratio)
+            predicted[concurrency] = predict(link(system), load, changes)
     except HarnessError as error:
         return {}, str(error)
+    return predicted, ""

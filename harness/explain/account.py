@@ -24,7 +24,7 @@ MOSTLY = 0.75
 TPOT, STEP = "TPOT", "a decode step"
 VANISHED_NOTHING = "nothing vanished"
 BETWEEN = (0.7, 1.3)
-"""A step over TPOT beyond these: a step gives several tokens, or the load was another."""
+"""The usual ratios of a step to TPOT; beyond them a step gives several tokens, or the loads differ."""
 NOT_ITS_OWN = (CALLS, causes.UNREAD, SAME, causes.NO_EFFECT, causes.REFUSED, WORK)
 """Causes with which a saving that was seen cannot be that of the change."""
 
@@ -54,8 +54,8 @@ class Saving:
 @dataclass(frozen=True)
 class Account:
     """says:   what happened, in a sentence
-    of:     TPOT, or a decode step: what was to become shorter
-    causes: those with evidence, the largest first; then those not seen, and those not known
+    of:     what was to become shorter: TPOT, or a decode step
+    causes: causes with evidence, the largest first; then those not seen, and those not known
     """
 
     says: str
@@ -85,7 +85,7 @@ class Account:
         return [cause for cause in self.causes if cause.named]
 
     def share(self, ms: float | None) -> float | None:
-        """The part of the expected saving; None where that is not sure, or nothing vanished."""
+        """The part of the expected saving that it is; None where that is not sure, or nothing vanished."""
         expected, observed = self.expected, self.observed
         if ms is None or expected is None or observed is None or expected.unsure:
             return None
@@ -93,7 +93,7 @@ class Account:
 
     @property
     def rest(self) -> float | None:
-        """What of the difference no cause has."""
+        """The part of the difference, in ms, that no cause explains."""
         return None if self.missing is None else self.missing - sum(cause.ms or 0.0 for cause in self.named)
 
 
@@ -105,8 +105,9 @@ def account(
     of = TPOT if sides.effect or steps is None else STEP
     per_token = sides.accepted[0] if of == TPOT else 1.0
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
-    said, in_step = _said((*sides.predictions, *modelled), of), _in_step(steps, per_token)
-    expected = said or in_step
+    predicted = _predicted((*sides.predictions, *modelled), of)
+    in_step = _in_step(steps, per_token)
+    expected = predicted or in_step
     if not (expected or observed or causes.not_in_effect(sides, log) or (ops and log.missed)):
         raise NothingRan(
             "nothing to compare: neither what was expected nor what serving did is known; give --ab, "
@@ -116,29 +117,39 @@ def account(
     if expected and expected.unsure:
         notes.append(f"no gain was expected with certainty: {expected.shown}")
     made = Account("", of, expected, observed, (), tuple(notes))
-    found = list(causes.of_step(steps)) if steps else []
-    found = [each if each.ms is None else replace(each, ms=each.ms / per_token) for each in found]
-    accepted = _of_accept(sides, steps)
-    found += [accepted] if accepted else []
+    of_steps = causes.of_step(steps) if steps else ()
+    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / per_token) for cause in of_steps]
+    if accepted := _of_accept(sides, steps):
+        found.append(accepted)
     found += _of_sides(made, sides, steps, log, ops, found)
-    if said and in_step:
-        found.append(_prediction(said, in_step))
+    if predicted and in_step:
+        found.append(_prediction(predicted, in_step))
     if steps and observed and _compared(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accepted)
-    if made.state == NOISE and made.missing is not None and observed:
-        for number, cause in enumerate(found):
-            sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
-            found[number] = replace(cause, sure=sure, ms=cause.ms if steps else None)
-        rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
-        if abs(rest) > causes.LEAST * abs(made.missing):
-            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text,)))
-    there = {cause.name for cause in found if cause.named}
-    unseen = {cause.name: cause for cause in found if not cause.named and cause.name not in there}
-    found = [*(cause for cause in found if cause.named), *unseen.values()]
+    if made.state == NOISE:
+        found = _in_noise(made, found, sides.effect, steps)
+    named = [cause for cause in found if cause.named]
+    unseen = {cause.name: cause for cause in found if cause.name not in {cause.name for cause in named}}
+    found = [*named, *unseen.values()]
     found += _not_known(found, sides, steps)
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
     made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
     return replace(made, says=_first(made, sides.effect, steps), code=_code(made, steps))
+
+
+def _in_noise(
+    made: Account, found: Sequence[Cause], effect: Effect | None, steps: Steps | None
+) -> list[Cause]:
+    """The causes where the difference may be noise: less sure, and noise is a cause of what they leave."""
+    assert made.missing is not None and made.observed
+    unsure: list[Cause] = []
+    for cause in found:
+        sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
+        unsure.append(replace(cause, sure=sure, ms=cause.ms if steps else None))
+    rest = made.missing - sum(cause.ms or 0.0 for cause in unsure if cause.named)
+    if abs(rest) > causes.LEAST * abs(made.missing):
+        unsure.append(Cause(NOISE, "likely", rest, _noise(made, effect), (made.observed.text,)))
+    return unsure
 
 
 def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
@@ -150,11 +161,12 @@ def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
 
 
 def _of_effect(effect: Effect) -> Saving:
-    """Of one pair, with the interval that launches elsewhere give."""
+    """The saving of TPOT; of one pair it has the interval that launches of other servers give."""
     half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
     low, high = effect.interval or (effect.percent - half, effect.percent + half)
     of_others = "" if effect.interval else ", its interval that of other servers"
     times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
+    # The most percent of TPOT more are the least ms saved.
     ms, least, most = (-effect.base * percent / 100 for percent in (effect.percent, high, low))
     return Saving(ms, least, most, f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}")
 
@@ -170,28 +182,30 @@ def _of_steps(steps: Steps | None) -> Saving | None:
     return Saving(ms, ms - half, ms + half, " -> ".join(sides))
 
 
-def _said(predictions: Sequence[Prediction], of: str) -> Saving | None:
-    """What was predicted of TPOT or of a step: one prediction of each change; those of the whole only where
-    there are no others."""
+def _predicted(predictions: Sequence[Prediction], of: str) -> Saving | None:
+    """What was predicted of TPOT or of a step: the first prediction of each change; a prediction of the whole
+    only where there is no other."""
     quantity = "tpot" if of == TPOT else "decode_step"
     by_change: dict[str, Prediction] = {}
-    for each in predictions:
-        if each.quantity == quantity and each.change is not None:
-            by_change.setdefault(each.of, each)
-    rows = [each for each in by_change.values() if each.of] or [*by_change.values()]
-    if not rows:
+    for prediction in predictions:
+        if prediction.quantity == quantity and prediction.change is not None:
+            by_change.setdefault(prediction.of, prediction)
+    if len(by_change) > 1:
+        by_change.pop("", None)
+    if not by_change:
         return None
     ms = low = high = 0.0
-    for each in rows:
-        change = each.change or 0.0
+    for prediction in by_change.values():
+        change = prediction.change or 0.0
         ms -= change
-        low -= change if each.high is None else each.high
-        high -= change if each.low is None else each.low
-    return Saving(ms, low, high, f"predicted of {of} ({rows[0].method})")
+        low -= change if prediction.high is None else prediction.high
+        high -= change if prediction.low is None else prediction.low
+    methods = [prediction.method for prediction in by_change.values()]
+    return Saving(ms, low, high, f"predicted of {of} ({methods[0]})")
 
 
 def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
-    """What the calls in the trace times the saving alone give, with the usual error of that in a server."""
+    """The calls in the trace times what the op saves alone, with the usual error of that in a server."""
     if steps is None or steps.expected_ms is None:
         return None
     ms, calls = steps.expected_ms / per_token, steps.changed.calls
@@ -201,11 +215,12 @@ def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
         times = f"{figure(calls)} calls x {figure(alone.saving_us())} us"
         text = f"{times}, {alone.before} -> {alone.after} in {alone.folder}"
     else:
-        told = (
-            f"{c.op}={c.factor:g}x" if c.factor else f"{c.op}=saved:{c.saved_us:g}us" for c in steps.changes
-        )
+        changes = []
+        for change in steps.changes:
+            gain = f"{change.factor:g}x" if change.factor else f"saved:{change.saved_us:g}us"
+            changes.append(f"{change.op}={gain}")
         took = steps.before.of(steps.changed.before) if steps.before else 0.0
-        text = f"{', '.join(told)}, of {figure(took)} ms in the step before"
+        text = f"{', '.join(changes)}, of {figure(took)} ms in the step before"
     return Saving(ms, ms - half, ms + half, text)
 
 
@@ -215,8 +230,8 @@ def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
 def _of_sides(
     made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], seen: Sequence[Cause]
 ) -> Iterator[Cause]:
-    """What names, settings, logs and the work show: all that is missing where no trace says how much. Other
-    work is of no known size, but where the traces themselves are compared."""
+    """What names, settings, logs and the work show. Where no trace says how large a cause is, it is all that
+    is missing. The size of other work is not known, except where the traces themselves are compared."""
     measured = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
     size = None
     if made.missing is not None and (not measured or (steps and steps.unlike)):
@@ -258,19 +273,19 @@ def _tokens(sides: Sides, steps: Steps | None) -> float:
     return 0.0 if BETWEEN[0] < ratio < BETWEEN[1] else ratio
 
 
-def _prediction(said: Saving, in_step: Saving) -> Cause:
+def _prediction(predicted: Saving, in_step: Saving) -> Cause:
     """What the prediction has more than the calls of the trace allow."""
-    more = said.ms - in_step.ms
-    if said.meets(in_step) and abs(more) < UNEXPLAINED * abs(said.ms):
+    more = predicted.ms - in_step.ms
+    if predicted.meets(in_step) and abs(more) < UNEXPLAINED * abs(predicted.ms):
         return Cause(causes.PREDICTED, "none seen")
     larger = "larger" if more > 0 else "smaller"
-    evidence = (f"{figure(each.ms)} ms: {each.text}" for each in (said, in_step))
+    evidence = (f"{figure(saving.ms)} ms: {saving.text}" for saving in (predicted, in_step))
     says = f"The prediction took the op for a {larger} part of the step than it is"
     return Cause(causes.PREDICTED, "certain", more, says, tuple(evidence))
 
 
 def _of_accept(sides: Sides, steps: Steps | None) -> Cause | None:
-    """What another accept length does to TPOT."""
+    """What a different accept length does to TPOT."""
     before, after = sides.accepted
     if sides.effect is None or abs(after / before - 1) <= DIFFERS:
         return None
@@ -283,7 +298,7 @@ def _of_accept(sides: Sides, steps: Steps | None) -> Cause | None:
 def _beyond_steps(
     sides: Sides, steps: Steps, observed: Saving, per_token: float, accepted: Cause | None
 ) -> Iterator[Cause]:
-    """What the steps saved and TPOT does not show, beyond another accept length: other work, or stalls."""
+    """What the steps saved and TPOT does not show, but for the accept length: other work, or stalls."""
     saved = (steps.saved_ms or 0.0) / per_token
     rest = saved - (accepted.ms or 0.0 if accepted else 0.0) - observed.ms
     half = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
@@ -322,11 +337,12 @@ def _not_known(found: Sequence[Cause], sides: Sides, steps: Steps | None) -> Ite
 
 
 def _rank(cause: Cause, missing: float | None) -> tuple[int, float, int]:
-    """Those with evidence first, the largest of the sign of what is missing first; then those not seen, then
-    those not known."""
-    which = ("none seen", "not known").index(cause.sure) if not cause.named else -1
-    size = -_sign(missing) * (cause.ms or 0.0) if cause.named else 0.0
-    return which, size, [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+    """Causes with evidence come first, of these the largest one of the sign of what is missing; then come
+    causes that were not seen, then those that are not known."""
+    order = [*causes.RECORD, *OF_OP, causes.PREDICTED].index(cause.name)
+    if cause.named:
+        return 0, -_sign(missing) * (cause.ms or 0.0), order
+    return 1 if cause.sure == "none seen" else 2, 0.0, order
 
 
 def _sign(missing: float | None) -> int:
@@ -335,7 +351,8 @@ def _sign(missing: float | None) -> int:
 
 def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
     """What would tell whether there is this cause, or make it sure, beyond what was given."""
-    name, both = cause.name, steps is not None and steps.before is not None
+    name = cause.name
+    both = steps is not None and steps.before is not None
     if cause.sure == "likely":
         return "" if name == SAME and sides.looked else causes.SURER.get(name, "")
     if cause.sure != "not known":
@@ -354,7 +371,6 @@ def _to_record(cause: Cause, sides: Sides, steps: Steps | None) -> str:
 
 
 def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> Iterator[str]:
-    both = [step for step in (steps.before, steps.after) if step] if steps else []
     if sides.effect and steps and steps.before:
         yield from sides.work or ()
         token = steps.before.ms / sides.accepted[0]
@@ -368,11 +384,13 @@ def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> I
             yield f"a step of {steps.before.file} takes {times}: {why}"
     elif sides.work and not sides.large_work:
         yield from sides.work
-    for file in dict.fromkeys(step.file for step in both if step.steps == 1):
+    both = (steps.before, steps.after) if steps else ()
+    for file in dict.fromkeys(step.file for step in both if step and step.steps == 1):
         yield f"{file} has one decode step: its scatter is not known, 3 % are taken"
     yield from log.unsure
-    for op, lines in () if ops else log.missed.items():
-        yield f"a log says that a table has no entry for {op}: {next(iter(lines))}"
+    if not ops:
+        for op, lines in log.missed.items():
+            yield f"a log says that a table has no entry for {op}: {next(iter(lines))}"
 
 
 # In words
@@ -404,8 +422,8 @@ def _first(made: Account, effect: Effect | None, steps: Steps | None) -> str:
         named = [cause for cause in named if _seen_not_called(cause, steps)] or named
         if not (named and _seen_not_called(named[0], steps)):
             of_op = (cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK)
-            also = next((f"; besides, {_lower(cause.says)}" for cause in of_op), "")
-            return f"No finding: {_lower(_noise(made, effect))}{also}."
+            besides = next((f"; besides, {_lower(cause.says)}" for cause in of_op), "")
+            return f"No finding: {_lower(_noise(made, effect))}{besides}."
     likely = "Likely: " if named and named[0].sure == "likely" else ""
     if missing is None or expected is None or observed is None:
         if named:
@@ -433,7 +451,7 @@ def _first(made: Account, effect: Effect | None, steps: Steps | None) -> str:
 
 
 def _of_sign(of: str, expected: Saving, observed: Saving) -> str:
-    """What happened where that is no gain that vanished: a gain that was larger, or a loss."""
+    """What happened where no gain vanished: a gain that was larger than expected, or a loss; else empty."""
     longer = f"{of} became {figure(-observed.ms)} ms longer"
     what = f"a {'saving' if expected.ms > 0 else 'loss'} of {figure(abs(expected.ms))} ms was expected"
     if observed.ms > expected.ms:
@@ -482,6 +500,5 @@ def _code(made: Account, steps: Steps | None) -> int:
 
 
 def facts(made: Account) -> JsonObject:
-    """All of it as plain values."""
     rows = [asdict(cause) | {"share": made.share(cause.ms)} for cause in made.causes]
     return {**asdict(made), "causes": rows, "missing": made.missing, "rest": made.rest}

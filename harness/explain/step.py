@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -40,12 +40,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """file:    its name, or path
+    """file:    the name or path of the trace
     half:    half the width of the 95 % interval of each class's ms, of `idle`, `overlapped` and `step`
-    idle_ms: time of a step with nothing running
-    between: whether it has the time between steps, which few decode steps in a row do not show
-    launch:  of most kernels; empty: the trace does not tell
-    on_cpu:  its kernels are operators, between which Python runs
+    idle_ms: the time of a step in which nothing runs
+    between: whether a step has the time up to the next step, which few decode steps in a row do not show
+    launch:  how most kernels were launched; empty: the trace does not tell
+    on_cpu:  whether its kernels are operators, between which Python runs
     """
 
     file: str
@@ -70,7 +70,7 @@ class DecodeStep:
         return self.busy_ms + self.idle_ms
 
     def exposed(self, classes: Collection[str]) -> float:
-        return sum(each.exposed_ms for each in self.kernels.values() if each.op_class in classes)
+        return sum(kernel.exposed_ms for kernel in self.kernels.values() if kernel.op_class in classes)
 
     def op_class(self, name: str) -> str:
         """Empty where the step has no such kernel."""
@@ -86,49 +86,60 @@ class DecodeStep:
 
 def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
     """within: without the time between steps. Raises UsageError where there are no decode steps."""
-    steps, path = trace.steps_of("decode"), trace.path
+    steps = trace.steps_of("decode")
     if not steps:
-        there = ", ".join(trace.phases())
-        raise UsageError(f"{path} has no decode steps; it has: {there}: profile the server while it decodes")
+        phases = ", ".join(trace.phases())
+        text = f"{trace.path} has no decode steps; it has: {phases}"
+        raise UsageError(f"{text}: profile the server while it decodes")
     sizes = [sum(times.calls for times in step.classes.values()) for step in steps]
     typical = statistics.median(sizes)
-    count = sum(sizes) / typical  # a step that the profiler cut off counts in part
-    kernels: dict[str, Kernel] = {}
-    rows = [row for row in trace.kernels if row.phase == "decode"]
-    for row in rows:
-        old = kernels.get(row.name, Kernel(row.name, row.op_class, 0.0, 0.0, 0.0))
-        kernels[row.name] = Kernel(
-            row.name, old.op_class, old.calls + row.calls / count, old.ms + row.time_ns / 1e6 / count,
-            old.exposed_ms + row.exposed_ns / 1e6 / count,
-        )  # fmt: skip
+    kernels = _kernels(trace, sum(sizes) / typical)  # a step that the profiler cut off counts in part
     whole = [step for step, size in zip(steps, sizes, strict=True) if 0.5 < size / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    columns: dict[str, list[float]] = {name: [] for name in ("step", "idle", "overlapped")}
+    columns: dict[str, list[float]] = {"step": [], "idle": [], "overlapped": []}
     to_next = _to_next(whole, {(step.device, step.start_ns) for step in steps})
     between = not within and 2 * len(to_next) >= len(whole)
     for step, length in to_next if between else [(step, step.span_ns) for step in whole]:
         busy = sum(times.exposed_ns for times in step.classes.values())
-        for name, ns in (("step", length), ("idle", length - busy), ("overlapped", step.time_ns - busy)):
-            columns[name].append(ns / 1e6)
+        columns["step"].append(length / 1e6)
+        columns["idle"].append((length - busy) / 1e6)
+        columns["overlapped"].append((step.time_ns - busy) / 1e6)
     for op_class in {kernel.op_class for kernel in kernels.values()}:
         columns[op_class] = [step.times(op_class).time_ns / 1e6 for step in whole]
-    middle = {name: centre(tuple(values)) for name, values in columns.items()}
+    centres = {name: centre(tuple(values)) for name, values in columns.items()}
     half = {
-        name: students_t(each.n - 1, CONFIDENCE) * each.error if each.n > 1 else OF_ONE_STEP * each.value
-        for name, each in middle.items()
+        name: students_t(mean.n - 1, CONFIDENCE) * mean.error if mean.n > 1 else OF_ONE_STEP * mean.value
+        for name, mean in centres.items()
     }
-    launch: Literal["", "a graph", "single launches"] = ""
-    if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
-        known = sum(row.calls for row in rows if row.op)
-        launch = "single launches" if known > sum(sizes) / 2 else "a graph"
     return DecodeStep(
-        Path(path).name, len(whole), kernels, middle["idle"].value, half, between, launch, trace.on == "cpu"
+        Path(trace.path).name, len(whole), kernels, centres["idle"].value, half, between,
+        _launch(trace, sum(sizes)), trace.on == "cpu",
     )  # fmt: skip
 
 
+def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
+    kernels: dict[str, Kernel] = {}
+    for row in trace.kernels:
+        if row.phase == "decode":
+            old = kernels.get(row.name, Kernel(row.name, row.op_class, 0.0, 0.0, 0.0))
+            kernels[row.name] = Kernel(
+                row.name, old.op_class, old.calls + row.calls / steps, old.ms + row.time_ns / 1e6 / steps,
+                old.exposed_ms + row.exposed_ns / 1e6 / steps,
+            )  # fmt: skip
+    return kernels
+
+
+def _launch(trace: Trace, calls: float) -> Literal["", "a graph", "single launches"]:
+    """calls: of all kernels in decode steps. Kernels of a graph have no operator."""
+    if not trace.categories.get("cpu_op"):
+        return ""
+    of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
+    return "single launches" if of_operators > calls / 2 else "a graph"
+
+
 def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
-    """The steps that another decode step follows, with the time up to that, but for pauses of the server.
-    starts: of all decode steps"""
+    """The steps that another decode step follows, each with the time up to that in ns, but for pauses of the
+    server. starts: of all decode steps"""
     lengths = [
         (step, max(step.period_ns, step.span_ns))
         for step in steps
@@ -139,82 +150,109 @@ def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) ->
 
 
 @dataclass(frozen=True)
-class Changed:
+class Told:
+    """How two steps are told apart.
+
+    old, new: the kernels that only one of them has, those with most time first; may be empty
+    foreign:  the kernel with most time in the step before, where the run does not name it
+    guessed:  whether the new kernel has another name than in the run, and is taken for it as the old kernels
+              are gone
+    by_op:    where no run names kernels: the part of the calls of each op that the new kernel took
+    """
+
+    old: Sequence[str] = ()
+    new: Sequence[str] = ()
+    foreign: str = ""
+    guessed: bool = False
+    by_op: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed(Told):
     """The kernels of the changed op in the steps without and with the change.
 
-    before, after: all names of it in either step
-    old, new:      those by which the two are told apart, the one with the most time first; empty: none are
-    wanted:        the new kernels as the run names them, that of the most time first
-    foreign:       the kernel of the most time in the step before, where that is none of the run's
+    before, after: all kernels of the op in either step
+    wanted:        the new kernels as the run names them, those with most time first
     calls:         of the op in a step
     called:        the part of the calls that the new kernel took; None: names do not tell
-    by_op:         that of each op of several
-    guessed:       the new kernel is one of another name than the run's, as those before it went
     """
 
     before: tuple[str, ...]
     after: tuple[str, ...]
-    old: tuple[str, ...]
-    new: tuple[str, ...]
     wanted: tuple[str, ...]
-    foreign: str
     calls: float
     called: float | None
-    by_op: Mapping[str, float]
-    guessed: bool
 
 
 def changed(
     before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone | None
 ) -> Changed:
     """before: None where only the server with the change was profiled"""
-    sides = [_of_ops(step, ops) if step else [] for step in (before, after)]
-    named, foreign = alone is not None and bool(alone.old and alone.new), ""
-    old: list[str] = []
-    new: list[str] = []
-    by_op: dict[str, float] = {}
-    guessed = False
-    if alone and named:
-        old = _there(alone.old, before or after, ops, alone.new)
-        new = _there(alone.new, after, ops, alone.old)
-        if before and sides[0] and not old:
-            foreign, old = sides[0][0], sides[0][:1]
-        if before and old and not new and after.calls(old) < GONE * before.calls(old):
-            new = _unknown(before, after)
-            guessed = bool(new)
+    names_before = _of_ops(before, ops) if before else []
+    names_after = _of_ops(after, ops)
+    told = Told()
+    is_named = bool(alone and alone.old and alone.new)
+    if alone and is_named:
+        told = _told_by_run(before, after, ops, alone)
     elif before:
-        for op in ops:
-            went = [
-                name for name in _of_ops(before, [op]) if after.calls([name]) < KEPT * before.calls([name])
-            ]
-            came = [name for name in _of_ops(after, [op]) if name not in before.kernels]
-            came = came or (_unknown(before, after) if went else [])  # no rule knows the new kernel
-            if went and came:
-                by_op[op] = _called(before, after, went)
-            old, new = [*old, *went], [*new, *(name for name in came if name not in new)]
-        old, new = ([*sorted(each, key=lambda name: -step.of([name]))]
-                    for each, step in ((old, before), (new, after)))  # fmt: skip
-    source = before or after
-    main = (old or sides[0] or sides[1] or [""])[:1]
-    calls = source.calls(main) if before or not named else after.calls(old[:1]) + after.calls(new[:1])
-    if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
-        us = alone.kernel_us.get(main[0], 0.0)
-        calls /= max(1, round(us / source.kernels[main[0]].us_per_call))
-    called: float | None = None
-    if named and not new:
+        told = _told_by_comparison(before, after, ops)
+    main = next(iter([*told.old, *names_before, *names_after]), "")
+    calls = (before or after).calls([main])
+    new_calls = after.calls(told.new[:1])
+    if is_named and before is None:
+        calls = after.calls(told.old[:1]) + new_calls
+    called = None
+    if is_named and not told.new:
         called = 0.0
-    elif named and not before:
-        called = after.calls(new[:1]) / (after.calls(new[:1]) + after.calls(old[:1]))
-    elif before and by_op:
-        called = min(by_op.values())
-    elif before and old and new:
-        called = _called(before, after, old)
+    elif is_named and before is None:
+        called = new_calls / calls
+    elif told.by_op:
+        called = min(told.by_op.values())
+    elif before and told.old and told.new:
+        called = _called(before, after, told.old)
+    if alone and alone.op == "fused_moe" and calls:  # both products may be launches of one kernel
+        us = alone.kernel_us.get(main, 0.0)
+        calls /= max(1, round(us / (before or after).kernels[main].us_per_call))
+    if before:
+        names_before += told.old
+    names_after += [*told.new, *(name for name in told.old if name in after.kernels)]
     return Changed(
-        before=tuple(dict.fromkeys([*sides[0], *(old if before else ())])),
-        after=tuple(dict.fromkeys([*sides[1], *new, *(name for name in old if name in after.kernels)])),
-        old=tuple(old), new=tuple(new), wanted=alone.new if alone and named else (), foreign=foreign,
-        calls=calls, called=called, by_op=by_op, guessed=guessed,
+        before=tuple(dict.fromkeys(names_before)), after=tuple(dict.fromkeys(names_after)),
+        wanted=alone.new if alone and is_named else (), calls=calls, called=called, **vars(told),
     )  # fmt: skip
+
+
+def _told_by_run(before: DecodeStep | None, after: DecodeStep, ops: Collection[str], alone: Alone) -> Told:
+    old = _there(alone.old, before or after, ops, alone.new)
+    new = _there(alone.new, after, ops, alone.old)
+    if before is None:
+        return Told(old, new)
+    foreign = ""
+    guessed = False
+    if not old:
+        old = _of_ops(before, ops)[:1]
+        foreign = "".join(old)
+    if old and not new and after.calls(old) < GONE * before.calls(old):
+        new = _unknown(before, after)
+        guessed = bool(new)
+    return Told(old, new, foreign, guessed)
+
+
+def _told_by_comparison(before: DecodeStep, after: DecodeStep, ops: Collection[str]) -> Told:
+    old: list[str] = []
+    new: dict[str, None] = {}
+    by_op: dict[str, float] = {}
+    for op in ops:
+        went = [name for name in _of_ops(before, [op]) if after.calls([name]) < KEPT * before.calls([name])]
+        came = [name for name in _of_ops(after, [op]) if name not in before.kernels]
+        if went and not came:
+            came = _unknown(before, after)  # no rule knows the new kernel
+        if went and came:
+            by_op[op] = _called(before, after, went)
+        old += went
+        new |= dict.fromkeys(came)
+    old.sort(key=lambda name: -before.of([name]))
+    return Told(old, sorted(new, key=lambda name: -after.of([name])), by_op=by_op)
 
 
 def _called(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:
@@ -224,12 +262,12 @@ def _called(before: DecodeStep, after: DecodeStep, old: Sequence[str]) -> float:
 
 
 def _unknown(before: DecodeStep, after: DecodeStep) -> list[str]:
-    """The kernels of no known class that only the step after has, that with the most time first."""
+    """The kernels of no known class that only the step after has, those with most time first."""
     return [name for name in _of_ops(after, ("unknown",)) if name not in before.kernels]
 
 
 def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
-    """The kernels of these op classes, that with the most time first."""
+    """The kernels of these op classes, those with most time first."""
     kernels = [kernel for kernel in step.kernels.values() if kernel.op_class in ops]
     return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)]
 
@@ -237,19 +275,22 @@ def _of_ops(step: DecodeStep, ops: Collection[str]) -> list[str]:
 def _there(
     wanted: Sequence[str], step: DecodeStep, ops: Collection[str], others: Collection[str] = ()
 ) -> list[str]:
-    """The kernels of the op in a step that a run calls so; without template values where no name is whole.
-    Kernels of other classes may have these names, too, as torch's products have. others: of the other row"""
-    own = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
+    """The kernels of the op in a step that have one of the names in a run; where none has, those whose names
+    are the same without template values. Kernels of other classes may have these names, too, as torch's
+    products have. others: the kernels of the other row"""
+    of_op = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in wanted}
-    whole = [name for name in wanted if name in own]
-    return whole or [name for name in own if _stem(name) in stems and name not in others]
+    whole = [name for name in wanted if name in of_op]
+    return whole or [name for name in of_op if _stem(name) in stems and name not in others]
 
 
 def swapped(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: Alone) -> str:
-    """The new kernel of a run, if the step before has it and that after has the old ones alone."""
-    old = [_there(alone.old, step, ops, alone.new) for step in (before, after)]
-    new = [_there(alone.new, step, ops, alone.old) for step in (before, after)]
-    return new[0][0] if new[0] and not new[1] and old[1] and not old[0] else ""
+    """The new kernel of a run, if only the step before has it, and only the step after has the old ones."""
+    old_before, old_after = (_there(alone.old, step, ops, alone.new) for step in (before, after))
+    new_before, new_after = (_there(alone.new, step, ops, alone.old) for step in (before, after))
+    if new_before and old_after and not (new_after or old_before):
+        return new_before[0]
+    return ""
 
 
 def _stem(name: str) -> str:

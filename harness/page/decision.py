@@ -35,7 +35,7 @@ def decision_section(decision: Decision, worth: Worth | None) -> PageSection:
     engine = decision.launches.engine
     charts = [
         *_choices(decision),
-        *(_map(op, own) for op, own in grouped(decision.cases, lambda each: each.case.op).items()),
+        *(_map(op, cases) for op, cases in grouped(decision.cases, lambda best: best.case.op).items()),
         *_savings(decision),
         *_crossovers(decision),
     ]
@@ -50,12 +50,12 @@ def _choices(decision: Decision) -> Iterator[Chart]:
     compared = decision.compared
     if not compared:
         return
-    rows = [_choice(each) for each in compared]
+    rows = [_choice(choice) for choice in compared]
     columns: Columns = {
         "choice": "choice", "op": "op", "speedup": ("ratio", "speedup"), "verdict": "verdict",
         "saves of all, %": ("share", lambda share: f"{share:.2f}"), "cases": ("cases", str),
     }  # fmt: skip
-    noise = max((each.noise for each in compared if math.isfinite(each.noise)), default=0.0)
+    noise = max((choice.noise for choice in compared if math.isfinite(choice.noise)), default=0.0)
     yield Chart(
         "choices",
         "What each choice does",
@@ -68,29 +68,30 @@ def _choices(decision: Decision) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _choice(of: Compared) -> dict[str, Any]:
-    assert of.comparison
-    found, text = of.comparison, launch_text(of.settings)
-    ends = (found.low, found.high) if math.isfinite(found.high) else (None, None)
+def _choice(choice: Compared) -> dict[str, Any]:
+    comparison = choice.comparison
+    assert comparison
+    launch = launch_text(choice.settings)
+    is_known = math.isfinite(comparison.high)
     return {
-        "name": f"{of.op} | {text}", "choice": text, "op": of.op, "ratio": found.ratio, "low": ends[0],
-        "high": ends[1], "verdict": found.verdict, "speedup": ratio_text(found), "share": 100 * of.share,
-        "share_text": f"{of.share:.2%}", "cases": len(of.pairs),
+        "name": f"{choice.op} | {launch}", "choice": launch, "op": choice.op, "ratio": comparison.ratio,
+        "low": comparison.low if is_known else None, "high": comparison.high if is_known else None,
+        "verdict": comparison.verdict, "speedup": ratio_text(comparison), "share": 100 * choice.share,
+        "share_text": f"{choice.share:.2%}", "cases": len(choice.pairs),
     }  # fmt: skip
 
 
 def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     """A field for each case: the fastest row that a flag can choose."""
-    size = AXES[op][1][0]
-    sizes = [each.case.sizes for each in cases]
-    varying = [name for name in sizes[0] if len({str(of.get(name)) for of in sizes}) > 1]
-    values = [_field(each, size, [name for name in varying if name != size]) for each in cases]
-    names = list(dict.fromkeys(value["name"] for value in values))
+    _, (size, *_) = AXES[op]
+    sizes = [best.case.sizes for best in cases]
+    varying = [name for name in sizes[0] if len({str(of_case.get(name)) for of_case in sizes}) > 1]
+    values = [_field(best, size, [name for name in varying if name != size]) for best in cases]
     colours: dict[str, str] = {}
-    for name in names:
+    for name in dict.fromkeys(value["name"] for value in values):
         same = sum(provider(other) == provider(name) for other in colours)
         colours[name] = shade(PROVIDERS.get(provider(name), OTHER), same)
-    across = [value["x"] for value in sorted(values, key=lambda value: (len(value["x"]), value["x"]))]
+    across = sorted((value["x"] for value in values), key=lambda x: (len(x), x))  # numbers as texts
     base = alt.Chart({"values": values}).encode(
         x=alt.X("x:O", sort=list(dict.fromkeys(across)), title=size, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("y:N", sort=None, title=None),
@@ -117,29 +118,30 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     )
 
 
-def _field(each: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
-    sizes, lead = each.case.sizes, each.chosen.new_us / each.best.new_us
-    beyond = f"{each.beyond.cell.impl}, {microseconds(each.beyond_us)}" if each.beyond else ""
+def _field(best: BestCase, size: str, others: Sequence[str]) -> dict[str, Any]:
+    sizes = best.case.sizes
+    lead = best.chosen.new_us / best.best.new_us
+    beyond = f"{best.beyond.cell.impl}, {microseconds(best.beyond_us)}" if best.beyond else ""
     return {
-        "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or each.case.op,
-        "case": each.case.key[1], "name": each.best.new.cell.impl, "us": each.best.new_us,
-        "took": microseconds(each.best.new_us), "chosen": each.chosen.new.cell.impl,
-        "lead": f"{lead:.2f}x" if each.clear else "", "clear": each.clear,
-        "settings": launch_text(each.settings), "beyond": beyond,
+        "x": str(sizes[size]), "y": text_of({name: sizes[name] for name in others}) or best.case.op,
+        "case": best.case.key[1], "name": best.best.new.cell.impl, "us": best.best.new_us,
+        "took": microseconds(best.best.new_us), "chosen": best.chosen.new.cell.impl,
+        "lead": f"{lead:.2f}x" if best.clear else "", "clear": best.clear,
+        "settings": launch_text(best.settings), "beyond": beyond,
     }  # fmt: skip
 
 
 def _savings(decision: Decision) -> Iterator[Chart]:
     """What this launch saves in each case, and what it leaves to another one; of all cases' time."""
-    everything = sum(each.case.calls * each.chosen.us for each in decision.cases)
+    whole = sum(best.case.calls * best.chosen.us for best in decision.cases)
     rows: list[dict[str, Any]] = []
-    for each in decision.cases:
-        saved, left = each.chosen.us - each.chosen.new_us, each.chosen.new_us - each.best.new_us
+    for best in decision.cases:
+        saved = best.chosen.us - best.chosen.new_us
+        left = best.chosen.new_us - best.best.new_us
         for part, us in ((SAVED, saved), (LEFT, left)):
-            share = 100 * each.case.calls * us / everything
-            if abs(share) >= 0.005:
-                name = f"{each.case.op} {each.case.key[1]}"
-                rows.append({"case": name, "part": part, "share": share, "text": f"{share:+.2f} %"})
+            share = 100 * best.case.calls * us / whole
+            if abs(share) >= 0.005:  # else its text is 0.00 %
+                rows.append({"case": best.case.text, "part": part, "share": share, "text": f"{share:+.2f} %"})
     if not rows:
         return
     rows.sort(key=lambda row: -abs(row["share"]))
@@ -170,7 +172,7 @@ def _savings(decision: Decision) -> Iterator[Chart]:
 
 def _crossovers(decision: Decision) -> Iterator[Chart]:
     if decision.crossovers:
-        rows = [TableRow([crossover_text(each)]) for each in decision.crossovers]
+        rows = [TableRow([crossover_text(crossover)]) for crossover in decision.crossovers]
         yield Chart(
             "crossovers",
             "Where the fastest row changes",

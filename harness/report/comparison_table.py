@@ -36,48 +36,68 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
     yield from (f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible)
-    yield from (*comparison.notes, "")
+    yield from [*comparison.notes, ""]
     for case, rows in grouped(comparison.rows, lambda row: row.case).items():
-        yield from (f"{case}  ({100 * rows[0].weight:.1f} % of the suite)", "")
-        yield from (FittingTable(COLUMNS, [_cells(row) for row in rows]), "")
+        yield f"{case}  ({100 * rows[0].weight:.1f} % of the suite)\n"
+        yield FittingTable(COLUMNS, [_cells(row) for row in rows])
+        yield ""
     yield f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"
     if comparison.missing:
-        yield from ("in one run only:", *(f"- {text}" for text in comparison.missing))
+        yield "in one run only:"
+        yield from (f"- {text}" for text in comparison.missing)
     if speedups := totals(comparison.rows):
-        yield from ("", f"{together({row.case: row.weight for row in comparison.rows}.values())}:")
+        weights = {row.case: row.weight for row in comparison.rows}
+        yield ""
+        yield f"{together(weights.values())}:"
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
-    yield from ("", "; ".join([_regressed(comparison), *_drift(comparison)]))
+    yield ""
+    yield "; ".join([_regressed(comparison), *_drift(comparison)])
 
 
 def since(a: RecordedRun, comparison: Compared) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
-    words = Counter(row.comparison.verdict for row in judged)
-    said = []
-    for name, rows in grouped(judged, lambda row: row.name).items():
-        for word, sign in (("slower", -1), ("faster", 1)):
-            if moved := [row for row in rows if row.comparison.verdict == word]:
-                ratio = totals(moved)[name] ** sign
-                said.append(f"{name} {ratio:.2f}x {word} in {len(moved)} of {counted(len(rows))}")
-    lost = Counter((name, word) for (_, name), word in comparison.lost.items())
-    said += [f"{name}: no time now ({word}) in {counted(cases)}" for (name, word), cases in lost.items()]
+    unclear = _count_unclear(judged)
+    moved = [*_moved(judged)]
+    lost = Counter((name, status) for (_, name), status in comparison.lost.items())
+    moved += [f"{name}: no time now ({status}) in {counted(cases)}" for (name, status), cases in lost.items()]
     drift = _drift(comparison)
-    what = (
-        "no other row changed" if said else "relative to it nothing changed" if drift else "nothing changed"
-    )
-    what += f" beyond the noise between sessions ({100 * comparison.noise:.2g} %)"
-    unclear = f"{words['unclear']} of {len(judged)} rows are unclear" if words["unclear"] else ""
-    told = [*said, *drift, what if words["unclear"] < len(judged) else "", unclear]
-    when = a.run.created.replace("T", " ")[:16]
-    return f"since {when} ({portable(str(a.folder))}): {'; '.join(filter(None, told))}"
+    sentences = moved + drift
+    if unclear < len(judged):
+        rest = "nothing changed"
+        if moved:
+            rest = "no other row changed"
+        elif drift:
+            rest = "relative to it nothing changed"
+        sentences.append(f"{rest} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
+    if unclear:
+        sentences.append(f"{unclear} of {len(judged)} rows are unclear")
+    when = a.run.created.replace("T", " ")[:16]  # to the minute
+    return f"since {when} ({portable(str(a.folder))}): {'; '.join(sentences)}"
+
+
+def _moved(judged: Sequence[Row]) -> Iterator[str]:
+    """The rows that became slower or faster, each with the ratio of its total times over those cases."""
+    for name, rows in grouped(judged, lambda row: row.name).items():
+        for verdict in ("slower", "faster"):
+            if moved := [row for row in rows if row.comparison.verdict == verdict]:
+                speedup = totals(moved)[name]
+                ratio = speedup if verdict == "faster" else 1 / speedup
+                yield f"{name} {ratio:.2f}x {verdict} in {len(moved)} of {counted(len(rows))}"
+
+
+def _count_unclear(judged: Sequence[Row]) -> int:
+    return sum(row.comparison.verdict == "unclear" for row in judged)
 
 
 def _drift(comparison: Compared) -> list[str]:
-    """What is to be said where baselines, which are not known to have changed, took another time in B."""
-    rows = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
-    took = [1 / row.comparison.ratio for row in rows if not row.comparison.low <= 1 <= row.comparison.high]
-    far = [ratio for ratio in took if abs(ratio - 1) > MIN_FLOOR]
-    return [f"the baseline itself took {extent(far, 2)}x as long (other clocks or load)"] if far else []
+    """A sentence where baselines, which are not known to have changed, took another time in B; else none."""
+    baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
+    others = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
+    took = [1 / ratio.ratio for ratio in others if abs(1 / ratio.ratio - 1) > MIN_FLOOR]
+    if not took:
+        return []
+    return [f"the baseline itself took {extent(took, 2)}x as long (other clocks or load)"]
 
 
 def _cells(row: Row) -> list[str]:
@@ -97,25 +117,28 @@ def _cells(row: Row) -> list[str]:
 
 def _regressed(comparison: Compared) -> str:
     names = [f"{row.name} at {row.case}" for row in comparison.regressions]
-    names += [f"{name} at {case} ({word})" for (case, name), word in comparison.lost.items()]
+    names += [f"{name} at {case} ({status})" for (case, name), status in comparison.lost.items()]
     if names:
         return f"{len(names)} regressed: {', '.join(names)}"
     judged = [row for row in comparison.rows if row.baseline]
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
-    unclear = sum(row.comparison.verdict == "unclear" for row in judged)
+    unclear = _count_unclear(judged)
     if unclear == len(judged):
         return f"not known whether anything regressed: all {unclear} are unclear"
-    absent = sum(text.endswith("not in B") for text in comparison.missing)
-    left = [f"{unclear} of {len(judged)} unclear" if unclear else "", f"{absent} not in B" if absent else ""]
-    return "; ".join(filter(None, ["nothing regressed", *left]))
+    text = "nothing regressed"
+    if unclear:
+        text += f"; {unclear} of {len(judged)} unclear"
+    if absent := sum(text.endswith("not in B") for text in comparison.missing):
+        text += f"; {absent} not in B"
+    return text
 
 
 def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
     rows = [
-        {"claim": f"{t.op} {t.factor:g}x", "against": t.against, "verdict": t.verdict,
-         f"largest on {claims['device']}": _ratio(t.claimed)}
-        for t in tests
+        {"claim": f"{test.op} {test.factor:g}x", "against": test.against, "verdict": test.verdict,
+         f"largest on {claims['device']}": _largest_text(test.claimed)}
+        for test in tests
     ]  # fmt: skip
     head = f"{claims['source']}\nunknown: {claims['unknown']}\n"
     return Group(head, table_of(rows), CLAIMS_NOTE, *_commands(tests, claims["kernels"]))
@@ -123,15 +146,16 @@ def claims_table(claims: JsonObject, tests: Sequence[Test]) -> RenderableType:
 
 def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[RenderableType]:
     """For each op the command that measures it, and which of the rows this machine can time."""
-    for op in dict.fromkeys(t.op for t in tests):
-        names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
-        ours = [name for name in names if matches(name, kernels)]
-        rivals = [name for name in names if name not in ours]
+    for op, of_op in grouped(tests, lambda test: test.op).items():
+        names = dict.fromkeys(name for test in of_op for name in test.runs)
+        claimed = [name for name in names if matches(name, kernels)]
+        rivals = [name for name in names if name not in claimed]
         yield whole_line(COMMAND + command("run", "--op", op, "--suite", "r1-tp8", "--budget", "5m"))
-        yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
+        measured = ", ".join(claimed) or "none of the claim"
+        yield f"    here: {measured}, against {', '.join(rivals) or 'nothing'}"
 
 
-def _ratio(largest: Ratio | None) -> str:
+def _largest_text(largest: Ratio | None) -> str:
     """With an interval that is wide enough for the largest of so many."""
     if largest is None:
         return ""

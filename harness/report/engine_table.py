@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.engine import Changes, EngineView, Shape, as_given
 from harness.report.fitting_table import Column, FittingTable
-from harness.report.text import counted, grouped
+from harness.report.text import counted
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 
@@ -39,7 +39,7 @@ class Section:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.heading, "bold")
         for line in "\n".join(self.notes).splitlines():
-            whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", NO_BREAK), line)
+            whole = re.sub(r"\[[^]]*\]", lambda bracket: bracket[0].replace(" ", NO_BREAK), line)
             indent = "    " + " " * (len(line) - len(line.lstrip()))
             wrapper = textwrap.TextWrapper(options.max_width, "  ", indent)
             wrapper.break_long_words = wrapper.break_on_hyphens = False
@@ -59,7 +59,9 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
         labelled = {"files of the entries": listed} | labelled
     for label, lines in labelled.items():
         parts += ["", Section(label, lines)]
-    hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
+    hints = []
+    if view.libraries and not entries:
+        hints.append("--entries shows the entry of each shape")
     if any(shape.state == "fallback" for shape in view.shapes):
         hints.append("--write DIR writes the misses for the tuner")
         hints.append("a miss is not yet a loss: `run` and `toggle` measure it")
@@ -76,7 +78,7 @@ def notes(view: EngineView) -> dict[str, list[str]]:
         "no row": _no_rows(view.shapes),
         "no table": _without_tables(view.shapes),
         "problems in the tables": [str(problem) for problem in view.problems],
-        "note": [*_odd(view.shapes), *view.notes],
+        "note": [*_lookup_notes(view.shapes), *view.notes],
     }
     return {label: lines for label, lines in labelled.items() if lines}
 
@@ -102,7 +104,7 @@ def heading(view: EngineView) -> list[str]:
 def summary(view: EngineView) -> list[str]:
     """For each op: how many of the shapes that look into a table are tuned, and what part of their time."""
     lines = []
-    for op, shapes in _grouped((shape.call.op, shape) for shape in view.shapes):
+    for op, shapes in _by_key(view.shapes, lambda shape: shape.call.op):
         asked = [shape for shape in shapes if shape.asks_table]
         text = "no tuned table decides"
         if asked:
@@ -121,9 +123,12 @@ def _layers(view: EngineView) -> FittingTable:
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"),
         Column("not at", spare=2),
     )  # fmt: skip
-    groups = _grouped(((s.call.op, s.call.place, layer_text(s), s.row, s.decided_in), s) for s in view.shapes)
+
+    def layer(shape: Shape) -> tuple[str, str, str, str, str]:
+        return shape.call.op, shape.call.place, layer_text(shape), shape.row, shape.decided_in
+
     rows = []
-    for (op, place, sizes, row, decided), shapes in groups:
+    for (op, place, sizes, row, decided), shapes in _by_key(view.shapes, layer):
         asked = [shape for shape in shapes if shape.asks_table]
         misses = [shape for shape in asked if not shape.found.entry]
         tokens = [shape.tokens for shape in shapes]
@@ -145,13 +150,14 @@ def _entries(view: EngineView, files: dict[str, int]) -> FittingTable:
     )  # fmt: skip
     rows = []
     for shape in by_share(view.shapes):
-        entry, at = shape.found.entry, ("", "", shape.state, "")
+        entry = shape.found.entry
+        cells = ("", "", shape.state, "")
         if entry:
             us = f"{entry.us:.4g}" if entry.us else ""
-            at = (str(entry.m), us, f"{files[entry.file]}:{entry.line}", entry.kernel)
-        sizes = text_of({k: v for k, v in shape.sizes.items() if k not in SIZES_NOT_SHOWN})
+            cells = (str(entry.m), us, f"{files[entry.file]}:{entry.line}", entry.kernel)
+        shown = {name: size for name, size in shape.sizes.items() if name not in SIZES_NOT_SHOWN}
         row = shape.row or "no row"
-        rows.append((f"{shape.share:.2%}", shape.call.op, shape.call.place, sizes, row, *at))
+        rows.append((f"{shape.share:.2%}", shape.call.op, shape.call.place, text_of(shown), row, *cells))
     return FittingTable(columns, rows)
 
 
@@ -164,67 +170,74 @@ def _files(view: EngineView) -> dict[str, int]:
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
     """What runs for the shapes without an entry. Tables whose misses all run the same share one note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
-    runs: dict[str, set[str]] = {}
+    fallbacks_of: dict[str, set[str]] = {}
     for shape in misses:
-        runs.setdefault(shape.found.table, set()).add(shape.found.fallback)
+        fallbacks_of.setdefault(shape.found.table, set()).add(shape.found.fallback)
 
-    def alike(shape: Shape) -> tuple[str, str, str]:
-        found = shape.found
-        return shape.call.op, shape.row, found.fallback if len(runs[found.table]) == 1 else found.table
+    def note_key(shape: Shape) -> tuple[str, str, str]:
+        table = shape.found.table
+        shared = shape.found.fallback if len(fallbacks_of[table]) == 1 else table
+        return shape.call.op, shape.row, shared
 
     lines = []
-    for (op, row, _), group in _grouped((alike(shape), shape) for shape in misses):
-        first, *others = dict.fromkeys(shape.found.table for shape in group)
-        table = f"{first} and {len(others)} more like it" if others else first
+    for (op, row, _), group in _by_key(misses, note_key):
+        table, *others = dict.fromkeys(shape.found.table for shape in group)
+        if others:
+            table += f" and {len(others)} more like it"
         count = counted(len(group), "shape")
         what = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {table}"
-        fallbacks = _grouped((shape.found.fallback, shape) for shape in group)
+        fallbacks = _by_key(group, lambda shape: shape.found.fallback)
         if len(fallbacks) == 1:
             lines.append(f"{what}; runs {fallbacks[0][0]}")
         else:
-            by_tokens = [f"  {_tokens(same)}: runs {fallback}" for fallback, same in fallbacks]
+            by_tokens = [f"  {_tokens(shapes)}: runs {fallback}" for fallback, shapes in fallbacks]
             lines.append("\n".join([what, *by_tokens]))
     return lines
 
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
     """Why the engine runs something that no implementation of the suite does."""
-    groups = _grouped(((s.call.op, s.why, s.decided_in), s) for s in shapes if not s.row)
-    return [
-        f"{op}, {_share(group):.1%} of the time: {why}{f' ({decided})' if decided else ''}"
-        for (op, why, decided), group in groups
-    ]
+    without = [shape for shape in shapes if not shape.row]
+    lines = []
+    for (op, why, decided), group in _by_key(without, lambda s: (s.call.op, s.why, s.decided_in)):
+        where = f" ({decided})" if decided else ""
+        lines.append(f"{op}, {_share(group):.1%} of the time: {why}{where}")
+    return lines
 
 
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
     """What decides where no table does, if that is known."""
-    groups = _grouped(((s.call.op, s.row), s) for s in shapes if s.state == "no table")
-    return [f"{op} {row}: {text}" for (op, row), _ in groups if (text := decides_without(op, row))]
+    without = [shape for shape in shapes if shape.state == "no table"]
+    rows = [key for key, _ in _by_key(without, lambda shape: (shape.call.op, shape.row))]
+    return [f"{op} {row}: {text}" for op, row in rows if (text := decides_without(op, row))]
 
 
 def _defects(shapes: Sequence[Shape]) -> list[str]:
-    groups = _grouped(((each, s.call.op, s.row), s) for s in shapes for each in s.defects)
+    pairs = [((defect, shape.call.op, shape.row), shape) for shape in shapes for defect in shape.defects]
     return [
         f"{op} {row}: {defect}: {counted(len(group), 'shape')}, {_share(group):.1%} of the time"
-        for (defect, op, row), group in groups
+        for (defect, op, row), group in _grouped(pairs)
     ]
 
 
-def _odd(shapes: Sequence[Shape]) -> list[str]:
+def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
     """The notes of look-ups, and the number of shapes that each is about. Notes that differ only in the
     numbers of tokens at their end become one line."""
+    pairs = []
+    tokens: dict[tuple[str, str], set[int]] = {}
+    for shape in shapes:
+        for note in shape.found.notes:
+            start = re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
+            key = shape.call.op, start
+            pairs.append((key, shape))
+            at_the_end = re.findall(r"\d+", note.removeprefix(start))
+            tokens.setdefault(key, set()).update(map(int, at_the_end))
     lines = []
-    pairs = (((s.call.op, _start(note)), s) for s in shapes for note in s.found.notes)
-    for (op, start), group in _grouped(pairs):
-        ends = {n.removeprefix(start) for s in group for n in s.found.notes if _start(n) == start}
-        tokens = _listed(int(number) for end in ends for number in re.findall(r"\d+", end))
-        lines.append(f"{op}: {start}{tokens}{f' ({len(group)} shapes)' if len(group) > 1 else ''}")
+    for key, group in _grouped(pairs):
+        op, start = key
+        count = f" ({len(group)} shapes)" if len(group) > 1 else ""
+        lines.append(f"{op}: {start}{_listed(tokens[key])}{count}")
     return lines
-
-
-def _start(note: str) -> str:
-    """A note without the numbers of tokens at its end."""
-    return re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
 
 
 def by_share(shapes: Iterable[Shape]) -> list[Shape]:
@@ -236,17 +249,22 @@ def _share(shapes: Iterable[Shape]) -> float:
     return sum(shape.share for shape in shapes)
 
 
+def _by_key(shapes: Iterable[Shape], key: Callable[[Shape], Key]) -> list[tuple[Key, list[Shape]]]:
+    return _grouped((key(shape), shape) for shape in shapes)
+
+
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
     """Shapes by their key; the groups with the largest share of the time come first."""
-    groups = grouped(pairs, lambda pair: pair[0]).items()
-    shapes = [(key, [shape for _, shape in group]) for key, group in groups]
-    return sorted(shapes, key=lambda group: -_share(group[1]))
+    groups: dict[Key, list[Shape]] = {}
+    for key, shape in pairs:
+        groups.setdefault(key, []).append(shape)
+    return sorted(groups.items(), key=lambda group: -_share(group[1]))
 
 
 def layer_text(shape: Shape) -> str:
     """The sizes of the layer that calls a shape."""
-    of_layer = {k: v for k, v in shape.sizes.items() if k not in (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)}
-    return text_of(of_layer)
+    left_out = (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)
+    return text_of({name: size for name, size in shape.sizes.items() if name not in left_out})
 
 
 def _tokens(shapes: Iterable[Shape]) -> str:
@@ -281,20 +299,22 @@ def engine_csv(view: EngineView) -> str:
     return pandas.DataFrame(rows, columns=FACTS, dtype=object).to_csv(index=False)
 
 
-def changes_text(found: Changes) -> str:
+def changes_text(compared: Changes) -> str:
     """The changed shapes, the largest shares of the time first, and below each what runs before and after.
     Shapes of one layer that change alike share one entry."""
-    a, b = (view.libraries[found.library] for view in (found.before, found.after))
+    library = compared.library
+    before_version = compared.before.libraries[library]
+    after_version = compared.after.libraries[library]
     lines = [
-        heading(found.after)[0],
-        f"{found.library} {a} -> {b}: {len(found.changes)} of {found.asked} shapes run another kernel or "
-        "configuration",
+        heading(compared.after)[0],
+        f"{library} {before_version} -> {after_version}: {len(compared.changes)} of {compared.asked} shapes "
+        "run another kernel or configuration",
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
-    pairs = [
-        ((f"{now.call.op} {now.call.place} {layer_text(now)}", was.runs, now.runs), now)
-        for was, now in found.changes
-    ]
+    pairs = []
+    for old, new in compared.changes:
+        layer = f"{new.call.op} {new.call.place} {layer_text(new)}"
+        pairs.append(((layer, old.runs, new.runs), new))
     for (layer, before, after), shapes in _grouped(pairs):
         lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")
         lines += [f"        - {before}", f"        + {after}"]

@@ -116,7 +116,7 @@ class TritonTables:
 
     def problems(self, target: Target) -> list[Problem]:
         """Files of the shapes that were looked up: those that no look-up reads, or that cannot be read."""
-        found = []
+        found: list[Problem] = []
         for name, asked in self.asked.items():
             used, _ = self._place(target, name)
             stems = [stem for stem, _ in places(target.arch, name)]

@@ -71,8 +71,6 @@ class CampaignRequest:
 
 @dataclass(frozen=True)
 class CommandDone:
-    """What became of a command that ran whole."""
-
     code: int | None  # the exit code; None where it was killed
     output: str  # the end of what it printed
     files: Mapping[str, bytes]
@@ -222,8 +220,6 @@ class CampaignDisplay(RaceDisplay, Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a campaign that measures."""
-
     types: Mapping[str, Sequence[Opened]]  # the devices by type
     calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float

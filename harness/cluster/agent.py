@@ -133,7 +133,6 @@ class Agent:
         return self.own
 
     def release(self) -> None:
-        """Releases the device."""
         self.held.close()
         self.own = None
 

@@ -191,9 +191,7 @@ def run_on_cluster(
     pool: Pool | None = None,
 ) -> int:
     """As `harness.run.execute.run`, on the devices of one type of a pool, by default the cluster's.
-
-    request_of: what the command asks for on a device of the pool
-    """
+    request_of: what the command asks for on a device of the pool"""
     began = time.perf_counter()
     require_writable(request.json, request.csv)
     with _driver(request, display, pool) as driver:

@@ -216,31 +216,33 @@ class RayPool:
 
     def devices(self) -> Sequence[Device]:
         require_head(self.head)
-        nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
-        hosts = Counter(host for host, device in there if not device.is_gpu)
-        return [
-            replace(device, beside=max(1, hosts[host]))
-            for host, device in there
-            if self.type in (None, device.type)
-        ]
+        found: list[tuple[str, Device]] = []  # the devices, each with its host
+        for node in self.ray.nodes():
+            if node["Alive"]:
+                found += [(node["NodeManagerHostname"], device) for device in _devices(node)]
+        cpu_devices = Counter(host for host, device in found if not device.is_gpu)
+        wanted = [pair for pair in found if self.type in (None, pair[1].type)]
+        return [replace(device, beside=max(1, cpu_devices[host])) for host, device in wanted]
 
     def send(self, id: str, order: Order) -> None:
-        if isinstance(order, Device):
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            resources = dict(order.resources)
-            remote = self.ray.remote(self.agent).options(
-                num_cpus=resources.pop("CPU", 0),
-                num_gpus=resources.pop("GPU", 0),
-                resources=resources,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(order.node, soft=False),
-                max_concurrency=2,
-                max_restarts=0,
-            )
-            agent = remote.remote()
-            self.actors[id] = _Actor(agent, agent.beat.remote(), time.monotonic())
+        if isinstance(order, Device):  # the first order to a device, which has no agent yet
+            self.actors[id] = self._new_actor(order)
         self.actors[id].task = self.actors[id].agent.answer.remote(id, order)
+
+    def _new_actor(self, device: Device) -> _Actor:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        resources = dict(device.resources)
+        remote = self.ray.remote(self.agent).options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
+            max_concurrency=2,
+            max_restarts=0,
+        )
+        agent = remote.remote()
+        return _Actor(agent, agent.beat.remote(), time.monotonic())
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
         require_head(self.head)
@@ -252,15 +254,17 @@ class RayPool:
         return [*(self._answer(working[reference]) for reference in ready), *self._silent()]
 
     def _answer(self, id: str) -> Answer:
-        reference, self.actors[id].task = self.actors[id].task, None
+        task = self.actors[id].task
+        self.actors[id].task = None
         try:
-            return self.ray.get(reference)
+            return self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             return Answer(id, None, f"its agent is gone ({_cause(error)})", lost=True)
 
     def _silent(self) -> list[Answer]:
         """Answers for agents that gave no sign of life for too long, or that cannot begin."""
-        now, silent = time.monotonic(), []
+        now = time.monotonic()
+        silent = []
         for id, actor in self.actors.items():
             answered, _ = self.ray.wait([actor.beat], timeout=0)
             if answered:
@@ -268,7 +272,8 @@ class RayPool:
                     self.ray.get(actor.beat)
                 actor.begun = True
                 if now > actor.asked + BEAT_S:
-                    actor.asked, actor.beat = now, actor.agent.beat.remote()
+                    actor.beat = actor.agent.beat.remote()
+                    actor.asked = now
             elif actor.begun and now > actor.asked + HANG_S:
                 silent.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
             elif not actor.begun and now > actor.asked + START_S:
@@ -304,17 +309,22 @@ def _end() -> None:
 def _devices(node: dict[str, Any]) -> list[Device]:
     """A node's devices: its GPUs; without any GPU, all of its CPUs as one device."""
     resources: dict[str, float] = node["Resources"]
-    named = next((name for name in resources if name.startswith(TYPE)), "")
-    model = next((name for name in resources if name.startswith(ACCELERATOR)), "gpu")
-    where, gpus = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}", int(resources.get("GPU", 0))
-    takes = {named: 1.0} if named else {}
+    name = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
+    gpus = int(resources.get("GPU", 0))
+    cpus = resources.get("CPU", 0.0)
+    type_name = next((name for name in resources if name.startswith(TYPE)), "")
     if gpus:
-        type, ids = known_type(model.removeprefix(ACCELERATOR)), [f"{where}-gpu{i}" for i in range(gpus)]
-        takes["GPU"] = 1.0
+        model = next((name for name in resources if name.startswith(ACCELERATOR)), "gpu")
+        type = known_type(model.removeprefix(ACCELERATOR))
+        ids = [f"{name}-gpu{i}" for i in range(gpus)]
+        takes = {"GPU": 1.0}
     else:
-        type, ids = "cpu", [where] if resources.get("CPU") else []
-        takes["CPU"] = resources.get("CPU", 0.0)
-    type = named.removeprefix(TYPE) or type
+        type = "cpu"
+        ids = [name] if cpus else []
+        takes = {"CPU": cpus}
+    if type_name:
+        type = type_name.removeprefix(TYPE)
+        takes[type_name] = 1.0
     return [Device(id, type, is_gpu=gpus > 0, node=node["NodeID"], resources=takes) for id in ids]
 
 

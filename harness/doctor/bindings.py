@@ -51,8 +51,6 @@ class RecordedSource:
 
 @dataclass(frozen=True)
 class Release:
-    """A version of one library."""
-
     library: str  # the name of its module
     version: str
     source: SignatureSource
@@ -83,7 +81,6 @@ def bindings(releases: Sequence[Release]) -> list[RowBinding]:
 
 
 def rows() -> list[Vendor]:
-    """The rows that call a library."""
     everything = (i for op in kernels.OPS for i in kernels.implementations(op))
     return [i for i in everything if isinstance(i, Vendor) and i.symbols]
 
@@ -166,7 +163,6 @@ def _first(
 
 
 def wanted_libraries() -> list[str]:
-    """The libraries that rows use."""
     return sorted({library for row in rows() for library in libraries(row)})
 
 

@@ -75,10 +75,13 @@ STEERING = re.compile(
 
 
 def surroundings(platform: Platform | None = None) -> JsonObject:
-    """The machine, the versions, the commit of this checkout and the variables that change kernels."""
+    """The machine, the versions, the variables that change kernels, the commit of this checkout, and whether
+    any file outside results/ differs from it."""
     platform = platform or detect()
     steering = {name: value for name, value in sorted(os.environ.items()) if steers(name)}
     steering.pop("KERNEL_BENCH_LOCKS", None)  # agents of a cluster get it, but it changes no kernel
+    commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
+    changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {
         "machine": {
             "host": socket.gethostname(),
@@ -95,7 +98,7 @@ def surroundings(platform: Platform | None = None) -> JsonObject:
         },
         "versions": {"python": host.python_version()}
         | {module: release for module in LIBRARIES if (release := version(module))},
-        "git": git_state(),
+        "git": {"commit": commit, "dirty": bool(changed)},
         "environment": {name: portable(value) for name, value in steering.items()},
     }
 
@@ -115,13 +118,6 @@ def driver(platform: Platform) -> str:
         return ""
     answer = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
     return answer if re.fullmatch(r"[\d.]+", answer) else ""  # where nvidia-smi fails it prints the reason
-
-
-def git_state() -> JsonObject:
-    """The commit of the code, and whether any file outside results/ differs from it."""
-    commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
-    changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
-    return {"commit": commit, "dirty": bool(changed)}
 
 
 def differing(

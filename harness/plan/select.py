@@ -82,7 +82,6 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
 
 
 def choose_implementation(op: str, name: str) -> Implementation:
-    """The implementation of that name."""
     known = {i.name: i for i in kernels.implementations(op)}
     if name not in known:
         raise unknown_implementation(op, name)

@@ -70,19 +70,23 @@ def plan_toggle(
         named = parse_flags(flag_texts)
     op = select.choose_op(op).name
     launch = "eager" if platform.kind == "cpu" else launch or "graph"
-    toggled = _effective(named, op, platform, launch, recipe, force, log)
+    toggled = _that_act(named, op, platform, launch, recipe, force, log)
     if not force and (stand_ins := _stand_ins(toggled, op, log)):
         return TogglePlan(implementations=stand_ins)
-    combinations: list[Variables]
+    combinations: list[Variables] = [{}]
     if recipe:
-        bare, whole = dict.fromkeys(toggled), {name: values[0] for name, values in toggled.items()}
-        without_one = [whole | {name: None} for name in whole]
-        combinations = [whole, *without_one, bare] if leave_one_out else [bare, whole]
+        none_set: Variables = dict.fromkeys(toggled)
+        all_set = {name: values[0] for name, values in toggled.items()}
+        combinations = [none_set, all_set]
+        if leave_one_out:
+            without_one = [all_set | {name: None} for name in all_set]
+            combinations = [all_set, *without_one, none_set]
     elif design == "factorial":
-        every = itertools.product(*toggled.values())
-        combinations = [{}, *(dict(zip(toggled, values, strict=True)) for values in every)]
+        for values in itertools.product(*toggled.values()):
+            combinations.append(dict(zip(toggled, values, strict=True)))
     else:
-        combinations = [{}, *({name: value} for name, values in toggled.items() for value in values)]
+        for name, values in toggled.items():
+            combinations += [{name: value} for value in values]
     return TogglePlan(settings_of(combinations, parse_setting(common).variables), toggled)
 
 
@@ -105,31 +109,31 @@ def parse_flags(texts: Iterable[str]) -> Flags:
 
 def settings_of(combinations: Iterable[Variables], common: Variables) -> list[Setting]:
     """Settings of these variables and the common ones, each once. Raises UsageError for too many."""
-    named = {setting.name: setting for setting in (Setting(common | each) for each in combinations)}
-    settings = list(named.values())
-    for setting in settings:
+    settings: dict[str, Setting] = {}
+    for combination in combinations:
+        setting = Setting(common | combination)
         parse_threads(setting.variables.get("OMP_NUM_THREADS"))
+        settings[setting.name] = setting
     if len(settings) > MOST_SETTINGS:
         raise UsageError(
             f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
         )
-    return settings
+    return list(settings.values())
 
 
-def _effective(
+def _that_act(
     named: Flags, op: str, platform: Platform, launch: str, recipe: str | None, force: bool, log: Log
 ) -> Flags:
     """The flags that can have an effect here; of a recipe, those that act on kernels and not on an engine's
     choice. Raises UsageError for a misspelt name, and NothingRan where none is left or where a flag that
     was named on the command line can have no effect."""
-    reasons: dict[str, str] = {}  # why a flag can have no effect here; empty where nothing is known of it
+    reasons: dict[str, str] = {}  # why a flag can have no effect here; empty where it may have one
     for name, values in named.items():
         entry = flags.catalogue().get(name)
         if entry is None:
-            meant = near(name, flags.catalogue(), 0.75)
+            meant = " or ".join(near(name, flags.catalogue(), 0.75))
             if meant and not force:
-                instead = " or ".join(meant)
-                raise UsageError(f"unknown flag {name!r}; did you mean {instead}? (--force sets it as it is)")
+                raise UsageError(f"unknown flag {name!r}; did you mean {meant}? (--force sets it as it is)")
             log(f"{name} is not in the catalogue (`list flags`): nothing is known of it")
             reasons[name] = ""
             continue
@@ -151,8 +155,8 @@ def _effective(
         raise NothingRan(
             f"no variable of {recipe} can change what {op} runs here (--force sets them all the same)"
         )
-    many = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
-    log(f"{recipe}: {many}, and options of servers are not applied (`list recipes` says why)")
+    idle = f"{len(named) - len(able)} of {len(named)} variables cannot act here"
+    log(f"{recipe}: {idle}, and options of servers are not applied (`list recipes` says why)")
     return able
 
 

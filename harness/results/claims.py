@@ -104,9 +104,7 @@ def ratios(
 ) -> list[Ratio]:
     """One ratio for each run and case that has both sides: the fastest claimed kernel against the fastest
     rival. The confidence is shared among all of them, because the largest is looked for (Bonferroni).
-
-    claimed, rivals: patterns of implementations
-    """
+    claimed, rivals: patterns of implementations"""
     sides: dict[tuple[str, str, str, str], tuple[list[Cell], list[Cell]]] = {}
     for run, cell in cells:
         if (cell.op, cell.arch, cell.status) == (op, arch, "ok") and cell.time_us:

@@ -74,8 +74,6 @@ class Row:
 
 @dataclass
 class Compared:
-    """Two runs compared."""
-
     rows: list[Row]
     noise: float  # between the sessions
     noise_from: str  # what the noise is derived from

@@ -77,8 +77,6 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run with its records."""
-
     folder: Path
     run: Run
     cells: dict[tuple[str, str], Cell]  # by case and name

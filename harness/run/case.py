@@ -159,12 +159,9 @@ class CaseMeasurer:
             return
         # The first entry takes the baseline's place where the baseline failed, and where settings are
         # compared: all entries of the group are then of one implementation, those of the first setting first.
-        worker, baseline = timed[0]
         baseline_name = self._baseline(group.case)
-        for its_worker, entry in timed:
-            if entry.impl.name == baseline_name:
-                worker, baseline = its_worker, entry
-                break
+        baselines = [pair for pair in timed if pair[1].impl.name == baseline_name]
+        worker, baseline = baselines[0] if baselines else timed[0]
         rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import kernels
@@ -142,9 +142,9 @@ class CaseChecks:
             called = self.side_by_side(timed, self._first_outputs)
             references.result()
         with self.phase("checking"):
-            for first in called:
-                self._compare_operands(first.worker, first.digest, "first")
-                for entry, output in first.outputs:
+            for worker, digest, outputs in called:
+                self._compare_operands(worker, digest, "first")
+                for entry, output in outputs:
                     self._judge(entry, "first", output)
         self.judge.pause()
 
@@ -183,7 +183,6 @@ class CaseChecks:
     # References and outputs
 
     def _references(self) -> None:
-        """Computes the references of all sets of operands."""
         for name, seeds in self.seeds.items():
             self._reference(self.case, name, seeds, FEW if name in SAMPLED else 1.0)
 
@@ -193,25 +192,24 @@ class CaseChecks:
         call is judged by what it was given, and not by all that rounding to FP8 might explain."""
         boundaries = {case.boundary} | {self._judged_at(entry) for _, entry in self.living}
         for boundary in boundaries:
-            narrowed = replace(case, boundary=boundary)
-            reference = f"{name} {boundary}"
-            digest = self.judge.ask(
-                "reference", REFERENCE_S, name=reference, case=narrowed, seeds=seeds, share=share
-            )
+            about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
+            digest = self.judge.ask("reference", REFERENCE_S, **about, seeds=seeds, share=share)
             if boundary == case.boundary:
                 self.digests[name] = digest
 
     def _judged_at(self, entry: Entry) -> str:
         return entry.impl.native(self.case.boundary) or self.case.boundary
 
-    def _first_outputs(self, worker: Worker) -> _FirstOutputs:
-        """Prepares the entries of a worker one after the other, and calls each on the operands `first`."""
-        first = _FirstOutputs(worker, attempt(worker.living, worker.open, self.case, self.seeds["first"]))
+    def _first_outputs(self, worker: Worker) -> tuple[Worker, int | None, list[tuple[Entry, Output]]]:
+        """Prepares the entries of a worker one after the other, and calls each on the operands `first`.
+        Returns the worker, the digest of these operands, and the outputs."""
+        digest = attempt(worker.living, worker.open, self.case, self.seeds["first"])
+        outputs = []
         for entry in worker.living:
-            output = self._output(worker, entry, first.digest)
+            output = self._output(worker, entry, digest)
             if output is not None:
-                first.outputs.append((entry, output))
-        return first
+                outputs.append((entry, output))
+        return worker, digest, outputs
 
     def _compare_operands(self, worker: Worker, digest: int | None, name: str) -> None:
         if digest is not None and digest != self.digests[name]:
@@ -258,7 +256,6 @@ class CaseChecks:
             return self.judge.ask("judge", REFERENCE_S, name=reference, **packed)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
-        """Judges an output on the named operands."""
         report = self._report(entry, name, output)
         if not report["ok"]:
             hint = RETURNS if output.get("ignored") else ""
@@ -286,6 +283,7 @@ class CaseChecks:
                 return 0.0
             self._compare_operands(worker, digest, name)
             preparing_s = 0.0
+            stage = f"at {case.text}: "
             for entry in able:
                 if not entry.alive:
                     continue
@@ -296,18 +294,15 @@ class CaseChecks:
                     continue
                 finally:
                     preparing_s += time.perf_counter() - started
-                self._check_ragged_entry(worker, entry, digest, name, f"at {case.text}: ")
+                output = attempt([], self._call, worker, entry, digest, stage)
+                if output is not None:
+                    self._judge(entry, name, output, stage)
+                    # Kernels of older commits have no operands at such offsets.
+                    if entry.alive and not entry.setting.tree:
+                        self._check_far(worker, entry, name, stage)
             return preparing_s
 
         return max(self.side_by_side(workers, check), default=0.0)
-
-    def _check_ragged_entry(self, worker: Worker, entry: Entry, digest: int, name: str, stage: str) -> None:
-        output = attempt([], self._call, worker, entry, digest, stage)
-        if output is None:
-            return
-        self._judge(entry, name, output, stage)
-        if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
-            self._check_far(worker, entry, name, stage)
 
     def _check_far(self, worker: Worker, entry: Entry, name: str, stage: str) -> None:
         """Checks an entry with operands at offsets of more than 32 bits, where memory has room for them."""
@@ -473,15 +468,6 @@ class CaseChecks:
                 self._check_each(worker, name, stage, interpreted=True)
 
         self.side_by_side(workers, check)
-
-
-@dataclass(frozen=True)
-class _FirstOutputs:
-    """What the entries of a worker gave on the operands `first`."""
-
-    worker: Worker
-    digest: int | None  # the digest of these operands; None where they could not be made
-    outputs: list[tuple[Entry, Output]] = field(default_factory=list)
 
 
 def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:

@@ -64,9 +64,7 @@ class DeviceFacts:
 
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
     """The facts of a device. Where no ceilings are stored they are measured, which takes half a minute.
-
-    threads: of each worker, on a CPU
-    """
+    threads: of each worker, on a CPU"""
     known, reason = None, ""
     try:
         known = ceilings(device.platform, threads, device.monitor)

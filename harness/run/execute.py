@@ -163,7 +163,6 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
 
 
 def measured_s(records: Iterable[Record]) -> float:
-    """Seconds of measuring that the records tell of."""
     return sum(record.measured_s for record in records if isinstance(record, CaseDone))
 
 
@@ -180,8 +179,6 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
-
     records: list[Record]  # the records of finished cases; those from before it was resumed come first
     cases: int  # how many cases are finished
     left_out: list[Case]  # cases that the budget did not reach

@@ -26,8 +26,6 @@ where preparations differ)."""
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its interval."""
-
     mean: float
     low: float
     high: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,48 +59,36 @@ def joint_verdicts(
     noise = 0.0
     if rerun is not None and baseline is not None and rerun in series and baseline in series:
         noise = noise_of(compare(series[rerun], series[baseline], blocks=blocks, confidence=confidence))
-    pairs = _pairs(series, blocks, wanted, baseline)
-    # The winner and the runner-up may be a pair that is also compared about the baseline: one question.
-    unanswered = {pair.question for pair in pairs}
-    verdicts: dict[_Pair, JointVerdict] = {}
+    pairs = list(_pairs(series, blocks, wanted, baseline))
+    # Two pairs may be one question: the runner-up may be the baseline.
+    unanswered = {frozenset((a, b)) for a, b, _ in pairs}
+    verdicts: dict[tuple[str, str, About], JointVerdict] = {}
     while unanswered:
         share = 1 - (1 - confidence) / len(unanswered)
         answered = set()
-        for pair in pairs:
-            if pair.question in unanswered:
-                a, b = series[pair.a], series[pair.b]
-                comparison = compare(a, b, blocks=blocks, floor=noise, margin=margin, confidence=share)
-                verdicts[pair] = JointVerdict(pair.a, pair.b, pair.about, noise, share, comparison)
-                if comparison.verdict in ("faster", "slower"):
-                    answered.add(pair.question)
+        for a, b, about in pairs:
+            if frozenset((a, b)) in unanswered:
+                times_a, times_b = series[a], series[b]
+                found = compare(times_a, times_b, blocks=blocks, floor=noise, margin=margin, confidence=share)
+                verdicts[a, b, about] = JointVerdict(a, b, about, noise, share, found)
+                if found.verdict in ("faster", "slower"):
+                    answered.add(frozenset((a, b)))
         if not answered:
             break
         unanswered -= answered
     return [verdicts[pair] for pair in pairs]
 
 
-@dataclass(frozen=True)
-class _Pair:
-    a: str
-    b: str
-    about: About
-
-    @property
-    def question(self) -> frozenset[str]:
-        return frozenset((self.a, self.b))
-
-
 def _pairs(
     series: Series, blocks: Sequence[int], wanted: Collection[str], baseline: str | None
-) -> list[_Pair]:
-    """The pairs of entries that have a verdict."""
-    pairs = []
+) -> Iterator[tuple[str, str, About]]:
     if baseline is not None and baseline in wanted:
-        pairs = [_Pair(name, baseline, "baseline") for name in wanted if name != baseline]
+        for name in wanted:
+            if name != baseline:
+                yield name, baseline, "baseline"
     ranked = sorted(wanted, key=lambda name: log_time(series[name], blocks))
     if len(ranked) > 1:
-        pairs.append(_Pair(ranked[0], ranked[1], "runner-up"))
-    return pairs
+        yield ranked[0], ranked[1], "runner-up"
 
 
 def log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:

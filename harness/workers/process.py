@@ -23,7 +23,6 @@ _living: set[int] = set()  # process ids of the workers that this process has st
 
 
 def worker_pids() -> list[int]:
-    """The process ids of the living workers of this process."""
     return sorted(_living)
 
 

@@ -10,7 +10,6 @@ from kernels.platform import Platform
 
 
 def monitor_for(platform: Platform, ours: Ours) -> Monitor:
-    """The monitor of a platform's device."""
     if platform.kind == "cuda":
         return open_nvidia(platform, ours)
     return open_amd(platform, ours) if platform.kind == "rocm" else open_cpu(ours)

@@ -24,6 +24,7 @@ REASONS = {
     0x100: "display clock setting",
 }
 """Bits of nvmlDeviceGetCurrentClocksEventReasons, with the names that nvidia-smi gives them (nvml.h)."""
+NOT_DISTURBING = {POWER_CAP, "clock setting", "sync boost", "display clock setting"}
 POLICIES = {0: POWER_CAP, 1: THERMAL}
 """NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. Field
 values have finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
@@ -54,11 +55,10 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM clock"
-    library_name, error = "nvidia-ml-py", "NVMLError"
+    library_name = "nvidia-ml-py"
+    error = "NVMLError"
     power = POWER_CAP
-    disturbing = (frozenset(REASONS.values()) | {THERMAL}) - {
-        *(POWER_CAP, "clock setting", "sync boost", "display clock setting")
-    }
+    disturbing = frozenset([THERMAL, *REASONS.values()]) - NOT_DISTURBING
 
     def __init__(
         self,
@@ -81,13 +81,11 @@ class NvidiaMonitor(GpuMonitor):
         self.since = int(self.wall() * 1e6)
 
     def blocked(self) -> str:
-        mode = EXCLUSIVE.get(self._ask("compute mode", ["nvmlDeviceGetComputeMode"]) or 0)
-        if mode is None:
+        mode = self._ask("compute mode", ["nvmlDeviceGetComputeMode"])
+        if mode not in EXCLUSIVE:
             return ""
-        return (
-            f"{self.device} is in {mode} mode and our workers must share it: "
-            "`nvidia-smi -c DEFAULT` (as root) allows that"
-        )
+        how = "`nvidia-smi -c DEFAULT` (as root) allows that"
+        return f"{self.device} is in {EXCLUSIVE[mode]} mode and our workers must share it: {how}"
 
     def before(self) -> list[str]:
         lines = super().before()
@@ -100,26 +98,27 @@ class NvidiaMonitor(GpuMonitor):
     def _look(self) -> Look:
         nvml = self.nvml
         # Each call takes about 1 ms, in which the work may end: reasons before and after the clock count.
-        before = self._ask("clock reasons", CLOCK_REASONS)
-        clock = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
-        after = self._ask("clock reasons", CLOCK_REASONS)
-        bits = None if before is None or after is None else before | after
-        busy = None if bits is None else not bits & IDLE
+        bits_before = self._ask("clock reasons", CLOCK_REASONS)
+        sm_mhz = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
+        bits_after = self._ask("clock reasons", CLOCK_REASONS)
+        busy = None
+        slowed = frozenset[str]()
+        if bits_before is not None and bits_after is not None:
+            bits = bits_before | bits_after
+            busy = not bits & IDLE
+            slowed = frozenset(reason for bit, reason in REASONS.items() if bits & bit)
         values = {"temperature_c": self._ask("temperature_c", TEMPERATURE, nvml.NVML_TEMPERATURE_GPU)}
         milliwatts = self._ask("power_w", ["nvmlDeviceGetPowerUsage"])
-        values["power_w"] = None if milliwatts is None else milliwatts / 1e3
+        if milliwatts is not None:
+            values["power_w"] = milliwatts / 1e3
         if busy is not False:
-            memory = self._ask("memory_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_MEM)
-            values["memory_clock_mhz"] = memory
-        return Look(
-            {quantity: value for quantity, value in values.items() if value is not None},
-            clock,
-            busy,
-            frozenset(reason for bit, reason in REASONS.items() if bits and bits & bit),
-        )
+            memory_mhz = self._ask("memory_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_MEM)
+            values["memory_clock_mhz"] = memory_mhz
+        values = {quantity: value for quantity, value in values.items() if value is not None}
+        return Look(values, sm_mhz, busy, slowed)
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """In seconds. CUDA 14 removes the function that reads the counters; samples still have reasons."""
+        """In seconds. CUDA 14 removes the function that reads the counters. Readings still have reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
@@ -138,17 +137,17 @@ class NvidiaMonitor(GpuMonitor):
             return ""
 
     def _ran(self) -> dict[int, str]:
-        """Taken from the driver's own samples since the round began. The driver takes about six a second: a
-        short round may have none, and the next round then has those of what ran before it."""
+        """Taken from what the driver itself has read since the round began, about six times a second. In a
+        short round it may have read nothing; the next round is then told what ran before it."""
         try:
-            samples = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
+            readings = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
         except self.nvml.NVMLError as error:
-            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # it means that there are no samples
+            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # it means that nothing was read
                 self.notes.unread["process utilisation"] = str(error)
             return {}
         highest: dict[int, int] = {}
-        for sample in samples:
-            highest[sample.pid] = max(highest.get(sample.pid, 0), sample.smUtil)
+        for reading in readings:
+            highest[reading.pid] = max(highest.get(reading.pid, 0), reading.smUtil)
         return {pid: f"{percent} % of the SMs' time" for pid, percent in highest.items() if percent > 0}
 
     def _utilisation(self) -> float | None:

@@ -238,7 +238,8 @@ def compare_output(
     sigma = sigma_of(reference, fp8, truncates)
     # Where sigma is 0 the right value is exact, and any error is too large.
     z = torch.where(error == 0, 0.0, error / sigma)
-    row_error = _row_errors(z, tolerance.segment or z.shape[-1])
+    of_segments = [part.square().mean(-1).sqrt() for part in z.split(tolerance.segment or z.shape[-1], -1)]
+    row_error = torch.stack(of_segments, -1).amax(-1)
     relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
     report: dict[str, Any] = {
         "ok": False,
@@ -272,12 +273,6 @@ def compare_output(
     report |= _whole_output(error, z, sigma, reference, tolerance, fp8, truncates)
     report["ok"] = not report["reason"]
     return report
-
-
-def _row_errors(z: torch.Tensor, segment: int) -> torch.Tensor:
-    """The root mean square of z in the worst segment of each row. z: errors in sigma, [..., columns]"""
-    of_segments = [part.square().mean(-1).sqrt() for part in z.split(segment, -1)]
-    return torch.stack(of_segments, -1).amax(-1)
 
 
 def _whole_output(

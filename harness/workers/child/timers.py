@@ -53,8 +53,6 @@ MOST_CALLS = 256  # the most calls that a graph holds
 
 @dataclass(frozen=True)
 class Sample:
-    """The result of one timed sample."""
-
     seconds: float  # seconds per call
     calls: int  # how many timed calls the sample made
     host_seconds: float | None = None  # the median time of launching one call; None where the host computes
@@ -75,7 +73,6 @@ class Program:
     taken: int = 0  # how many steps of the rotation were taken so far
 
     def step(self) -> None:
-        """Takes the next step of the rotation."""
         call = self.steps[self.taken % len(self.steps)]
         self.taken += 1
         call()

@@ -191,8 +191,10 @@ class Judge(OnDevice):
 
 
 def _moved(reference: Reference, device: str) -> Reference:
-    tensors = {name: value for name, value in vars(reference).items() if isinstance(value, torch.Tensor)}
-    return replace(reference, **{name: tensor.to(device) for name, tensor in tensors.items()})
+    moved: dict[str, Any] = {}
+    for name, value in vars(reference).items():
+        moved[name] = value.to(device) if isinstance(value, torch.Tensor) else value
+    return replace(reference, **moved)
 
 
 def compare_output(

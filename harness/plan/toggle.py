@@ -82,8 +82,8 @@ def plan_toggle(
             without_one = [all_set | {name: None} for name in all_set]
             combinations = [all_set, *without_one, none_set]
     elif design == "factorial":
-        for values in itertools.product(*toggled.values()):
-            combinations.append(dict(zip(toggled, values, strict=True)))
+        for chosen in itertools.product(*toggled.values()):
+            combinations.append(dict(zip(toggled, chosen, strict=True)))
     else:
         for name, values in toggled.items():
             combinations += [{name: value} for value in values]

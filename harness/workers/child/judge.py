@@ -191,9 +191,9 @@ class Judge(OnDevice):
 
 
 def _moved(reference: Reference, device: str) -> Reference:
-    moved: dict[str, Any] = {
-        name: value.to(device) for name, value in vars(reference).items() if isinstance(value, torch.Tensor)
-    }
+    moved: dict[str, Any] = {}
+    for name, value in vars(reference).items():
+        moved[name] = value.to(device) if isinstance(value, torch.Tensor) else value
     return replace(reference, **moved)
 
 

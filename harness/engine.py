@@ -132,7 +132,6 @@ class Shape:
         return next((int(self.sizes[name]) for name in ("m", "tokens", "batch") if name in self.sizes), 0)
 
     def facts(self) -> dict[str, Any]:
-        """The object of JSON."""
         return {
             "op": self.call.op,
             "sizes": dict(self.sizes),
@@ -152,8 +151,6 @@ class Shape:
 
 @dataclass(frozen=True)
 class EngineView:
-    """The answer to a request."""
-
     request: EngineRequest
     target: Target
     device: str
@@ -171,7 +168,6 @@ class EngineView:
         return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
 
     def facts(self) -> dict[str, Any]:
-        """The object of JSON."""
         asked = self.request
         return {
             "engine": self.release,
@@ -377,7 +373,6 @@ class Changes:
     """The shapes that run something else, before and after; the largest shares of the time first."""
 
     def facts(self) -> dict[str, Any]:
-        """The object of JSON."""
         changes = []
         for pair in self.changes:
             before, after = (shape.facts() for shape in pair)

@@ -65,7 +65,6 @@ class Progress:
             print(line, file=self.file, flush=True)
 
     def say(self, stage: str) -> None:
-        """Begins a stage of the case."""
         self._end_beat()
         self.stage, self.made = stage, ""
         self._tell(self._stage(stage))

@@ -80,7 +80,6 @@ class Ceilings:
 
 
 def known_devices() -> list[JsonObject]:
-    """The data sheets of all devices."""
     devices: list[JsonObject] = json.loads((DATA / "devices.json").read_bytes())["devices"]
     return devices
 

@@ -36,8 +36,6 @@ WORDS = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class Flag:
-    """One environment variable."""
-
     name: str
     library: str  # the library that reads it
     platforms: Sequence[str]  # the kinds of platform on which it can matter

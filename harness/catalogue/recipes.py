@@ -17,8 +17,6 @@ from shapes.names import unknown
 
 @dataclass(frozen=True)
 class Variable:
-    """One setting of a recipe."""
-
     name: str
     value: str | None  # as the document writes it; None where it is filled in at run time
     line: int  # the line of the document; 0 where it is not known

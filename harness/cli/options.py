@@ -96,8 +96,6 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
 
 
 def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
-    """Writes the facts to a file, or to stdout for `-`."""
-
     write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
 

@@ -32,8 +32,7 @@ def words_of(settings: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 def launch_text(settings: Mapping[str, str]) -> str:
     """The settings as on a command line; `the default` where nothing is set."""
     variables, flags = words_of(settings)
-    words = [f"{name}={value}" for name, value in variables.items()] + flags
-    return " ".join(words) or "the default"
+    return " ".join([f"{name}={value}" for name, value in variables.items()] + flags) or "the default"
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ class Compared:
     def share_interval(self) -> tuple[float, float] | None:
         """`share` at both ends of the interval; None where that is infinite."""
         comparison = self.comparison
-        if comparison is None or comparison.low <= 0 or not math.isfinite(comparison.high):
+        if comparison is None or comparison.ratio == 1:
             return None
-        if comparison.ratio == 1:
+        if comparison.low <= 0 or not math.isfinite(comparison.high):
             return None
         share_of_all = self.share / (1 - 1 / comparison.ratio)
         return share_of_all * (1 - 1 / comparison.low), share_of_all * (1 - 1 / comparison.high)
@@ -241,8 +241,7 @@ Choice = tuple[str, Runs]
 def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[Setting]:
     """The candidates and their combinations, with the fewest settings first. A combination sets for each op
     what a candidate sets, or what a rule of the engine and a run of `toggle` set together."""
-    default: Setting = {}
-    merged = [default]
+    merged: list[Setting] = [{}]
     candidates = launches.candidates
     varied = [settings for settings in candidates if settings in launches.measured.varied]
     for cases in by_op.values():
@@ -251,8 +250,7 @@ def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[
         for first, second in [*product(merged, of_op + with_varied)]:
             if _agree(first, second) and first | second not in merged:
                 merged.append(first | second)
-    merged.remove(default)
-    return sorted(merged, key=len)
+    return sorted(filter(None, merged), key=len)  # without the default
 
 
 def _agree(first: Setting, second: Setting) -> bool:
@@ -270,7 +268,6 @@ def _runs(launches: Launches, cases: Sequence[Weighed], settings: Setting) -> Ru
 
 
 def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
-    """Why a case has no time under a launch."""
     entry = launches.entry(case, settings)
     if entry is None:
         return f"what {launches.engine} runs is not known"
@@ -282,9 +279,8 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
     rows = [row for sheet in launches.sheets(case) for row in sheet.rows if row.cell.impl == entry.row]
     if not rows:
         return f"{entry.row} was not measured"
-    timed = dict.fromkeys(
-        launch_text({name: value for name, value in row.variables.items() if value}) for row in rows
-    )
+    settings_of_rows = ({name: value for name, value in row.variables.items() if value} for row in rows)
+    timed = dict.fromkeys(map(launch_text, settings_of_rows))
     if not settings and "the default" not in timed:
         return f"{entry.row} was timed under {' and '.join(timed)} alone: --with takes what is set as given"
     return f"{entry.row} was not measured beside the default in one run, boundary and launch mode"
@@ -359,9 +355,8 @@ def _best(launches: Launches, case: Weighed, chosen: Setting, confidence: float)
 
 def _leads(fast: Pair, slow: Pair, confidence: float) -> bool:
     """Whether a row is clearly faster than another; False where they were measured in different rounds."""
-    if fast.sheet is not slow.sheet:
-        return False
-    return against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
+    together = fast.sheet is slow.sheet
+    return together and against(fast.sheet, fast.new, slow.new, confidence).verdict == "faster"
 
 
 Point = tuple[int, dict[str, Pair]]

@@ -65,8 +65,7 @@ def _left(decision: Decision) -> str:
         return f"Nothing could be compared with {default}."
     best = tried[0]
     assert best.comparison
-    launch = launch_text(best.settings)
-    ratio = ratio_text(best.comparison)
+    launch, ratio = launch_text(best.settings), ratio_text(best.comparison)
     if best.is_clear and best.share < decision.margin:
         gain = f"{launch} makes {best.op} {ratio} faster, but saves {best.share:.1%} in all"
         return f"Leave it: {gain}, less than {decision.margin:.1%}."
@@ -233,7 +232,6 @@ def _regret(decision: Decision) -> str:
 
 
 def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
-    """Rows that no flag chooses."""
     engine = decision.launches.engine
     beaten = [case for case in decision.cases if case.beyond]
     for op, cases in grouped(beaten, lambda case: case.case.op).items():
@@ -244,10 +242,9 @@ def _beyond(decision: Decision) -> Iterator[tuple[str, str]]:
 
 
 def crossover_text(crossover: Crossover) -> str:
-    size = crossover.size
-    where = f"between {size}={crossover.below} and {crossover.above}"
+    where = f"between {crossover.size}={crossover.below} and {crossover.above}"
     if crossover.at is not None:
-        where = f"at about {size}={crossover.at:.0f} ({where})"
+        where = f"at about {crossover.size}={crossover.at:.0f} ({where})"
     unsure = "" if crossover.told else ", not told apart there"
     rows = f"{crossover.faster_below}, then {crossover.faster_above}"
     return f"{crossover.op} {crossover.fixed}: {rows}, {where}{unsure}"
@@ -293,13 +290,11 @@ def _lacking(decision: Decision) -> Iterator[Weighed]:
 def _measurable(launches: Launches, case: Weighed, settings: Mapping[str, str]) -> str:
     """The row that runs; empty where there is none, or where a run has tried to time it in vain."""
     name = launches.row_name(case, settings)
-    tried = any(name in sheet.untimed for sheet in launches.sheets(case))
-    return "" if tried else name
+    return "" if any(name in sheet.untimed for sheet in launches.sheets(case)) else name
 
 
 def _which(decision: Decision, cases: Sequence[Weighed]) -> list[str]:
-    """The options by which `run` measures these cases: the suite or file that has them all, or the first
-    cases."""
+    """The options by which `run` measures these cases: the suite or file that has all, or the first cases."""
     sheets = [decision.launches.sheets(case) for case in cases]
     suites = {of_case[0].suite if of_case else "" for of_case in sheets}
     if len(cases) > 1 and len(suites) == 1:

@@ -126,8 +126,13 @@ def account(
         found.append(_prediction(predicted, in_step))
     if steps and observed and _compared(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accepted)
-    if made.state == NOISE:
-        found = _in_noise(made, found, sides.effect, steps)
+    if made.state == NOISE and made.missing is not None and observed:
+        for number, cause in enumerate(found):
+            sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
+            found[number] = replace(cause, sure=sure, ms=cause.ms if steps else None)
+        rest = made.missing - sum(cause.ms or 0.0 for cause in found if cause.named)
+        if abs(rest) > causes.LEAST * abs(made.missing):
+            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text,)))
     named = [cause for cause in found if cause.named]
     unseen = {cause.name: cause for cause in found if cause.name not in {cause.name for cause in named}}
     found = [*named, *unseen.values()]
@@ -135,21 +140,6 @@ def account(
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
     made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
     return replace(made, says=_first(made, sides.effect, steps), code=_code(made, steps))
-
-
-def _in_noise(
-    made: Account, found: Sequence[Cause], effect: Effect | None, steps: Steps | None
-) -> list[Cause]:
-    """The causes where the difference may be noise: less sure, and noise is a cause of what they leave."""
-    assert made.missing is not None and made.observed
-    unsure: list[Cause] = []
-    for cause in found:
-        sure = "likely" if cause.named and not _seen_not_called(cause, steps) else cause.sure
-        unsure.append(replace(cause, sure=sure, ms=cause.ms if steps else None))
-    rest = made.missing - sum(cause.ms or 0.0 for cause in unsure if cause.named)
-    if abs(rest) > causes.LEAST * abs(made.missing):
-        unsure.append(Cause(NOISE, "likely", rest, _noise(made, effect), (made.observed.text,)))
-    return unsure
 
 
 def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:

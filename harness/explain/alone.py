@@ -28,7 +28,6 @@ class CaseTimes:
 
     @property
     def shown(self) -> str:
-        """The sizes."""
         return " ".join(word for word in self.text.split() if "=" in word)
 
 

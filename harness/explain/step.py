@@ -89,8 +89,8 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
     steps = trace.steps_of("decode")
     if not steps:
         phases = ", ".join(trace.phases())
-        text = f"{trace.path} has no decode steps; it has: {phases}"
-        raise UsageError(f"{text}: profile the server while it decodes")
+        why = f"it has: {phases}: profile the server while it decodes"
+        raise UsageError(f"{trace.path} has no decode steps; {why}")
     sizes = [sum(times.calls for times in step.classes.values()) for step in steps]
     typical = statistics.median(sizes)
     kernels = _kernels(trace, sum(sizes) / typical)  # a step that the profiler cut off counts in part
@@ -111,9 +111,13 @@ def decode_step(trace: Trace, *, within: bool = False) -> DecodeStep:
         name: students_t(mean.n - 1, CONFIDENCE) * mean.error if mean.n > 1 else OF_ONE_STEP * mean.value
         for name, mean in centres.items()
     }
+    launch: Literal["", "a graph", "single launches"] = ""
+    if trace.categories.get("cpu_op"):  # kernels of a graph have no operator
+        of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
+        launch = "single launches" if of_operators > sum(sizes) / 2 else "a graph"
     return DecodeStep(
         Path(trace.path).name, len(whole), kernels, centres["idle"].value, half, between,
-        _launch(trace, sum(sizes)), trace.on == "cpu",
+        launch, trace.on == "cpu",
     )  # fmt: skip
 
 
@@ -127,14 +131,6 @@ def _kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
                 old.exposed_ms + row.exposed_ns / 1e6 / steps,
             )  # fmt: skip
     return kernels
-
-
-def _launch(trace: Trace, calls: float) -> Literal["", "a graph", "single launches"]:
-    """calls: of all kernels in decode steps. Kernels of a graph have no operator."""
-    if not trace.categories.get("cpu_op"):
-        return ""
-    of_operators = sum(row.calls for row in trace.kernels if row.phase == "decode" and row.op)
-    return "single launches" if of_operators > calls / 2 else "a graph"
 
 
 def _to_next(steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]) -> list[tuple[TraceStep, int]]:
@@ -288,9 +284,8 @@ def swapped(before: DecodeStep, after: DecodeStep, ops: Collection[str], alone: 
     """The new kernel of a run, if only the step before has it, and only the step after has the old ones."""
     old_before, old_after = (_there(alone.old, step, ops, alone.new) for step in (before, after))
     new_before, new_after = (_there(alone.new, step, ops, alone.old) for step in (before, after))
-    if new_before and old_after and not (new_after or old_before):
-        return new_before[0]
-    return ""
+    is_swapped = new_before and old_after and not (new_after or old_before)
+    return new_before[0] if is_swapped else ""
 
 
 def _stem(name: str) -> str:

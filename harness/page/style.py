@@ -27,7 +27,6 @@ def provider(name: str) -> str:
 
 
 def provider_colour(providers: Iterable[str]) -> alt.Color:
-    """The colours of providers, without a legend."""
     colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
     return alt.Color("provider:N", scale=coded(colours), legend=None)
 
@@ -89,7 +88,6 @@ def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.
 
 
 def coded(codes: Mapping[str, str]) -> alt.Scale:
-    """A scale that gives each value its colour or shape."""
     return alt.Scale(domain=list(codes), range=list(codes.values()))
 
 

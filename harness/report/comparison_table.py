@@ -47,11 +47,9 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
         yield from (f"- {text}" for text in comparison.missing)
     if speedups := totals(comparison.rows):
         weights = {row.case: row.weight for row in comparison.rows}
-        yield ""
-        yield f"{together(weights.values())}:"
+        yield f"\n{together(weights.values())}:"
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
-    yield ""
-    yield "; ".join([_regressed(comparison), *_drift(comparison)])
+    yield "\n" + "; ".join([_regressed(comparison), *_drift(comparison)])
 
 
 def since(a: RecordedRun, comparison: Compared) -> str:
@@ -64,11 +62,9 @@ def since(a: RecordedRun, comparison: Compared) -> str:
     drift = _drift(comparison)
     sentences = moved + drift
     if unclear < len(judged):
-        rest = "nothing changed"
+        rest = "relative to it nothing changed" if drift else "nothing changed"
         if moved:
             rest = "no other row changed"
-        elif drift:
-            rest = "relative to it nothing changed"
         sentences.append(f"{rest} beyond the noise between sessions ({100 * comparison.noise:.2g} %)")
     if unclear:
         sentences.append(f"{unclear} of {len(judged)} rows are unclear")
@@ -81,8 +77,7 @@ def _moved(judged: Sequence[Row]) -> Iterator[str]:
     for name, rows in grouped(judged, lambda row: row.name).items():
         for verdict in ("slower", "faster"):
             if moved := [row for row in rows if row.comparison.verdict == verdict]:
-                speedup = totals(moved)[name]
-                ratio = speedup if verdict == "faster" else 1 / speedup
+                ratio = totals(moved)[name] ** (1 if verdict == "faster" else -1)
                 yield f"{name} {ratio:.2f}x {verdict} in {len(moved)} of {counted(len(rows))}"
 
 
@@ -95,9 +90,7 @@ def _drift(comparison: Compared) -> list[str]:
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     others = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
     took = [1 / ratio.ratio for ratio in others if abs(1 / ratio.ratio - 1) > MIN_FLOOR]
-    if not took:
-        return []
-    return [f"the baseline itself took {extent(took, 2)}x as long (other clocks or load)"]
+    return [f"the baseline itself took {extent(took, 2)}x as long (other clocks or load)"] if took else []
 
 
 def _cells(row: Row) -> list[str]:

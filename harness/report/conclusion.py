@@ -125,7 +125,6 @@ def _times(pairs: Iterable[tuple[SettingComparison, Samples]]) -> list[tuple[flo
 
 
 def _more(done: Sequence[CaseDone]) -> str:
-    """Whether more time may tell what is not known."""
     ended = any("budget" in case.stopped for case in done)
     return "give a longer --budget" if ended else "a quieter machine may tell, a longer --budget would not"
 

@@ -59,9 +59,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
         labelled = {"files of the entries": listed} | labelled
     for label, lines in labelled.items():
         parts += ["", Section(label, lines)]
-    hints = []
-    if view.libraries and not entries:
-        hints.append("--entries shows the entry of each shape")
+    hints = ["--entries shows the entry of each shape"] if view.libraries and not entries else []
     if any(shape.state == "fallback" for shape in view.shapes):
         hints.append("--write DIR writes the misses for the tuner")
         hints.append("a miss is not yet a loss: `run` and `toggle` measure it")
@@ -182,10 +180,9 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
     lines = []
     for (op, row, _), group in _by_key(misses, note_key):
         table, *others = dict.fromkeys(shape.found.table for shape in group)
-        if others:
-            table += f" and {len(others)} more like it"
+        more = f" and {len(others)} more like it" if others else ""
         count = counted(len(group), "shape")
-        what = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {table}"
+        what = f"{op} {row}, {_share(group):.1%} of the time, {count}: no entry in {table}{more}"
         fallbacks = _by_key(group, lambda shape: shape.found.fallback)
         if len(fallbacks) == 1:
             lines.append(f"{what}; runs {fallbacks[0][0]}")
@@ -208,8 +205,8 @@ def _no_rows(shapes: Sequence[Shape]) -> list[str]:
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
     """What decides where no table does, if that is known."""
     without = [shape for shape in shapes if shape.state == "no table"]
-    rows = [key for key, _ in _by_key(without, lambda shape: (shape.call.op, shape.row))]
-    return [f"{op} {row}: {text}" for op, row in rows if (text := decides_without(op, row))]
+    groups = _by_key(without, lambda shape: (shape.call.op, shape.row))
+    return [f"{op} {row}: {text}" for (op, row), _ in groups if (text := decides_without(op, row))]
 
 
 def _defects(shapes: Sequence[Shape]) -> list[str]:
@@ -230,18 +227,15 @@ def _lookup_notes(shapes: Sequence[Shape]) -> list[str]:
             start = re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
             key = shape.call.op, start
             pairs.append((key, shape))
-            at_the_end = re.findall(r"\d+", note.removeprefix(start))
-            tokens.setdefault(key, set()).update(map(int, at_the_end))
+            tokens.setdefault(key, set()).update(map(int, re.findall(r"\d+", note.removeprefix(start))))
     lines = []
-    for key, group in _grouped(pairs):
-        op, start = key
+    for (op, start), group in _grouped(pairs):
         count = f" ({len(group)} shapes)" if len(group) > 1 else ""
-        lines.append(f"{op}: {start}{_listed(tokens[key])}{count}")
+        lines.append(f"{op}: {start}{_listed(tokens[op, start])}{count}")
     return lines
 
 
 def by_share(shapes: Iterable[Shape]) -> list[Shape]:
-    """The largest shares of the time come first."""
     return sorted(shapes, key=lambda shape: -shape.share)
 
 
@@ -303,12 +297,11 @@ def changes_text(compared: Changes) -> str:
     """The changed shapes, the largest shares of the time first, and below each what runs before and after.
     Shapes of one layer that change alike share one entry."""
     library = compared.library
-    before_version = compared.before.libraries[library]
-    after_version = compared.after.libraries[library]
+    versions = [view.libraries[library] for view in (compared.before, compared.after)]
     lines = [
         heading(compared.after)[0],
-        f"{library} {before_version} -> {after_version}: {len(compared.changes)} of {compared.asked} shapes "
-        "run another kernel or configuration",
+        f"{library} {' -> '.join(versions)}: {len(compared.changes)} of {compared.asked} shapes run another "
+        "kernel or configuration",
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
     pairs = []

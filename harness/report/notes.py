@@ -180,7 +180,6 @@ def _remarks(timed: Sequence[Cell]) -> Notes:
 
 
 def _conclusions(case: CaseResult) -> Notes:
-    """The noise, what calls may read from caches, and disturbed rounds."""
     pairs = [v for v in case.verdicts if v.about == "A/A"]
     notes: Notes = []
     if len(pairs) > 1:

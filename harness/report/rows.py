@@ -24,8 +24,6 @@ TOGETHER = {"faster": "more together", "slower": "less together", "same": "indep
 
 @dataclass(frozen=True)
 class Row:
-    """An implementation in a case, under one setting."""
-
     cell: Cell
     verdict: Verdict | None
     """The comparison with the baseline or the first setting; None for these, and where there is none."""
@@ -96,7 +94,6 @@ class CaseResult:
         return {engine: choice.row for engine, choice in found.items() if choice.row}
 
     def engines_of(self, cell: Cell) -> list[str]:
-        """The engines that run the cell's implementation by default."""
         return [engine for engine, row in self.defaults.items() if row == cell.impl]
 
     def again(self, a: Cell, b: Cell) -> tuple[Times, Cell] | None:

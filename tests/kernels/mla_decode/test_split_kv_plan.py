@@ -5,7 +5,10 @@ import random
 
 import pytest
 
+from kernels.mla_decode.triton.split_kv import HEURISTIC, SplitKv
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
+from kernels.op import OPS
+from kernels.tuning import Target
 
 TOKENS, LEAST = 32, 64
 
@@ -60,3 +63,16 @@ def test_there_is_no_second_pass_without_need() -> None:
     assert not made([3500 + i for i in range(116)], 132).split, "parts would be hardly shorter"
     assert {cuts for _, _, cuts in made([4096] * 128, 264).split} == {2}
     assert not made([64], 132).split and made([65], 132).split == ((0, 0, 2),)
+
+
+@pytest.mark.parametrize(("kind", "arch", "heads", "kv", "name"), [
+    ("cuda", "sm_100", 16, "fp8", "sm_100 few fp8"), ("cuda", "sm_100", 128, "fp8", "sm_100 many fp8"),
+    ("cuda", "sm_90", 128, "fp8", "cuda many fp8"), ("cuda", "sm_90", 16, "fp8", "cuda few"),
+    ("rocm", "gfx950", 16, "fp8", "gfx950 few"), ("rocm", "gfx950", 128, "fp8", "gfx950 many fp8"),
+    ("rocm", "gfx942", 128, "fp8", "rocm many"),
+])  # fmt: skip
+def test_a_configuration_of_the_architecture_comes_before_one_of_its_kind(
+    kind: str, arch: str, heads: int, kv: str, name: str
+) -> None:
+    sizes = OPS["mla_decode"].sizes({"batch": 4, "ctx": 4096, "heads": heads, "kv": kv})
+    assert SplitKv().heuristic(Target(kind, arch, 132, ""), sizes) == HEURISTIC[name]

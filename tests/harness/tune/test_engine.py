@@ -84,8 +84,8 @@ def test_what_the_engine_takes_near_m_enters_first(gemm, monkeypatch):
     own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
     stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own, device=lambda: "NVIDIA H200")
     monkeypatch.setitem(sys.modules, "an_engine", stub)
-    asked = {"own": Function("an_engine.own", needs="N K block_n block_k")}
-    tables = replace(gemm.tables, **asked, device=Function("an_engine.device"))
+    asked = {"find_table": Function("an_engine.own", needs="N K block_n block_k")}
+    tables = replace(gemm.tables, **asked, find_device=Function("an_engine.device"))
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
     table = tables.engine_table(OP.sizes(case.sizes))
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
@@ -242,7 +242,7 @@ def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
     own = {6144: {1: FAST, 4096: NOW}, 1536: {}}
     stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own.get(N))
     monkeypatch.setitem(sys.modules, "an_engine", stub)
-    tables = replace(gemm.tables, own=Function("an_engine.own", needs="N K block_n block_k"))
+    tables = replace(gemm.tables, find_table=Function("an_engine.own", needs="N K block_n block_k"))
     calls = ((4096, 6144), (3, 6144), (3, 3072), (3, 1536))
     sizes = [OP.sizes({"m": m, "n": n, "k": 1536}) for m, n in calls]
     assert [tables.picked(each, None) for each in sizes] == [
@@ -253,7 +253,7 @@ def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
     ]
     assert tables.picked(sizes[0], EngineConfig(**FAST)) == f"{text_of(FAST)} (as told)"
     for lost in ("json.gone", "no_engine.own"):
-        none = replace(tables, own=Function(lost, needs="N K block_n block_k"))
+        none = replace(tables, find_table=Function(lost, needs="N K block_n block_k"))
         assert none.picked(sizes[0], None) == ""
 
 
@@ -264,7 +264,9 @@ def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
     own = Function("an_engine.own", needs="N K block_n block_k")
     names, now = [], []
     for name in ("sglang.triton", "vllm.triton"):
-        tables = replace(row("block_scale_gemm", name).tables, own=own, device=Function("an_engine.device"))
+        tables = replace(
+            row("block_scale_gemm", name).tables, find_table=own, find_device=Function("an_engine.device")
+        )
         table = tables.engine_table(OP.sizes({"m": 1, "n": 3072, "k": 1536}))
         names += table.files
         now.append(table.now)

@@ -36,7 +36,8 @@ is normalised: rounding does not change it, so that a row in which it is heavier
 
 
 def check_sizes(op: str, sizes: Any, counts: tuple[str, ...], dtype: str) -> None:
-    """Raises ValueError for a count below 1, or an unknown format. counts, dtype: names of sizes"""
+    """Raises ValueError for a count below 1, a dtype that BYTES has not, and an unknown FP8 format. counts,
+    dtype: the names of these sizes"""
     for name in counts:
         if getattr(sizes, name) < 1:
             raise ValueError(f"size {name}={getattr(sizes, name)} of {op} must be at least 1")
@@ -103,7 +104,8 @@ def rounding_variance(deviation: torch.Tensor, v: torch.Tensor, out: torch.Tenso
 
 
 def output_variance(v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The variance [..., rows, width] of rounding the output to bf16, and LEAST_SIGMA. v: `with_squares`"""
+    """The variance [..., rows, width] that comes of rounding the output to bf16; LEAST_SIGMA is in it. v:
+    `with_squares`"""
     return (UNIT * out).square() + (LEAST_SIGMA * v[..., : out.shape[-1]].abs().amax()).square()
 
 

@@ -125,7 +125,8 @@ def combine(
 
 
 def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Parts (begin, end) of keys, in whole units. The last may be shorter. Few keys make fewer parts."""
+    """Splits keys into parts of whole units, each (begin, end). The last part may be shorter, and few keys
+    make fewer parts."""
     length = math.ceil(math.ceil(keys / parts) / unit) * unit
     return [(begin, min(keys, begin + length)) for begin in range(0, keys, length)]
 
@@ -160,7 +161,8 @@ class Attended:
         return result.movedim(0, -2)
 
     def by_softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """The output with other scores. Scores beyond the keys only make the weights of the keys smaller."""
+        """The output with other scores. There may be more scores than keys: the further ones only make the
+        weights of the keys smaller."""
         return (scores.softmax(-1)[..., : self.v.shape[-2]] @ self.v).movedim(0, -2)
 
     def in_fp8(
@@ -170,7 +172,8 @@ class Attended:
         query: torch.dtype | None = None,
         **changed: Any,
     ) -> torch.Tensor:
-        """Rounds q, unless it is in FP8, and the softmax weights, to the op's FP8 format by default."""
+        """Rounds q and the softmax weights to the op's FP8 format unless another one is given. A q that is
+        given in FP8 stays as it is."""
         if how.round_weights is bf16:
             how = replace(how, round_weights=partial(fp8, weights or self.fp8))
         q = fp8(query or self.fp8, changed.pop("q", self.q))
@@ -295,7 +298,8 @@ SHARED_FP8_MISTAKES: Mapping[str, Wrong] = {
 
 @dataclass(frozen=True)
 class AttentionOp:
-    """How to find the sequences of an op. MLA decode numbers them; MHA prefill has a `Sequence` for each."""
+    """How to find the sequences of an op. A sequence is its number in MLA decode, and a `Sequence` in MHA
+    prefill."""
 
     sequences: Callable[[Any], list[Any]]  # maps operands to all sequences
     victim: Callable[[Any], Any]  # maps operands to the sequence that mistakes in one sequence change
@@ -326,7 +330,8 @@ class AttentionOp:
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: wrong(a))
 
     def output(self, change: Round) -> Compute:
-        """A kernel that outputs `change` of the right output for the sequence `victim`."""
+        """A kernel that outputs something else for the sequence `victim`. change: maps the right output to
+        it"""
         return self.kernel(lambda o: [self.victim(o)], lambda a, right: change(right))
 
     def answers(self, read: list[Attended], own: Mapping[str, Wrong], columns: slice) -> Answers:
@@ -357,7 +362,8 @@ class AttentionOp:
     def mistakes_in_fp8(
         self, everywhere: Mapping[str, Wrong], in_one: Mapping[str, Wrong]
     ) -> tuple[Mistake, ...]:
-        """Mistakes of a call that rounds to FP8: those of both ops, and those of this op that are given."""
+        """What both ops can do wrong in a call that rounds to FP8. everywhere, in_one: what this op can do
+        wrong in all sequences and in one"""
         everywhere = {**SHARED_FP8_MISTAKES_EVERYWHERE, **everywhere}
         in_one = {**SHARED_FP8_MISTAKES, **in_one}
         computes = {name: self.everywhere(wrong) for name, wrong in everywhere.items()}

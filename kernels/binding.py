@@ -158,7 +158,8 @@ class Function(Symbol):
 
 
 class Operator(Function):
-    """An operator of torch, `torch.ops._C.name`, at the place `library._C.name`; called by position."""
+    """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
+    place is `library._C.name` for `torch.ops._C.name`."""
 
     def __init__(self, place: str, positions: int, loader: str) -> None:
         """loader: the module that registers it when it is imported"""
@@ -244,7 +245,8 @@ _read_once = functools.lru_cache(maxsize=256)(_read)
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module. Raises Unsupported where that fails: it may need its device, driver or compiler."""
+    """Imports a module. Raises Unsupported where it cannot be imported: a GPU library may need its device,
+    driver or compiler for that."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -252,7 +254,8 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and its causes in one line. Torch names an undefined symbol only in a cause."""
+    """An error and its causes in one line, as only the cause of torch's `Could not load this library` names
+    the undefined symbol."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)

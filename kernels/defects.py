@@ -36,7 +36,8 @@ class Defect:
     """Shell patterns of the names of the implementations that have it."""
     archs: Sequence[str]
     versions: str = ""
-    """The affected versions of the row's library, as PEP 440 specifiers. Empty: all versions, or unknown."""
+    """The affected versions of the row's library, as PEP 440 specifiers. Empty for all versions, and for one
+    that is not known."""
     when: Sequence[str] = ()
     """Conditions on the sizes under which it may occur (see kernels.conditions); empty for all."""
     refuse: bool = False
@@ -69,7 +70,8 @@ def known_defects(
 
 
 def _is_within(version: str, specifiers: str) -> bool:
-    """Whether a version is among these; False for `unknown`, and for "": not installed."""
+    """Whether a version is among these. False where it is `unknown`, or empty for a library that is not
+    installed."""
     try:
         return SpecifierSet(specifiers).contains(version, prereleases=True)
     except InvalidVersion:

@@ -78,7 +78,8 @@ def _stored(entry: EngineEntry) -> EngineEntry:
 
 
 def nearest_of(table: Iterable[int], m: int) -> int:
-    """The M of the entry that the engines use for m rows: the nearest, and of two equally near the first."""
+    """The M of a table whose entry the engines use for m rows: the nearest, and of two equally near ones the
+    first."""
     return min(table, key=lambda key: abs(key - m))
 
 
@@ -166,7 +167,8 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """The configurations that fit the device. Values of GROUP_SIZE_M near the defaults come first."""
+        """The configurations that fit into shared memory and registers. Values of GROUP_SIZE_M near the
+        engines' defaults come first."""
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
         # The values of num_warps, num_stages and, on ROCm, of waves_per_eu, matrix_instr_nonkdim and kpack.
         options: Iterable[tuple[int, ...]]

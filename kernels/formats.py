@@ -164,7 +164,8 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """The last dimension in blocks, [..., ceil(K/128), 128]: padded with zeros, or a view of x."""
+    """Splits the last dimension into blocks, padded with zeros: [..., ceil(K/128), 128]. It is a view of x
+    where K is a multiple of 128."""
     import torch
 
     missing = -x.shape[-1] % BLOCK

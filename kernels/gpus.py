@@ -46,7 +46,8 @@ class Gpu:
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and why it failed or is missing; empty where it succeeded."""
+    """What a command prints to stdout, and what went wrong: it is missing, it failed, or it took too long.
+    The latter is empty where nothing did."""
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False

@@ -21,7 +21,8 @@ class TooMuchWork(Exception):
 
 
 class Work(TorchFunctionMode):
-    """Limits computing under it by elements and operations: it ends at the same place on a busy machine."""
+    """Limits what torch computes under it, by elements and operations, so that it ends at the same place
+    however busy the machine is."""
 
     done = 0.0  # the share of the limit that is used
 

@@ -67,12 +67,14 @@ class Tolerance:
     element: float
     """The largest single element."""
     segment: int | None = None
-    """Elements of a row that are judged together, the fewest that a thread block writes; None: all."""
+    """Elements of a row that are judged together: the fewest that one thread block writes, so that its error
+    is not diluted by its neighbours; None: all."""
     bias: float = 0.015
     """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
     or truncate: their sigma is so wide that it would hide a common factor."""
     bias_bf16: float = 0.006
-    """The same for all other calls. Truncating to bf16 once makes an output 0.28 percent smaller."""
+    """The same for all other calls. Each truncation to bf16 makes an output 0.28 percent smaller, rounding to
+    nearest does not."""
     noise: float | None = None
     """Root mean square over the whole output, for calls that round to FP8; None: not judged. The worst row of
     a right call errs as much as each row of a format with one bit less, so that `row` cannot tell them apart.
@@ -107,7 +109,8 @@ def spread(count: int, offset: float = 0.0) -> list[int]:
 
 
 MOST_ELEMENTS = 1 << 27
-"""The most elements of a reference, 16384 rows of 7168. With its sigma it takes 1 to 3 GiB of memory."""
+"""The most elements of a reference, 16384 rows of 7168: the host's memory has to hold several of them with
+their sigmas, 1 to 3 GiB each."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -193,7 +196,8 @@ class Prepared:
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What further sets share: what `stationary` made, or the inner call (kernels/compose.py)."""
+        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
+        that kernels/compose.py composed, its inner call."""
         self._call = call
         self._inputs = inputs
         self._after_load = after_load
@@ -226,11 +230,13 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """The tensors in which `call` reads each live operand. `load` and producers write there."""
+        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
+        write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """The tensors that `call` reads at present, without those that only `load` can write."""
+        """Like `inputs`, without side effects: the tensors that `call` reads at present. Live operands that
+        only `load` can write are left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -252,7 +258,8 @@ class Prepared:
 
 
 def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
-    """The Prepared that a function returned, or of its call. Raises TypeError, with `source`, for others."""
+    """The Prepared that a function returned, or of the call that it returned. Raises TypeError for anything
+    else, which names the function as `source`."""
     if isinstance(given, Prepared):
         return given
     if callable(given):
@@ -264,7 +271,8 @@ def as_prepared(given: object, source: str, operands: Operands, out: torch.Tenso
 
 
 class Implementation:
-    """One way to compute an op: a subclass in a module of the op, or what `implementation` below declares."""
+    """One way to compute an op: a subclass in a module of the op, or a function that `implementation` below
+    declares."""
 
     # `provider.variant`
     name: ClassVar[str]
@@ -309,7 +317,8 @@ class Implementation:
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether platform and libraries can run it; by default whether torch is here. Imports nothing."""
+        """Whether this platform and its libraries can run it at all; by default whether torch is here.
+        Nothing is imported."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -362,18 +371,21 @@ class Implementation:
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """For the memory plan: bytes that `prepare` allocates for a set, beside layout and output."""
+        """Bytes that `prepare` allocates for each set of operands beside those, layout and output, for the
+        memory plan."""
         return 0
 
     def scratch(self, sizes: DataclassInstance) -> int:
-        """For the memory plan: bytes that a call frees again, or shares with calls on other sets."""
+        """Bytes that a call allocates and frees again, or shares with calls on other sets, for the memory
+        plan."""
         return 0
 
     def require(self) -> None:
         """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into a layout. `out`: see `allocates`. Raises Unsupported."""
+        """Untimed: bring stationary operands into the library's layout. `out` is None where the library
+        allocates the output. Raises Unsupported."""
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
@@ -569,7 +581,8 @@ class Op(ABC):
     fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
-        """Reads sizes given as text or numbers. Raises ValueError where one is unknown or missing."""
+        """Reads sizes given as text or numbers. Raises ValueError, which names the op's sizes, where one is
+        unknown or missing."""
         kinds = _kinds(self.Sizes)
         values: dict[str, Size] = {}
         for name, value in given.items():
@@ -659,7 +672,8 @@ class Op(ABC):
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """The least bytes that calls on so many sets read from memory. The cache policy uses it."""
+        """Bytes that so many calls, each on the next set, read from memory at least, each byte once; 0 if
+        nothing is streamed. The cache policy uses it."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""

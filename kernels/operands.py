@@ -24,7 +24,8 @@ class Seeds:
     lengths: int | None = None
     """Seed of the lengths of sequences, where an op has them; None for `stationary`."""
     adversarial: bool = False
-    """Whether values reveal mistakes that those of a serving step hide. Such calls are never timed."""
+    """Whether values reveal mistakes that those of a serving step hide: scores that overflow, ties, edges of
+    groups. Calls on them are checked, never timed."""
 
 
 Own = TypeVar("Own", bound="Operands")
@@ -85,7 +86,8 @@ class Operands(ABC):
         return None
 
     def narrowed(self: Own) -> Own:
-        """The operands of the next narrower boundary. The live ones are empty until `Op.step` fills them."""
+        """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
+        live ones, which `Op.step` fills."""
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
 
     def digest(self) -> int:
@@ -102,7 +104,8 @@ DRAWN_AT_ONCE = 1 << 24
 
 
 def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills a tensor with normal values, in fp32, as torch 2.11 and 2.13 draw other values in bf16."""
+    """Fills a tensor with normal values, some rows at a time. They are drawn in fp32, as in bf16 torch 2.11
+    draws other values than 2.13."""
     rows = max(1, DRAWN_AT_ONCE * len(target) // target.numel())
     for part in target.split(rows):
         part.copy_(torch.empty(part.shape, device=part.device).normal_(generator=generator))

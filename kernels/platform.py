@@ -382,7 +382,8 @@ def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
 
 
 def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
-    """Free bytes of a GPU, or all where they are not reported; of a CPU `available_memory`; or None."""
+    """Bytes of a GPU's memory that no process holds, or all of them where the driver does not report that; of
+    a CPU `available_memory`. None if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
     free = None

@@ -88,7 +88,8 @@ class PluginProcess:
         self.connection = Connection(ours.detach())
 
     def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
-        """What a method of an implementation returns; for `list` the facts of all. Raises PluginError."""
+        """What a method of an implementation returns; the facts of all implementations for `list`. Raises
+        PluginError."""
         with self.asking:  # several threads ask
             try:
                 self.connection.send((method, op, name, arguments))
@@ -101,7 +102,8 @@ class PluginProcess:
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says: its methods ask its process. Only a worker can prepare it."""
+    """What a plug-in's implementation says of itself: its methods of REQUIREMENTS and REPLACED ask its
+    process. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""

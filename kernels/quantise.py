@@ -1,4 +1,5 @@
-"""The suite's own quantising kernel, with which a kernel of quantised operands runs in `with_quant`."""
+"""The suite's own kernel that quantises activations. With it, a kernel of quantised operands runs in the
+boundary `with_quant`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Triton interprets with numpy. It gets one thread: several would wait for each other on small products."""
+"""Triton interprets with numpy, which gets one thread: on small products several threads wait for each other,
+and take three times as long where other processes run."""
 
 NOT_INTERPRETED = (
     "Triton runs on a CPU only interpreted: set TRITON_INTERPRET=1 before it is imported, or take the base "
@@ -116,7 +117,8 @@ class ConfiguredPrepared(Prepared):
         return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
 
     def readable(self, codes: torch.Tensor) -> torch.Tensor:
-        """FP8 operands as the kernel reads them. The interpreter has no e4m3fnuz: it gets uint8."""
+        """Returns FP8 operands as the kernel reads them. The interpreter has no e4m3fnuz, so that it gets a
+        view of such operands as uint8."""
         if self.interpreted and codes.dtype == torch.float8_e4m3fnuz:
             return codes.view(torch.uint8)
         return codes

@@ -44,7 +44,8 @@ class Target:
     units: int
     """Compute units (CUs, SMs)."""
     device: str = ""
-    """The driver's name: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the architecture."""
+    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the
+    architecture."""
     shared: float = math.inf
     """The most bytes of shared memory that a program may take, if that is known."""
     triton: str = ""
@@ -92,7 +93,8 @@ class Tunable(Implementation):
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The forced configuration, the nearest stored one, or the heuristic one. Raises StoredError."""
+        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one.
+        Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
         if stored := self.stored(target, sizes):
@@ -101,7 +103,8 @@ class Tunable(Implementation):
         return Choice(self.heuristic(target, sizes), by_rule)
 
     def stored(self, target: Target, sizes: DataclassInstance) -> list[Choice]:
-        """The stored choices that are right at these sizes, the nearest first. Raises StoredError."""
+        """The stored choices for targets of this kind that are right at these sizes, the nearest first.
+        Raises StoredError."""
         choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
         features = self.features(sizes)
         choices.sort(key=lambda choice: choice.away(features, target))

@@ -67,7 +67,8 @@ class Vendor(Implementation):
         return {self.library or self.provider: self.since, **self.others_since}
 
     def recent(self, platform: Platform) -> Support:
-        """Whether installed versions are recent enough. One that cannot be read counts as recent."""
+        """Whether the installed versions of its libraries, where they are known, have what this row takes. A
+        version that cannot be read counts as later."""
         for library, first in self.first_versions.items():
             if platform.here and is_older(version(library) or "", first):
                 return Support(False, f"needs {library} {first} or later; this is {version(library)}")
@@ -93,7 +94,8 @@ def is_older(version: str, first: str) -> bool:
 
 
 def releases_read(library: str) -> list[str]:
-    """The newest releases whose source the rows were written for: one for each series of versions."""
+    """The newest releases of a library in whose source the rows' calls were read: one for each series of
+    versions."""
     return LIBRARIES.get(library, {}).get("read", [])
 
 
@@ -193,7 +195,8 @@ class Sglang(Vendor):
 
 
 def extend_attention(when: str = "") -> Function:
-    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal."""
+    """SGLang's kernel for several query tokens of a sequence. Versions without is_causal are causal. On ROCm
+    the lengths make a grid without idle programs."""
     return Function(
         *(f"{ops}.extend_attention.extend_attention_fwd" for ops in Sglang.ATTENTION),
         needs="q_extend k_extend v_extend o_extend k_buffer v_buffer qo_indptr kv_indptr kv_indices "
@@ -277,7 +280,8 @@ class FlashAttentionOfSglang(Vendor):
 
 _ISAS = "SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16"
 ONEDNN_ISAS = _ISAS.split()
-"""Values of ONEDNN_MAX_CPU_ISA up to what bf16 brgemm needs (oneDNN's guide, CPU dispatcher control)."""
+"""Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
+dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:

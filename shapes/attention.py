@@ -53,7 +53,8 @@ class Parallel:
 def mla_decode_sizes(
     model: ModelConfig, parallel: Parallel, batch: int, ctx: str, page: int = 64, kv: str = "bf16", q: int = 1
 ) -> dict[str, Size]:
-    """The sizes of `mla_decode` on one rank. ctx: tokens of each request, its q query tokens included"""
+    """The sizes of `mla_decode` on one rank. batch: the rank's requests; ctx: tokens of each request, its q
+    query tokens included, a span (see shapes.lengths)."""
     sizes: dict[str, Size] = {
         "batch": batch, "ctx": ctx, "heads": parallel.heads(model), "page": page, "kv": kv
     }  # fmt: skip
@@ -65,7 +66,8 @@ def mla_decode_sizes(
 def mha_prefill_sizes(
     model: ModelConfig, parallel: Parallel, batch: int, new: str, prefix: str = "0"
 ) -> dict[str, Size]:
-    """The sizes of `mha_prefill` on one rank: each sequence has `new` tokens after `prefix` cached ones."""
+    """The sizes of `mha_prefill` on one rank. new: tokens of a sequence in this step; prefix: its tokens that
+    were cached before; both are spans (see shapes.lengths)."""
     return {"batch": batch, "new": new, "prefix": prefix, "heads": parallel.heads(model)}
 
 

@@ -49,9 +49,11 @@ def merge(cases: Iterable[Case]) -> list[Case]:
 
 
 SEGMENT = re.compile(r"(\d*)q(\d+)(k?)(?:s(\d+)(k?))?")
-"""Requests in vLLM's short form: 16q4s4k is 16 of 4 new tokens and 4096 in all; without `s` all are new."""
+"""Requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests of 4
+new tokens each and 4096 in all; without `s` all are new."""
 MOST_QUERIES = 8
-"""The most query tokens of a request in a decode step. A request with more new tokens is prefilling."""
+"""The most query tokens of a request in a decode step: mla_decode takes no more, and a request with more new
+tokens counts as prefilling."""
 
 
 def _short(spec: str, op: str) -> list[dict[str, str]]:

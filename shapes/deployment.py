@@ -19,7 +19,8 @@ PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
     **dict.fromkeys(("shared gate_up", "shared down"), "shared"),
 }
-"""Name of a linear -> its part of the model, if not attention. Parts may be split over other ranks."""
+"""Name of a linear -> the part of the model that it belongs to; linears that are not here belong to
+attention. Each part may be split over other ranks."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Deployment:
 
     model: ModelConfig
     parallel: Parallel
-    """How attention and experts are split. With ep=1 each expert's columns are split over all ranks."""
+    """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
+    ranks."""
     dense_tp: int = 1
     shared_tp: int = 1
     shared: int = 0
@@ -45,7 +47,8 @@ class Deployment:
         return f"{self.model.name} {self.parallel.text}{cache}"
 
     def together(self, tokens: int, ranks: int) -> int:
-        """The tokens of a call that `ranks` share. Each DP group has `tokens`, split over its ranks."""
+        """The tokens of a call that `ranks` share, if each DP group has `tokens`. If fewer ranks than a group
+        share it, the rest of the group computes other tokens."""
         return -(-tokens * ranks // self.parallel.tp)
 
 
@@ -113,7 +116,8 @@ def mean_step(
     decodes: Iterable[tuple[DecodeBin, int]],
     prefills: Iterable[PrefillBin],
 ) -> list[Call]:
-    """The calls of the mean step; a bin's weight is its share. decodes: with a request's query tokens"""
+    """The calls of the mean of many steps, of which each bin's weight is the share. decodes: with the query
+    tokens of each request"""
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)
@@ -132,7 +136,8 @@ def mean_step(
 
 
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The FP8 linears and experts of a step of `tokens` tokens in each DP group, `prompt` of prompts."""
+    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
+    `prompt` of which are prompt tokens."""
     ranks = {"attention": deployment.parallel.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
         ranks["shared"] = deployment.shared_tp

@@ -56,7 +56,8 @@ def route(
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """The rows of a rank's kernel if each attention group of its expert-parallel ranks has `tokens`."""
+    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has `tokens`;
+    without expert parallelism those of all groups."""
     if parallel.ep == 1:
         return tokens * parallel.dp
     everywhere = -(-tokens * parallel.ep // parallel.tp)

@@ -32,7 +32,8 @@ NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of config.json that shapes depend on. Those with a default may be missing."""
+    """The keys of Hugging Face's config.json that shapes depend on; those with a default may be missing.
+    Widths are numbers of elements."""
 
     name: str
     source: str
@@ -224,7 +225,8 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
 
 
 def _matched(patterns: Sequence[str], last: int) -> list[str]:
-    """The names of MODULES that a pattern excludes, in the first layer if dense, else in the last."""
+    """The names of MODULES that a pattern excludes: one of their modules, in the first layer for dense ones,
+    else in the last layer."""
     names = []
     for name, modules in MODULES.items():
         layer = 0 if name.startswith("dense") else last

@@ -45,7 +45,8 @@ class Routing:
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
     groups: int = 8
-    """The number of groups of consecutive experts. If it does not divide them, routing has no limit."""
+    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
+    limited."""
     group_topk: int = 4
     """The most groups that the picks of a token lie in."""
 
@@ -253,7 +254,8 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
 
 
 def _interleaved(routing: Routing, width: int) -> list[int]:
-    """All experts: the first of each of `width` groups, then the second, ...; then the next groups."""
+    """All experts: the first of each of `width` groups, then the second of each, and so on; then the same of
+    the next groups."""
     group = routing._group
     order: list[int] = []
     for start in range(0, routing.experts, width * group):
@@ -264,7 +266,8 @@ def _interleaved(routing: Routing, width: int) -> list[int]:
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws experts by weight. Once a token is at its group limit, draws of other groups do not count."""
+    """Draws experts by their weights. Once a token has reached the group limit, draws of experts of other
+    groups do not count."""
     chance = random.Random("picks")
     experts = range(routing.experts)
     group = routing._group

@@ -37,18 +37,21 @@ class Workload:
     vLLM V0 without chunked prefill). mixed: every step decodes, and prompt chunks fill its budget (vLLM V1).
     disaggregated: prompts are prefilled elsewhere, and all steps decode."""
     token_budget: int = 8192
-    """The most tokens of a step: of prompts with prefill_first (SGLang), of all with mixed (vLLM)."""
+    """The most tokens of one step: of prompts with prefill_first (SGLang's --chunked-prefill-size), of all
+    with mixed (vLLM's --max-num-batched-tokens)."""
     max_running: int | None = None
     """The most requests in the engine at a time (vLLM's --max-num-seqs); None means no limit."""
     range_ratio: float = 1.0
-    """Lengths are uniform from range_ratio * length to length, as with SGLang's --random-range-ratio."""
+    """Lengths are uniform between range_ratio * length and length, as SGLang's bench_serving draws them for
+    --random-range-ratio; 1 makes all equal."""
     arrival_steps: float = 0.0
     """The least number of steps between the sending of two requests."""
     whole_prompts: bool = False
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked
     prefill); else the last prompt of a step fills the budget."""
     steady: bool = False
-    """Whether to leave out the ramp, before all places are taken, and the drain, after the last admission."""
+    """Whether the ramp, before all places are taken, and the drain, after the last request was admitted, are
+    left out."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,10 +100,12 @@ class Phase(NamedTuple):
 
     steps: int
     lengths: tuple[int, ...]
-    """Cached tokens of each decoding request in the first step; one more in each next step."""
+    """Cached tokens of each decoding request in the first step; each grows by one a step. It is empty if the
+    steps only prefill."""
     prefill: int
     chunks: tuple[tuple[int, int], ...] = ()
-    """Chunks (new, prefix) of the first step. In several steps there is one, whose prefix grows each step."""
+    """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
+    chunk, and its prefix grows by its new tokens each step."""
 
 
 @dataclass

@@ -25,7 +25,8 @@ from shapes.names import unknown
 from shapes.workloads import documented
 
 CASE_S = 20.0
-"""Seconds of measuring for a case. With less, R1's sizes get too few rounds for an interval on a CPU."""
+"""Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
+interval."""
 
 SPREAD = (
     ("r1-tp8", R1, Parallel(tp=8)),
@@ -50,7 +51,8 @@ OPS: dict[str, ModuleType] = {
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds a plug-in op's cases: a module with any of the five functions that shapes.cases names."""
+    """Adds the cases of an op of a plug-in: a module with any of the five functions that shapes.cases
+    names."""
     OPS[op] = cases
     suites.cache_clear()
 

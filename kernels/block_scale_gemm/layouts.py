@@ -19,7 +19,8 @@ def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
 
 
 def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """A copy whose rows are padded with zeros to the multiple, or the tensor where none are missing."""
+    """A copy [M rounded up to the multiple, columns] whose further rows are zeros, or the tensor itself where
+    M is a multiple already."""
     m, columns = tensor.shape
     if m % multiple == 0:
         return tensor

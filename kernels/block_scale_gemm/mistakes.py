@@ -225,7 +225,8 @@ IN_OTHER_CALLS: Mapping[str, Variant] = {
 
 
 def padded_and_read_unpadded(t: Tile) -> torch.Tensor:
-    """a's scales have columns padded to a multiple of four rows, as for TMA, and are read as unpadded."""
+    """a's scales have columns that are padded to a multiple of four rows, as TMA needs it, and are read as if
+    they were not padded."""
     m, blocks = t.operands.a_scale.shape
     padded = torch.nn.functional.pad(t.operands.a_scale.t(), (0, -m % 4)).flatten()
     return padded[torch.arange(blocks, device=padded.device) * m + t.rows[:, None]]

@@ -89,7 +89,8 @@ ZERO_ROW = 61  # one row in so many is zero
 def generate(
     sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
 ) -> BlockScaleGemmOperands:
-    """The operands of a case; equal arguments give equal operands. For adversarial seeds see `_spoil_...`."""
+    """The operands of a case; equal arguments give equal operands. For adversarial seeds see
+    `_spoil_weights` and `_spoil_activations`."""
     fmt, scales = fp8_format(sizes.fp8), known_scales(sizes.scales)
     live_seed = 1_000_003 * seeds.stationary + seeds.live
     b_q, b_scale = weights(sizes.n, sizes.k, fmt, scales, seeds.stationary, device)

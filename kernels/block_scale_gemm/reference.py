@@ -70,7 +70,8 @@ def reference(
 
 
 def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divides rows of x in place: each maximum is then in [0.5, 1). Returns x and exponents [rows, 1]."""
+    """Divides each row of x fp32 [rows, K], in place, by the power of two that brings its largest magnitude
+    into [0.5, 1). Returns x and the exponents [rows, 1]."""
     largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
     exponent = torch.frexp(largest).exponent
     # In two steps, because 2^127 is the largest power that fp32 holds.

@@ -37,7 +37,8 @@ class EngineDefault:
     op: str
     archs: tuple[str, ...]
     row: str
-    """The suite's implementation. Empty where none does the same, or such a case never comes: see `why`."""
+    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
+    a case; `why` says which."""
     file: str
     """The file that decides, in the engine's Python package."""
     line: int
@@ -50,7 +51,8 @@ class EngineDefault:
     server's ranks. With DP attention a rank has more `heads` than that; a case that does not give `heads/tp`
     is assumed to be without."""
     flags: str = ""
-    """The flags and variables with which the engine makes this choice, as on a command line. Empty: none."""
+    """The flags and variables with which the engine makes this choice, as on a command line. Empty: it needs
+    none."""
     fails: bool = False
     """Whether the server does not start, or ends at the first request."""
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Variables and flags without dashes, `moe-a2a-backend` -> `deepep`; empty for a flag without value."""
+"""Variables and flags by name, without leading dashes: `moe-a2a-backend` -> `deepep`. The value of a flag
+that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 

@@ -1,4 +1,5 @@
-"""What rows share: pairs in the order of experts, ids without -1, the suite's kernels around products."""
+"""What several rows share: pairs in the order of experts, expert ids without -1, and the suite's own kernels
+around two products."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
 
 
 class Alignment:
-    """A call that places the pairs in tiles of `rows` slots, each for one expert, and writes its tensors."""
+    """A call places the pairs in tiles of `rows` slots, each tile for one expert. It writes `tensors`, or
+    with `by_pair` `row_of` and `owners`."""
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor, by_pair: bool = False) -> None:
         import torch
@@ -116,7 +118,8 @@ def combination(
     out: torch.Tensor,
     columns: int = 1024,
 ) -> Call:
-    """The launch that adds up a token's rows of `given` by weight. columns: those that a program computes"""
+    """The launch that adds up a token's rows of `given` by weight. row_of: as the kernel has it; columns: of
+    a program"""
     import triton
 
     from kernels.fused_moe.triton.rows_jit import combine_kernel

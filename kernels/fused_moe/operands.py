@@ -69,7 +69,8 @@ class FusedMoeSizes:
 
     @property
     def group_limit(self) -> tuple[int, int]:
-        """(groups, the most that a token picks from); (1, 1) where groups do not divide the experts."""
+        """(groups, how many of them the picks of a token lie in): (1, 1) where groups do not divide the
+        experts."""
         if self.experts % self.routed.groups:
             return 1, 1
         return self.routed.groups, min(self.routed.group_topk, self.routed.groups)

@@ -16,7 +16,8 @@ EXPERT_PAIRS = 100
 
 
 def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks, int64 [tokens, picks] of the rank, and weights in fp64, given or by DeepSeek-V3's rule."""
+    """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: the given ones, or
+    those that follow from the logits by DeepSeek-V3's rule."""
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
     return choose(operands.logits.double(), operands.bias.double(), Router.of(operands.sizes))

@@ -1,4 +1,5 @@
-"""The suite's own routing kernel, for kernels that take picks in the boundary `with_routing`."""
+"""The suite's own routing kernel, which stands before a kernel that takes picks in the boundary
+`with_routing`."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def router(
 
 
 def choose(logits: torch.Tensor, bias: torch.Tensor, rule: Router) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks int64 [tokens, topk + shared] of logits and a bias, and their weights in the same dtype."""
+    """The picks int64 [tokens, topk + shared] of logits [tokens, experts] and a bias [experts], and their
+    weights, in the dtype of both."""
     import torch
 
     scores = logits.sigmoid()

@@ -44,7 +44,8 @@ class SignatureSource(Protocol):
     """Knows a library's signatures."""
 
     def signature(self, place: str) -> inspect.Signature | None:
-        """The signature of what is at a place, without `self`; None if unknown. Raises NotThere."""
+        """The signature of a function or class at a dotted place, without `self` for a method. None where the
+        source does not tell. Raises NotThere."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,8 @@ def _common(found: list[inspect.Signature | None]) -> inspect.Signature | None:
 
 
 def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
-    """The statements of a module or class, also inside conditions, but not in functions or classes."""
+    """The statements of a module or class, including those inside conditions, but not inside functions or
+    classes."""
     for inner in ast.iter_child_nodes(block) if block else ():
         if isinstance(inner, ast.If) and _last_name(inner.test) == "TYPE_CHECKING":
             for statement in inner.orelse:

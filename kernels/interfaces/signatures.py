@@ -30,7 +30,8 @@ class Default:
 
 
 def of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a live function. None if it is C++ (pybind11), or its wrapper takes anything."""
+    """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
+    by a function that takes anything."""
     if schema := getattr(getattr(function, "default", function), "_schema", None):
         return next(iter(_schema(_arguments(str(schema))).values()), None)
     try:
@@ -125,7 +126,8 @@ def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:
 
 
 def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
-    """The signatures of functions that a C++ source binds by schemas, or by pybind11 with names."""
+    """The signatures of functions that a C++ source binds, by name: torch's operators by their schemas, and
+    those of pybind11 where it names the arguments."""
     if b"def(" not in source:
         return {}
     text = source.decode(errors="replace")

@@ -162,7 +162,8 @@ def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype
 
 
 def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -> MhaPrefillOperands:
-    """The operands for sequences of (prefix, new) tokens, without values of q, k, v and their descales."""
+    """The operands for sequences of (prefix, new) tokens, one after the other, without values of q, k and v
+    and of their descales."""
     cu_q = [0]
     cu_k = [0]
     sequences = []
@@ -218,7 +219,8 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
 
     def fill(operand: torch.Tensor) -> torch.Tensor:
-        """Fills an operand and returns it. In place of an FP8 operand it fills a new bf16 tensor."""
+        """Fills an operand and returns it. An FP8 operand stays empty: a bf16 tensor of its shape is filled
+        in its place, to be quantised later."""
         drawn = torch.empty_like(operand, dtype=torch.bfloat16) if o.is_fp8 else operand
         draw_normal(drawn[:DRAWN], generator)
         for start in range(DRAWN, len(drawn), DRAWN):

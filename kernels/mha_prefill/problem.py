@@ -121,7 +121,8 @@ class MhaPrefill(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
-        """q, k, v and out are moved once. Softmax weights may be rounded to FP8: FP8 products bound it."""
+        """q, k, v and out are moved once. An FP8 kernel may round the softmax weights to FP8 too, so that FP8
+        products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)

@@ -138,7 +138,8 @@ class FiniteCache:
 
 
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """The query in the cache's dtype: q itself, or on an FP8 cache a buffer that `after_query` fills."""
+    """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
+    cache's format, which `after_query` fills."""
     return torch.empty_like(operands.q, dtype=operands.kv.dtype) if operands.is_fp8 else operands.q
 
 

@@ -34,7 +34,8 @@ from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
-    """What is read for sequence i, right by default. slots: the rows of the cache to read, int64 [n]"""
+    """What is read for a sequence, whose number is i; right by default. slots: the rows of the cache that are
+    read for its tokens, int64 [n]"""
     if slots is None:
         slots = o.token_slots(i)
     kv = o.kv.view(-1, WIDTH)[slots].float() * o.kv_scale
@@ -181,7 +182,8 @@ def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: (operands, sequence, query token) -> what is read, and the token whose output it gets"""
+    """source: (operands, sequence, query token) -> what is read, and the token of that whose output this
+    query token gets"""
 
     def wrong(a: Attended) -> torch.Tensor:
         sources = (source(a.operands, a.sequence, token) for token in range(a.operands.sizes.q))

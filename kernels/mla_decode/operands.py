@@ -156,7 +156,8 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """The same cache on pages with so large numbers that offsets, in values, need more than 32 bits."""
+        """The same cache on pages with numbers so large that offsets, counted in values, need more than 32
+        bits."""
         pages, page, width = self.kv.shape
         first = -(-(1 << 32) // (page * width))
         kv = self.kv.new_empty(first + pages, page, width)

@@ -52,7 +52,8 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
 
 
 def _attend(o: MlaDecodeOperands, sequence: int) -> tuple[torch.Tensor, ...]:
-    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512], and even [q * heads]."""
+    """Value, sigma and, on an FP8 cache, sigma_fp8 of a sequence, [q * heads, 512] each, and even [q *
+    heads]."""
     q = o.q[sequence].flatten(0, 1)
     kv = o.kv.view(-1, WIDTH)[o.token_slots(sequence)].double() * o.kv_scale
     v = attention.with_squares(kv[:, :LATENT])
@@ -120,7 +121,8 @@ class MlaDecode(Op):
     reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
-        """Each cached row, q and out are moved once. On an FP8 cache products in FP8 bound a call."""
+        """Each cached row, q and out are moved once. On an FP8 cache a kernel may round q and the softmax
+        weights to FP8, so that FP8 products bound it."""
         flops = 2.0 * sizes.scored * sizes.heads * (WIDTH + LATENT)
         moved = sizes.tokens * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * (WIDTH + LATENT) * 2.0
         return Work(flops, moved, sizes.kv)
@@ -136,7 +138,8 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * attention.BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results, and the longest sequence's cache, values with squares and weights, in fp64."""
+        """Three results in fp64; for the longest sequence the cache, values and their squares in fp64, and
+        weights."""
         of_token = 8 * (WIDTH + 2 * LATENT + 8 * sizes.q * sizes.heads)
         return 3 * 4 * self.output_bytes(sizes) + max(sizes.lengths()) * of_token
 

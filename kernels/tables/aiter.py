@@ -32,7 +32,8 @@ Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
 
 MOE_TIERS = (32768, 131072)
-"""In the key of MoE tokens are rounded down to one of these, or below them up to a power of two."""
+"""From the first of these on, tokens are rounded down to one of these in the key of MoE. Below, they are
+rounded up to a power of two."""
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU, by AMD's data sheets of MI300X and MI355X."""
@@ -92,7 +93,8 @@ class AiterTables:
         return self._shapes[family, target]
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` or `gemm_a8w8_blockscale_bpreshuffle` do."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
+        as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table, tried = self.table(family), padded(m, n)
         row, missed = self._row(family, target, (n, k), tried, tried)
@@ -183,7 +185,8 @@ class AiterTables:
         return Found(table.title, Entry(row.file, row.line, key, hit, kernel, row.us), notes=notes)
 
     def _doubts(self, row: Row, family: Family, target: Target, flops: int) -> Iterator[str]:
-        """What is doubtful about a row: it is cut short, or its time is too short for the call's `flops`."""
+        """What is doubtful about a row: it is cut short, or its time cannot be that of its M. flops: those of
+        the call at its M"""
         if row.truncated:
             yield "the row's line is cut short: AITER reads the missing cells as nan"
         us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
@@ -203,7 +206,8 @@ class AiterTables:
             yield f"{us:g} us is in the next row, too: a copied time"
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for the shapes that were looked up, once for each kind and file."""
+        """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
+        the shapes that were looked up counts."""
         found = []
         if reason := older(self.files):
             found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
@@ -340,7 +344,8 @@ def _dead(
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Rows whose kernels this copy lacks. Kernels of CK Tile, CK's MoE and FlyDSL are not known here."""
+    """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
+    these are not known here."""
     assembled = _assembled(
         files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
     )
@@ -388,7 +393,8 @@ def _built(files: Files, family: Family) -> set[str]:
 
 
 def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """A kernel's name, as `KernelInstance.name` makes it. Those of preshuffled kernels have no waves."""
+    """The name of a kernel, as `KernelInstance.name` makes it from the fields. Names of preshuffled kernels
+    leave out the waves."""
     waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
     groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])

@@ -203,7 +203,8 @@ class EngineTables:
         return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
 
     def untuned(self, target: Target) -> dict[str, str]:
-        """For each op the files that were looked for and do not exist, as the engine's tuner names them."""
+        """For each op, a list of the files that were looked for and do not exist, as the engine's tuner names
+        them."""
         texts: dict[str, str] = {}
         for name in self._missed(target):
             op = "block_scale_gemm" if name.startswith("N") else "fused_moe"
@@ -215,7 +216,8 @@ class EngineTables:
         return [name for name in self._asked if not self._all_places(target, name)]
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files of the shapes that were looked up, once for a kind and folder."""
+        """What is wrong with the files of the shapes that were looked up, one problem for each kind and
+        folder."""
         kinds = {name[0] for name in self._asked} - ({"E"} if self._invariant else set())
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in kinds else []
         if "E" in kinds:
@@ -375,7 +377,8 @@ class EngineTables:
         return self._rules.moe if self._own is None else self._own
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """The device in files' names: vLLM's get_device_name_as_file_name, SGLang's get_device_name."""
+        """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
+        of SGLang returns it."""
         name = re.sub(self._rules.space, "_", target.device)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
@@ -510,7 +513,8 @@ class Configurations:
 
     @property
     def thin(self) -> str:
-        """Says that entries are few: a tuner was stopped, or its last process overwrote all (vLLM #36840)."""
+        """Says that there are few entries, as when a tuner was stopped, or only its last process wrote the
+        file (vLLM #36840)."""
         keys = sorted(self.by_m)
         if 0 < len(keys) < 8:
             return f"thin: only entries for M {', '.join(map(str, keys))}"

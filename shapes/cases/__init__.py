@@ -22,7 +22,8 @@ R1 = "deepseek-r1"
 ISL, OSL = 3200, 800
 BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)
 PROMPTS = (1, 4, 40)
-"""The numbers of prompts prefilled together in the sweep; 40 fill SGLang's --chunked-prefill-size 131072."""
+"""The numbers of prompts that are prefilled together in the sweep; 40 fill SGLang's --chunked-prefill-size
+131072."""
 CHUNK = 2048
 """The max_num_batched_tokens of vLLM 0.7 with chunked prefill."""
 
@@ -40,7 +41,8 @@ def decode(drafts: int) -> str:
 
 
 def phase(tokens: int, prompt: int, drafts: int = 0) -> str:
-    """`decode`, `prefill` or `mixed`: a step of `tokens` tokens, of which `prompt` are prompt tokens."""
+    """`decode`, `prefill` or `mixed`: the kind of a step of `tokens` tokens, `prompt` of which are prompt
+    tokens."""
     if not prompt:
         return decode(drafts)
     return "prefill" if prompt == tokens else "mixed"

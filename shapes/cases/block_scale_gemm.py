@@ -17,7 +17,8 @@ from shapes.workloads import Documented
 def _step(
     model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0, drafts: int = 0
 ) -> list[Case]:
-    """The FP8 linears of a step. One that decoding does not call gets only the `prompt` prompt tokens."""
+    """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
+    decoding does not call gets only the prompt tokens."""
     cases = []
     for linear in linears(model, parallel):
         calls = linear.prefill_calls if prompt else linear.decode_calls
@@ -35,7 +36,8 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """Odd numbers of rows, below and above a tile's; last blocks of 64 columns; odd numbers of k blocks."""
+    """Odd numbers of rows, fewer and more than tiles have; last blocks of 64 columns; odd numbers of blocks
+    of k."""
     all_sizes = [(7, 320, 384), (33, 576, 512), (129, 192, 640)]
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 

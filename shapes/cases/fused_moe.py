@@ -1,4 +1,5 @@
-"""Cases of fused_moe: a rank's routed experts. Routing is uniform unless the place names another."""
+"""Cases of fused_moe: the routed experts of a rank. Their routing is uniform unless the place names
+another."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def _case(
     routing: str = "uniform",
     drafts: int = 0,
 ) -> Case:
-    """The experts in a step of `tokens` tokens for a rank's attention, `prompt` of them prompt tokens."""
+    """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
+    prompt tokens."""
     here = rows(model, parallel, tokens, routing)
     place = [f"{model.name} {parallel.text} {phase(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:

@@ -12,7 +12,8 @@ from shapes.workloads import Documented
 
 
 def seen(drafts: int = 0) -> str:
-    """The span of tokens, with drafts, that a request attends to from its first to its last decode step."""
+    """The span of tokens that a request attends to from its first to its last decode step (see
+    shapes.scheduler), its draft tokens included."""
     return span_text(ISL + 1 + drafts, ISL + OSL - 1 + drafts)
 
 
@@ -30,7 +31,8 @@ def _case(
 
 
 def smoke() -> list[Case]:
-    """Below 0.2 million KV values: ends of pages, one token, one request, pages of 1, several queries."""
+    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token, and
+    several query tokens."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     cases = []
     for batch, ctx, page in all_sizes:

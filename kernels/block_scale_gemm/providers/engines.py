@@ -147,7 +147,8 @@ LOOK_UP = "get_w8a8_block_fp8_configs"
 
 @dataclass(frozen=True)
 class GemmTables(EngineLookUp):
-    """How an engine looks up a configuration. To force one, its look-up is replaced during a call."""
+    """How an engine looks up a configuration. One is forced by its own look-up, which returns it for the time
+    of a call."""
 
     engine: str  # `vllm` or `sglang`. RULES has what no function of the engine returns
     multiply: Function  # the product

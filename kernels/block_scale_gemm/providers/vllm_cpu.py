@@ -70,7 +70,8 @@ def amx(operands: BlockScaleGemmOperands, out: None, weights: torch.Tensor) -> C
     workspace=lambda sizes: sizes.n * sizes.k,
 )
 def amx_unpacked(operands: BlockScaleGemmOperands, out: None) -> Call:
-    """The same kernel on the checkpoint's weights. Each call packs them: some engines do not do it once."""
+    """The same kernel on weights as they are in the checkpoint, which each call packs again: the cost in an
+    engine that does not pack them once."""
     return of_fp8(operands, operands.b_q, packed=False)
 
 

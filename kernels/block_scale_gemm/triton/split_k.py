@@ -122,7 +122,8 @@ class SplitK(SuiteTriton):
         return interpreted_s(sizes, tile.rows, tile.columns)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound for all configurations: the scales of a in this kernel's layout, parts, counters."""
+        """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
+        parts, and the counters of the smallest tiles."""
         values = sizes.m * sizes.n
         parts = min(values * sizes.k_blocks // MIN_STEPS, MOST_PARTS)
         counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)

@@ -79,7 +79,8 @@ class MoeTables(EngineLookUp):
         return f"{self.folder()}{name}"
 
     def other_files(self, sizes: FusedMoeSizes) -> Mapping[str, EntryAt]:
-        """The table of the second product, where it has one of its own, which differs from the first's."""
+        """The table of the second product, if the engine has one that differs. If it has none, it uses that
+        of the first product for both."""
         if "down_moe" not in self.find_table.wishes:
             return {}
         down = self.table(sizes, down_moe=True)

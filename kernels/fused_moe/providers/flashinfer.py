@@ -122,7 +122,8 @@ def tuned(call: Call, weights: Weights) -> Call:
     stationary=up_first,
 )
 def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> Call:
-    """`cutlass_fused_moe` quantises and permutes x, and multiplies by groups with DeepSeek's scales."""
+    """`cutlass_fused_moe`: x in bf16 is quantised, permuted and multiplied within the call, by grouped
+    products with DeepSeek's block scales."""
     o, sizes = operands, operands.sizes
     layer = CUTLASS.bind(
         input=o.x,

@@ -12,7 +12,8 @@ from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 
 ROWS = 4096
-"""Tokens that are computed at a time: gathered rows and experts' outputs are topk times as large as x."""
+"""Tokens that are computed at a time: their gathered rows and the experts' outputs are topk times as large
+as x."""
 
 
 def naive_bytes(sizes: FusedMoeSizes) -> int:

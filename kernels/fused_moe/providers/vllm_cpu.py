@@ -1,4 +1,5 @@
-"""vLLM's CPU kernels for MoE: for FP8, as it serves DeepSeek on x86-64, and for bf16, dequantised before."""
+"""vLLM's CPU kernels for MoE: the one for FP8, with which it serves DeepSeek on x86-64 servers, and those for
+bf16, which get dequantised weights."""
 
 from __future__ import annotations
 

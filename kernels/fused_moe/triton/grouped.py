@@ -249,7 +249,8 @@ def up_columns(config: GroupedConfig, sizes: FusedMoeSizes) -> int:
 
 
 def splits_for(config: GroupedConfig, units: int, sizes: FusedMoeSizes) -> int:
-    """As many splits of the up product's K as give each compute unit its programs, of a block or more."""
+    """As many splits of the up product's K as give each compute unit its programs, if K has enough blocks.
+    Each has a block."""
     if config.fuse:
         return 1
     blocks = sizes.hidden // BLOCK

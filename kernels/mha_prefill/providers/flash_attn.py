@@ -70,7 +70,8 @@ def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Hopper's kernels, of widths 192 and 128. With FP8 they round the softmax weights to e4m3fn."""
+    """Hopper's kernels, which take widths of 192 and 128 as they are. With FP8 they round the softmax weights
+    to e4m3fn."""
     return attend(operands, FA3)
 
 
@@ -110,7 +111,8 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=allocated_bytes,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Kernels in CuTe for Hopper and Blackwell, of widths 192 and 128. The public call takes no descales."""
+    """The kernels in CuTe for Hopper and Blackwell, which take widths of 192 and 128 as they are. The public
+    call takes no descales."""
     return varlen(operands, FA4, num_splits=1)
 
 
@@ -127,7 +129,8 @@ def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """FlashAttention 4 as vLLM ships and calls it: it chooses the splits, and takes FP8 on Blackwell only."""
+    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits. It takes FP8 on
+    Blackwell only."""
     return attend(operands, VLLM, fa_version=4, num_splits=0)
 
 

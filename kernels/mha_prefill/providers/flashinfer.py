@@ -92,7 +92,8 @@ class Fa3(Fa2):
 
 
 class Cutlass(Fa2):
-    """What vLLM's FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of vLLM 0.33)."""
+    """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
+    0.33)."""
 
     name = "flashinfer.cutlass"
     since = "0.6.0"

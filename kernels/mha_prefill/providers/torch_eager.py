@@ -127,7 +127,8 @@ class Sdpa(Implementation):
         return Prepared(o, out, call, inputs=reading(o, v))
 
     def ask(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
-        """Raises Unsupported where torch lacks the kernel for these operands; the call would be an error."""
+        """Raises Unsupported where torch lacks the kernel for these operands: in the call that would be an
+        error."""
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             written_out = mask if type(mask) is torch.Tensor else None

@@ -204,7 +204,8 @@ class FlashVarlen(SuiteTriton):
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> list[TensorDescriptor]:
-    """Descriptors of q and k, of a head's first 128 and last 64 columns, and of v, turned or not."""
+    """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
+    or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     parts = [

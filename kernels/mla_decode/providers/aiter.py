@@ -80,7 +80,8 @@ PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
 class Asm(Aiter):
-    """`mla_decode_fwd`. On an FP8 cache it rounds q to FP8 first; engines fuse that into another kernel."""
+    """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
+    before."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
@@ -178,7 +179,8 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 
 
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
-    """Partial results, one more for each unit; q in FP8 or with repeated heads; their output; the cache."""
+    """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
+    output of these; the cache."""
     heads = padded(sizes.heads)
     of_row = 2 * (WIDTH + LATENT) if heads > sizes.heads else WIDTH
     partial = layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.q * heads)
@@ -279,7 +281,8 @@ def padded(heads: int) -> int:
 
 
 def listed(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of an engine's list of pages for so many requests; at most ENOUGH for a sequence."""
+    """Entries of the list of pages that an engine makes for so many requests, at most ENOUGH for each
+    sequence of the call."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * ENOUGH))
 
 
@@ -396,7 +399,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: vllm.split_bytes(sizes, max(sizes.lengths())),
 )
 def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """The split-KV kernel that AITER took from vLLM, split by the longest sequence. No engine runs it."""
+    """The split-KV kernel that AITER took over from vLLM, split by the longest sequence, as vLLM does without
+    graphs. No engine runs it."""
     return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
 
 

@@ -44,7 +44,8 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     workspace=workspace,
 )
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
-    """vLLM's kernel where it is asked for. The call rounds q to FP8 first. The cache has no NaN."""
+    """vLLM's choice where it is asked for. The call rounds q to FP8 first, which vLLM fuses into the kernel
+    before. It gets a cache without NaN."""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     device, heads = o.q.device, o.heads
     page = 64 if o.page % 64 == 0 else 32  # those that vLLM gives it

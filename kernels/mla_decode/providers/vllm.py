@@ -102,7 +102,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 
 
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
-    """vLLM's `decode_attention_fwd`, or a copy in another library, with the splits of `longest` tokens."""
+    """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
+    `longest` tokens."""
     (table, lengths), (batch, heads) = layouts.flattened(o), o.packed.shape[:2]
     splits = splits_for(longest, layouts.compute_units(o.q.device))
     cache = o.kv[:, :, None]

@@ -112,7 +112,8 @@ def rows_of(sizes: MlaDecodeSizes) -> int:
 
 
 class SplitKv(SuiteTriton):
-    """Programs share long sequences. A second kernel then combines the partial results."""
+    """Long sequences are split between programs. A second kernel combines the partial results of a sequence;
+    it is not called where no sequence was split."""
 
     name = "triton.split_kv"
     Config = SplitKvConfig

@@ -23,7 +23,8 @@ class SplitPlan:
     split: tuple[tuple[int, int, int], ...]
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for results of parts in fp32: [slots, heads, 512], and log-sums [slots, heads]; slots >= 1."""
+        """Room for what parts find, at least one slot, fp32: values [slots, heads, 512] and log-sums [slots,
+        heads]."""
         log_sums = torch.empty(max(1, self.slots), heads, dtype=torch.float32, device=device)
         return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
 

@@ -332,7 +332,8 @@ def test_confidence_is_shared_among_the_choices_that_are_not_clear(tmp_path):
 
 def test_a_launch_with_which_the_server_fails_is_never_taken(tmp_path, monkeypatch):
     """Also where it fails in an op that no run has."""
-    set_rules(monkeypatch, moe_both={"row": "", "why": "no such kernel: the server fails"})
+    fails = {"row": "", "why": "no such kernel: the server fails", "fails": True}
+    set_rules(monkeypatch, moe_both=fails)
     times = [(mla(64, PLACE, ctx="3201..3999"), {"mla.default": 100.0, "mla.both": 60.0, "mla.a": 80.0})]
     found = made(run(tmp_path / "run", times, suite="r1-tp8"))
     assert found.chosen == A

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from harness.errors import HarnessError, UsageError, mistake
+from shapes import toml
 
 Kind = TypeVar("Kind")
 
@@ -103,13 +104,9 @@ class JsonLines(Generic[Kind]):
 
 def read_toml(path: Path) -> JsonObject:
     """The content of a TOML file. Raises UsageError."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         with explained(f"cannot read {path}"):
-            return tomllib.loads(path.read_text("utf-8"))
+            return toml.read_toml(path)
     except ValueError as error:  # invalid TOML, or bytes that are no UTF-8
         raise UsageError(f"cannot read {path}: {error}") from None
 

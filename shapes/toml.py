@@ -11,4 +11,5 @@ else:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises OSError, and ValueError for what is no TOML or no UTF-8."""
     return tomllib.loads(path.read_text("utf-8"))

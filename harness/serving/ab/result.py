@@ -134,11 +134,13 @@ def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ..
 LOOKS = (4, 6, 8, 12)  # the numbers of pairs after which the default plan is looked at
 MOST_PAIRS = 200  # more pairs than this are not proposed
 POWER = 0.8
-SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]  # between launches, in per cent
+SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]
+"""The deviation between launches by metric, in per cent, at concurrencies from BUSY_FROM on and below it."""
+BUSY_FROM = SPREAD["busy"]
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
-MOST_LOOKED_AT = range(2, MOST_PAIRS)
+MOST_LOOKED_AT = range(2, MOST_PAIRS + 1)
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
@@ -154,7 +156,8 @@ def order(arms: list[str], pair: int) -> list[str]:
 def pair_seconds(plan: Plan, record: Record | None) -> float:
     """Seconds that one launch of each arm takes: as measured so far, or as the plan expects."""
     took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
-    if took := took[len(plan.arms) :] or took:  # in its first launch an arm fills caches
+    took = took[len(plan.arms) :] or took  # in its first launch an arm fills caches
+    if took:
         return len(plan.arms) * sum(took) / len(took)
     warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
     return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
@@ -397,12 +400,14 @@ def planned(
 
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
-    (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
-    apart = busy if (plan.concurrency or 0) >= SPREAD["busy"] else quiet
+    busy, quiet = SPREAD[plan.metric]
+    apart = busy if (plan.concurrency or 0) >= BUSY_FROM else quiet
+    arms = len(plan.others)
+    rows = []
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
-        shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
+        shown = str(looked or fixed or f"over {MOST_PAIRS}")
         if fixed and not (looked or plan.pairs):
             shown = f"{fixed}, by --pairs {fixed}: the four looks do not reach"
         time = _time((n + 1) * pair_s) if (n := looked or fixed) else ""

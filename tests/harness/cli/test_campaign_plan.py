@@ -9,9 +9,12 @@ import sys
 import pytest
 import yaml
 
+from harness.campaign.plan import Step, planned_job
 from harness.cli.campaign import campaign
 from harness.cli.campaign_display import NAMES
 from harness.paths import ROOT
+from harness.tune.race import TuneRequest
+from kernels.platform import Platform
 
 CHECKOUT = ROOT.as_posix()
 
@@ -30,6 +33,13 @@ def test_a_note_is_printed_once_and_not_for_each_op(here):
     done = here("campaign", "--plan", "--devices", "MI300X=8")
     notes = done.stderr.splitlines()
     assert len(notes) == len({*notes}) and sum("mi350x-vllm: 1" in note for note in notes) == 1
+
+
+def test_a_race_has_the_time_that_it_gives_each_case():
+    step = Step("tune", "tune", 0, "mla_decode", ())
+    request = TuneRequest(op="mla_decode", case=("batch=4 ctx=128 heads=16",), per_case="25s", budget="50s")
+    job = planned_job(step, "tune", "H200", Platform("cuda", "sm_90"), 600.0, lambda _: request)
+    assert (len(job.waiting), job.measure_s) == (1, 25.0)
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -237,6 +237,27 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
     assert "diagnosis" not in report
 
 
+def test_mistakes_are_compared_up_to_the_limit_of_work_and_in_enough_elements(monkeypatch):
+    right = torch.linspace(1, 2, 64).double().view(2, 32)
+    wrong, large = right + 0.5 * right.square(), right**4
+
+    def said(columns: slice = slice(None)) -> str:
+        def answers(rows: list[int], across: slice) -> dict[str, Callable[[], torch.Tensor]]:
+            every = {"near": wrong, "far": large, "again": wrong}
+            return {name: lambda of=of: 1 * of[rows][:, columns][:, across] for name, of in every.items()}
+
+        part = right[:, columns]
+        layout = Layout(part.shape, answers=answers)
+        limits = Tolerance(row=2.0, element=10.0)
+        found = compare_output(wrong[:, columns], Reference(part, part * 2.0**-9), limits, layout=layout)
+        return found["reason"]
+
+    assert "equals: near or again" in said()
+    assert "equals" not in said(slice(0, 15))
+    monkeypatch.setattr("kernels.mistakes.MOST_OPERATIONS", 8)
+    assert "equals: near" in said() and "again" not in said()
+
+
 def test_what_is_said_of_small_outputs_is_as_committed(snapshot):
     """Of heads that are all alike, of an op that names no axes, of exact zeros, of an expert of one token."""
     value = torch.randn(4, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

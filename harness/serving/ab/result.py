@@ -150,8 +150,8 @@ def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, st
 
 
 def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """What kernels that change so are worth to the server that the plan's commands describe. Raises UsageError
-    if there is no change, or if the commands do not describe it."""
+    """What changes of kernels are worth to the server that the plan's commands describe. Raises UsageError if
+    there is no change, or if the commands do not describe it."""
     if not changes:
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
@@ -299,9 +299,8 @@ def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
     from_one = abs(math.log(found.ratio))
     narrow_enough = max(from_one, math.log1p(margin / 100) - from_one)  # for a difference, or for `same`
     for pairs in range(found.pairs + 1, MOST_PAIRS + 1):
-        half_width = (
-            students_t(pairs - 1, found.confidence) * found.launch_spread / 100 * math.sqrt(2 / pairs)
-        )
+        deviation = found.launch_spread / 100 * math.sqrt(2 / pairs)  # of the mean over pairs
+        half_width = students_t(pairs - 1, found.confidence) * deviation
         if half_width < narrow_enough:
             return pairs - found.pairs, 100 * half_width
     return None
@@ -408,13 +407,12 @@ def differences(record: Record, arm: str) -> JsonObject:
     differing: JsonObject = {"server_info": {}, "environment": {}}
     for part, values in differing.items():
         for name in dict.fromkeys(key for server in before + after for key in server[part]):
-            sides = [
-                [server[part].get(name) for server in servers_] or [None] for servers_ in (before, after)
-            ]
-            each_agrees = all(value == side[0] for side in sides for value in side)
+            bases = [server[part].get(name) for server in before] or [None]
+            arms = [server[part].get(name) for server in after] or [None]
+            agree = all(value == bases[0] for value in bases) and all(value == arms[0] for value in arms)
             is_filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
-            if each_agrees and not is_filled_in and sides[0][0] != sides[1][0]:
-                values[name] = [side[0] for side in sides]
+            if agree and not is_filled_in and bases[0] != arms[0]:
+                values[name] = [bases[0], arms[0]]
     return differing
 
 

@@ -67,7 +67,7 @@ class _Ready:
             if out := self.outs[which]:
                 out.fill(SPOILT)
         self.timer.synchronize()
-        self.filled_at = self.program.taken
+        self.filled_at = self.program.steps_taken
 
     def call_once(self, which: int) -> None:
         """Makes a call on a set outside the samples."""
@@ -162,7 +162,7 @@ class Bench(devices.OnDevice):
 
     def _settle(self, name: str, program: Program) -> None:
         """Notes whether the first calls after preparing an entry anew may be left out from now on."""
-        if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
+        if program.steps_taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
             self.settled_s[name] = program.device_s
 
     def digest(self) -> int:
@@ -283,7 +283,7 @@ class Bench(devices.OnDevice):
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
         """Times a sample of about `at_least` seconds. Returns the fields of `timers.Sample`."""
         ready = self.ready[entry]
-        if ready.filled_at != ready.program.taken:
+        if ready.filled_at != ready.program.steps_taken:
             self.inspect(entry)
         return asdict(ready.timer.sample(ready.program, at_least))
 
@@ -473,7 +473,7 @@ class Bench(devices.OnDevice):
         ready = self.ready[entry]
         calls = [p.call for p in ready.prepared]
         try:
-            call_s = ready.program.device_s / ready.program.calls
+            call_s = ready.program.device_s / ready.program.calls_per_step
             profiled = profile(calls, self.kind, ready.timer.synchronize, call_s)
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:

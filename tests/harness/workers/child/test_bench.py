@@ -386,7 +386,7 @@ def test_the_first_and_the_last_set_are_judged_where_sets_differ(graph):
     subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4}, sets=3)
     calls = [each.call for each in subject.ready["it"].prepared]
     if graph:
-        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls=3)
+        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls_per_step=3)
     assert [output["set"] for output in subject.compared("it", 0.0)["outputs"]] == [0, 2]
     assert set(subject.repeats["it"].first) == {0, 1, 2}
 

@@ -111,9 +111,9 @@ class Worker:
         # Only `open`, the first request, comes before it: an earlier `fresh` or `load` no longer holds.
         self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
-    def load(self, seeds: dict[str, Any], which: int = 0) -> None:
+    def load(self, seeds: dict[str, Any], set_index: int = 0) -> None:
         """Loads new live operands for all prepared entries, on one of the sets."""
-        self._stage(self.restore, "load", seeds=seeds, which=which)
+        self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
 
     def _stage(self, before: list[tuple[str, dict[str, Any]]], request: str, **arguments: Any) -> Any:
         """Makes a request that a process which replaces this one repeats, after the requests `before`."""

@@ -164,8 +164,8 @@ def of_errors(
     rows = wrong.flatten().nonzero().flatten()
     columns = wrong_columns(flat_z[rows[_spread(len(rows), 4096)]], tolerance)
     where, facts = region_of(wrong, columns, layout)
-    cause = _cause(selected(output, reference, sigma, wrong, columns, tolerance, layout))
-    worst = _worst(flat_z, output, reference.value, layout)
+    examined = selected(output, reference, sigma, wrong, columns, tolerance, layout)
+    cause, worst = _cause(examined), _worst(flat_z, examined)
     sampled = "" if reference.rows is None else "sampled "
     place = f", in {where}" if where else ""
     sigmas = f", {worst['sigmas']:.3g} sigma" if worst["sigmas"] is not None else ""
@@ -186,18 +186,16 @@ def _spread(count: int, most: int) -> torch.Tensor:
     return torch.linspace(0, count - 1, most).round().long()
 
 
-def _worst(z: torch.Tensor, got: torch.Tensor, right: torch.Tensor, layout: Layout) -> dict[str, Any]:
-    """The largest error, with its place in the whole output and both values.
-
-    z: [compared rows, columns], in units of sigma; got, right: the compared rows, not flattened
-    """
+def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
+    """The largest error in units of sigma, with its place in the whole output and both values. z: of all
+    compared rows, [rows, columns]"""
     row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
-    index = _index(row, tuple(got.shape[:-1]))
+    index = _index(row, wrong.outer)
     sigmas = float(z[row, column].abs())
     return {
-        "at": [layout.numbers(0)[index[0]], *index[1:], column],
-        "output": float(got[(*index, column)]),
-        "reference": float(right[(*index, column)]),
+        "at": [wrong.layout.numbers(0)[index[0]], *index[1:], column],
+        "output": float(wrong.all_got[row, column]),
+        "reference": float(wrong.all_right[row, column]),
         "sigmas": sigmas if math.isfinite(sigmas) else None,
     }
 

@@ -160,9 +160,9 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
     elif cpus and threads > most_cores:
         how = f"--threads {most_cores} keeps to one node"
         yield f"{threads} threads span NUMA nodes, and where memory lies changes times: {how}"
-    if (granted := quota(root)) < threads:
-        how = f"raise its quota, or run with --threads {max(1, int(granted))}"
-        yield f"the control group may use {granted:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
+    if (limit := quota(root)) < threads:
+        how = f"raise its quota, or run with --threads {max(1, int(limit))}"
+        yield f"the control group may use {limit:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
     path = "sys/kernel/mm/transparent_hugepage/enabled"
     in_use = re.search(r"\[(\w+)\]", _text(root, path))
     mode = in_use[1] if in_use else "always"

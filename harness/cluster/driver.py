@@ -252,8 +252,7 @@ class Driver:
         return [other.device.type for other in self.members.values()].count(member.device.type) == 1
 
     def _give_task(self, member: Member) -> None:
-        name = member.name
-        left_s = self.ends - self.clock()
+        left_s, name = self.ends - self.clock(), member.name
         failed = [
             task for task, names in self.tried.items() if name in names and not self._is_only_of_type(member)
         ]
@@ -282,8 +281,7 @@ class Driver:
                 self._welcome(member)
         else:
             assert task is not None and member.opened is not None
-            job = self.jobs[task.job]
-            wall_s = self.clock() - member.began
+            job, wall_s = self.jobs[task.job], self.clock() - member.began
             measured_s = job.take(task, answer.result, member.opened, wall_s)
             job.learn(max(0.0, wall_s - measured_s))
             self.failures.pop(member.device.id, None)
@@ -332,8 +330,7 @@ class Driver:
         opened = member.opened
         if opened is None:
             return
-        type, name = member.device.type, member.name
-        jobs = self.jobs.values()
+        type, name, jobs = member.device.type, member.name, self.jobs.values()
         typical = self.typical.get(type, opened)
         if different := differences(typical.facts, opened.facts):
             self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")

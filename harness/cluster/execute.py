@@ -105,8 +105,7 @@ class RunJob(Job):
         self.granted_s.pop(task.key, None)
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        """Records the case at once, so that it is not lost if this process is killed, and what is new of
-        devices with it."""
+        """Records the case at once, and what is new of devices: a kill of this process must lose nothing."""
         self.granted_s.pop(task.key, None)
         self.used[by.used.name] = by.used
         self.run.take(task.key, result, self._new_device_records())

@@ -249,15 +249,10 @@ class Bench(devices.OnDevice):
         program = timer.program(calls) if call else Program(calls)
         if is_later:
             program.device_s = self.settled_call_s.get(entry, self.first_call_s[entry])
+        reads = [reads_of(p) for p in prepared]
+        returns_tensor = entry in self.returning
         self.ready[entry] = _Ready(
-            prepared=prepared,
-            reads=[reads_of(p) for p in prepared],
-            outs=outs,
-            timer=timer,
-            program=program,
-            implementation=implementation,
-            is_plugin=plugin,
-            returns_tensor=entry in self.returning,
+            prepared, reads, outs, timer, program, implementation, plugin, returns_tensor
         )
         return {
             "seconds": time.perf_counter() - started,

@@ -129,14 +129,10 @@ class Judge(OnDevice):
         fp8: bool = False,
         truncates: bool = False,
     ) -> dict[str, Any]:
-        """The report of `compare_output` on an output that a worker packed.
+        """The report of `compare_output`, by the named reference, on an output that a worker packed.
 
         A large output takes the host many seconds, so that outputs are compared on the GPU where it has room.
         There is no diagnosis there: a wrong output is compared once more, on the host.
-
-        name:              that of the reference
-        shape, dtype:      of the output
-        fp8, truncates:    see `compare_output`
         """
         known = self.references[name]
         right_shape = known.layout.shape
@@ -152,9 +148,8 @@ class Judge(OnDevice):
         if report is None or not report["ok"]:
             others = self._others(name, fp8, truncates)
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
-            report = compare_output(
-                tensor, known.reference, known.tolerance, right_shape, fp8, truncates, layout
-            )
+            limits = known.tolerance
+            report = compare_output(tensor, known.reference, limits, right_shape, fp8, truncates, layout)
             empty_cache(self.kind)
         if self.judged is None or self.judged.report["ok"]:
             sigma = sigma_of(known.reference, fp8, truncates)
@@ -211,7 +206,6 @@ class Judge(OnDevice):
 
 
 def _moved(reference: Reference, device: str) -> Reference:
-    """The reference with all its tensors on a device."""
     moved: dict[str, Any] = {}
     for name, value in vars(reference).items():
         moved[name] = value.to(device) if isinstance(value, torch.Tensor) else value

@@ -196,6 +196,7 @@ class Driver:
                 self.jobs[member.task.job].take_back(member.task)
 
     def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
+        """Starts agents, gives tasks and takes answers until a time, or until it is over."""
         while self.clock() < ends:
             self._start_agents()
             for member in self.members.values():
@@ -224,8 +225,8 @@ class Driver:
 
     def _all_have_started(self) -> bool:
         """Whether each device that is there has told what it is, or is left out."""
-        started = {id for id, member in self.members.items() if member.opened}
-        return self.present <= started | self.refused.keys() and len(started) == len(self.members)
+        are_starting = any(not member.opened for member in self.members.values())
+        return not are_starting and self.present.issubset([*self.members, *self.refused])
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""
@@ -253,9 +254,9 @@ class Driver:
 
     def _give_task(self, member: Member) -> None:
         left_s, name = self.ends - self.clock(), member.name
-        failed = [
-            task for task, names in self.tried.items() if name in names and not self._is_only_of_type(member)
-        ]
+        failed = [task for task, names in self.tried.items() if name in names]
+        if self._is_only_of_type(member):
+            failed = []
         while task := next_task(self.jobs.values(), name, member.device.type, left_s, failed):
             job = self.jobs[task.job]
             order = job.order(task, left_s)

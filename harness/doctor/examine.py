@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -100,7 +100,7 @@ def self_comparisons(workers: Sequence[WorkerProcess], seconds: float = SECONDS)
 
 
 def _self_comparison(workers: Sequence[WorkerProcess], workload: str, seconds: float) -> Comparison:
-    def prepare(block: int, lasting: Sequence[str]) -> None:
+    def prepare(block: int, lasting: Collection[str]) -> None:
         for worker in workers:
             worker.ask("prepare", 120, workload=workload)
 

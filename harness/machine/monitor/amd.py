@@ -82,10 +82,12 @@ def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
     for handle in handles:
         with contextlib.suppress(AttributeError, ValueError, smi.AmdSmiException):
             numbered.append((int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"]), handle))
-    return [handle for _, handle in sorted(numbered, key=operator.itemgetter(0))] or list(handles)
+    numbered.sort(key=operator.itemgetter(0))
+    return [handle for _, handle in numbered] if numbered else list(handles)
 
 
 def _unique_name(smi: ModuleType, handle: object) -> str:
+    """The UUID as HIP gives it; empty where the library does not tell it."""
     try:
         return str(smi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"])
     except (AttributeError, smi.AmdSmiException):
@@ -99,7 +101,9 @@ def _number(value: object) -> float | None:
 
 class AmdMonitor(GpuMonitor):
     clock_name = "GFX clock"
-    library_name, error, _message = "this amdsmi", "AmdSmiException", staticmethod(_message)
+    library_name = "this amdsmi"
+    error_name = "AmdSmiException"
+    _message = staticmethod(_message)
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 

@@ -170,7 +170,7 @@ class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
     library_name: str
-    error: str  # the name of the library's exception
+    error_name: str  # of the library's exception
     disturbing: frozenset[str]  # reasons for a slowdown that do not come from the kernel's own work
     power: str  # the reason that comes from it: a heavy product normally runs at the power limit
 
@@ -197,7 +197,7 @@ class GpuMonitor(Monitor):
             if hasattr(self.library, function):
                 try:
                     return getattr(self.library, function)(self.handle, *arguments)
-                except getattr(self.library, self.error) as error:
+                except getattr(self.library, self.error_name) as error:
                     reason = self._message(error)
         self.notes.unread[quantity] = reason
         return None

@@ -121,11 +121,12 @@ class Counters:
         """/proc/stat up to the first line that is not about a CPU."""
         ticks_of = {}
         for line in text(f"{self.proc}/stat").splitlines():
-            name, *rest = line.split()
+            name, *values = line.split()
             if not name.startswith("cpu"):
                 break
-            ticks = [int(value) for value in rest[:8]]
-            ticks_of[name] = Ticks(ticks[3] + ticks[4], ticks[7], sum(ticks))
+            user, nice, system, idle, iowait, irq, softirq, steal = map(int, values[:8])
+            total = user + nice + system + idle + iowait + irq + softirq + steal
+            ticks_of[name] = Ticks(idle + iowait, steal, total)
         return ticks_of
 
     def fields(self, pid: int) -> list[str]:
@@ -156,11 +157,11 @@ class Counters:
         CPUs may be idle. Raises OSError, with the reason, where it cannot be read."""
         if self.no_frequency:
             raise OSError(self.no_frequency)
-        last = set()
+        last_cpus = set()
         for pid in processes:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                last.add(int(self.fields(pid)[36]))
-        files = [f"{self.devices}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in last]
+                last_cpus.add(int(self.fields(pid)[36]))  # processor
+        files = [f"{self.devices}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in last_cpus]
         if not files:
             raise OSError("no worker runs")
         return max(int(text(file)) for file in files) / 1e3

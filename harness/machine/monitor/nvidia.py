@@ -56,7 +56,7 @@ def open_nvidia(platform: Platform, worker_pids: WorkerPids, nvml: ModuleType | 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM clock"
     library_name = "nvidia-ml-py"
-    error = "NVMLError"
+    error_name = "NVMLError"
     power = POWER_CAP
     disturbing = frozenset([THERMAL, *REASONS.values()]) - NOT_DISTURBING
 

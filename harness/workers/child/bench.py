@@ -66,8 +66,8 @@ class _Ready:
         return self.program.computed_since(self.filled_at, len(self.prepared))
 
     def fill(self) -> None:
-        """Fills the outputs that may have been written since the last time with SPOILT. A call that then
-        computes nothing leaves a wrong output."""
+        """Fills the outputs that were written since the last `fill` with SPOILT. A call that then computes
+        nothing leaves a wrong output."""
         written_sets = range(len(self.outs)) if self.filled_at is None else self.computed_sets
         for set_index in written_sets:
             if out := self.outs[set_index]:

@@ -230,8 +230,8 @@ def compare_output(
     2. The error of each compared element is at most `tolerance.element` sigma.
     3. The root mean square of the errors of each row (the last dimension), or of each segment of
        `tolerance.segment` elements of it, is at most `tolerance.row` sigma.
-    4. The output as a whole is not too large or too small, and of FP8 calls not too noisy: see
-    `_whole_output`.
+    4. The output as a whole is neither too large nor too small, and of FP8 calls not too noisy
+       (`_whole_output`).
 
     ok, reason:     whether the output is right, and why not
     row_error, element_error: the largest ones, in sigma, with their limits; None if not finite

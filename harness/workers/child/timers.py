@@ -231,7 +231,7 @@ class EventTimer:
         steps_timed = 0
         timed_s = slept_s = 0.0
         most_slept_s = MOST_SLEEP * at_least
-        may_raise = True  # until a reading lowers `most_ahead`
+        may_raise = True  # until this sample lowers `most_ahead`
         while timed_s < at_least and slept_s < most_slept_s:
             # The steps that are still needed are split into readings of equal length.
             steps_left = (at_least - timed_s) / program.device_s
@@ -240,12 +240,12 @@ class EventTimer:
             if program.synchronises:
                 reading = self._reading(program, steps)
             else:
-                affordable = (most_slept_s - slept_s) / (MARGIN * program.host_s)
+                affordable_steps = (most_slept_s - slept_s) / (MARGIN * program.host_s)
                 ahead_before = program.most_ahead
-                reading, sleeps_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
+                reading, sleeps_s = self._hidden_reading(program, max(1, int(min(steps, affordable_steps))))
                 slept_s += sleeps_s
-                # A busy host may have lowered it in an earlier sample although the queue of launches had
-                # room. So it is raised again, to twice the steps that were just launched in time.
+                # A busy host may have lowered `most_ahead` although the queue of launches had room. So a
+                # hidden reading raises it to twice its own steps, unless this sample has just lowered it.
                 may_raise = may_raise and program.most_ahead >= ahead_before
                 if may_raise:
                     program.most_ahead = max(program.most_ahead, 2 * reading.steps)

@@ -187,10 +187,7 @@ def calibration_jobs(driver: Driver, type: str, devices: Sequence[Opened]) -> li
 
 
 def run_on_cluster(
-    request: Request,
-    request_of: Callable[[Platform], Request],
-    display: Display,
-    pool: Pool | None = None,
+    request: Request, request_of: Callable[[Platform], Request], display: Display, pool: Pool | None = None
 ) -> int:
     """As `harness.run.execute.run`, on the devices of one type of a pool, by default the cluster's.
     request_of: what the command asks for on a device of the pool"""

@@ -95,11 +95,12 @@ class Meter(OnDevice):
 
     def _reach(self, claimed: int) -> int:
         """The least number of bytes whose repeated reading is as slow as memory."""
-        whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
-        sizes = [BELIEVED << doubled for doubled in range((claimed // BELIEVED).bit_length())]
-        programs, rates = {}, defaultdict[int, float](float)
-        for size in [*(size for size in sizes if size < whole.nbytes), whole.nbytes]:
-            programs[size] = self.timer.program([whole[: size // whole.itemsize].sum])
+        buffer = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
+        # BELIEVED, twice as much and so on, up to the claimed size; and the whole buffer.
+        sizes = [BELIEVED * 2**doublings for doublings in range((claimed // BELIEVED).bit_length())]
+        sizes = [size for size in sizes if size < buffer.nbytes] + [buffer.nbytes]
+        programs = {size: self.timer.program([buffer[: size // buffer.itemsize].sum]) for size in sizes}
+        rates = defaultdict[int, float](float)
         until = time.monotonic() + REACH_S
         while time.monotonic() < until or not rates:
             # In turn, because a disturbance would otherwise make one of them look slow.
@@ -156,7 +157,7 @@ class Meter(OnDevice):
             racing.append((rate, amount, program))
             smallest = smallest or amount  # the first candidate has the smallest amount
             best = max(best, rate)
-        racing.sort(key=lambda entry: entry[0], reverse=True)
+        racing.sort(key=lambda racer: racer[0], reverse=True)  # by rate
         racing = racing[: max(3, len(racing) // 2)]
         while racing and time.monotonic() < until:
             best = max(best, *(self._rate(amount, program) for _, amount, program in racing))

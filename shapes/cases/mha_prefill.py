@@ -1,4 +1,4 @@
-"""Cases of mha_prefill."""
+"""Cases of mha_prefill. A model with sparse attention has only those whose prompts attend to all keys."""
 
 from __future__ import annotations
 
@@ -44,9 +44,13 @@ def ragged() -> list[Case]:
 
 def sweep(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:
     """Batches of whole prompts, and one prompt in two chunks."""
-    prompts = [(count, str(ISL), "0") for count in PROMPTS]
+    prompts = [(count, str(isl), "0") for count, isl in PROMPTS]
     prompts += [(1, str(CHUNK), "0"), (1, str(ISL - CHUNK), str(CHUNK))]
-    return [_case(model, parallel, *each) for each in prompts if is_dense(model, *each[1:])]
+    return [
+        _case(model, parallel, batch, new, prefix)
+        for batch, new, prefix in prompts
+        if is_dense(model, new, prefix)
+    ]
 
 
 def production(model: ModelConfig, parallel: Parallel, drafts: int = 0) -> list[Case]:

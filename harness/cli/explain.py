@@ -10,27 +10,28 @@ import click
 from harness.cli.options import Command, answer, json_option, parsed_by
 from harness.errors import UsageError
 
-SEVERAL = ("--before", "--after", "--trace", "--log")
+MANY_VALUES = ("--before", "--after", "--trace", "--log")
 """Options that take all words up to the next option."""
 
 
-class WithSeveral(Command):
-    """A command whose SEVERAL options take more than one value each."""
+class ExplainCommand(Command):
+    """A command whose MANY_VALUES options take more than one value each."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts such an option before each of its values, as click reads it: `--log a --log b`."""
         words: list[str] = []
         option = ""
         for word in args:
             if word.startswith("-") and word != "-":
-                option = word if word in SEVERAL else ""
-            elif option and words[-1:] != [option]:
+                option = word if word in MANY_VALUES else ""
+            elif option and words[-1] != option:
                 words.append(option)
             words.append(word)
         return super().parse_args(ctx, words)
 
 
 def _rows(text: str | None) -> tuple[str, str] | None:
-    """Raises ValueError."""
+    """`BEFORE,AFTER` as two names. Raises ValueError."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
@@ -39,7 +40,7 @@ def _rows(text: str | None) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-@click.command("explain", cls=WithSeveral)
+@click.command("explain", cls=ExplainCommand)
 @click.option("--ab", "record", metavar="DIR", help="Read this record of `serving ab`.")
 @click.option(
     "--arm", "name", default="", metavar="NAME", help="Take this one, where the record has several."
@@ -108,8 +109,13 @@ def explain(
     sides = read_sides(record, name, before, after)
     log = read_logs([*logs, *sides.logs]).beyond(read_logs(sides.base_logs), sides.names)
     steps = steps_in(traces, changes, alone, sides, log)
-    ops = steps.ops if steps else tuple(change.op for change in changes) or ((alone.op,) if alone else ())
-    said = () if sides.predictions or steps else modelled(record, before, changes, alone)
-    made = account(ops, sides, steps, log, said)
-    answer(json_to, facts(made), lambda: shown(made))
-    sys.exit(made.code)
+    if steps:
+        ops = steps.ops
+    elif changes:
+        ops = tuple(change.op for change in changes)
+    else:
+        ops = (alone.op,) if alone else ()
+    predictions = () if sides.predictions or steps else modelled(record, before, changes, alone)
+    explained = account(ops, sides, steps, log, predictions)
+    answer(json_to, facts(explained), lambda: shown(explained))
+    sys.exit(explained.code)

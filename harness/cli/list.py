@@ -56,8 +56,11 @@ def list_command(
         raise UsageError(f"{arch} is an architecture of {of_arch}, not of {platform}")
     platform = platform or of_arch
     machine = named(platform, arch) if platform else detect()
-    rows, shown = of_case(ops, case, machine) if case else listing(what, ops, machine, suite, every)
+    if case:
+        rows, shown = of_case(ops, case, machine)
+    else:
+        rows, shown = listing(what, ops, machine, suite, every)
     if not json_to and (what == "impls" or not machine.here):
-        elsewhere = "" if machine.here else " (not this machine)"
-        print(f"{machine.kind} {machine.arch} {machine.name}".strip() + elsewhere)
+        where = f"{machine.kind} {machine.arch} {machine.name}".strip()
+        print(where if machine.here else f"{where} (not this machine)")
     answer(json_to, rows, shown)

@@ -37,16 +37,11 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 @options.target_device
 @click.option("--out", metavar="DIR", help="Write it there.  [default: results/<machine>, results/cluster]")
 @click.option("--resume", metavar="DIR", help="Go on with the campaign there, for another --budget.")
-@click.option(
-    "--plan",
-    type=options.OneOf(PLANS),
-    is_flag=False,
-    flag_value="steps",
-    help="Measure nothing: print what would be done when, or the file that starts it on such a cluster.",
-)
-@click.option(
-    "--devices", multiple=True, metavar="TYPE=N", help="With --plan: plan for N such GPUs, not here: H200=8."
-)
+@click.option("--plan", type=options.OneOf(PLANS), is_flag=False, flag_value="steps",
+              help="Measure nothing: print what would be done when, or the file that starts it on such a "
+              "cluster.")  # fmt: skip
+@click.option("--devices", multiple=True, metavar="TYPE=N",
+              help="With --plan: plan for N such GPUs, not here: H200=8.")  # fmt: skip
 @options.threads_option
 @options.quiet_option
 @options.gathered("harness.campaign.execute:CampaignRequest")

@@ -23,13 +23,8 @@ FIRST_S = 300.0  # seconds for a cluster to compile its first kernel
 @click.command("compile")
 @click.option("--target", metavar="GPU,...", help="Compile for MI300X, sm_100 ...  [default: all known]")
 @only_op
-@click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Compile on the CPUs of the Ray cluster whose head is at HOST:PORT.",
-)
+@click.option("--cluster", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
+              help="Compile on the CPUs of the Ray cluster whose head is at HOST:PORT.")  # fmt: skip
 @json_option("Write JSON there instead of a table.")
 def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
     """Compile the Triton kernels for GPUs that need not be here. The exit code is 1 where one exceeds a

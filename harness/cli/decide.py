@@ -43,14 +43,9 @@ OF_DEPLOYMENT = ("cases", "model", "tp", "ep", "dp_attention", "kv", "drafts")
 @json_option("Write the decision as JSON there; - is stdout.")
 @click.pass_context
 def decide(
-    ctx: click.Context,
-    runs: tuple[str, ...],
-    margin: float,
-    loads: list[Workload],
-    page: str | None,
-    json_to: str | None,
-    **served: Any,  # click passes untyped values
-) -> None:
+    ctx: click.Context, runs: tuple[str, ...], margin: float, loads: list[Workload], page: str | None,
+    json_to: str | None, **served: Any,  # click passes untyped values
+) -> None:  # fmt: skip
     """Decide how to launch an engine, from recorded RUNS. They are those of `run` and `toggle` on one
     machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared with
     the engine's default over those calls. What is clearly faster is taken; what is not told from the default

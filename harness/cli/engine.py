@@ -145,19 +145,10 @@ deployment = several(
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
 @json_option("Write JSON there.")
 def engine(
-    aiter: Path | None,
-    vllm: Path | None,
-    sglang: Path | None,
-    triton: str,
-    diff: tuple[Path, Path] | None,
-    entries: bool,
-    folder: Path | None,
-    page: str | None,
-    csv_to: str | None,
-    json_to: str | None,
-    drafts: int | None,
-    **served: Any,  # click passes untyped values
-) -> None:
+    aiter: Path | None, vllm: Path | None, sglang: Path | None, triton: str, diff: tuple[Path, Path] | None,
+    entries: bool, folder: Path | None, page: str | None, csv_to: str | None, json_to: str | None,
+    drafts: int | None, **served: Any,  # click passes untyped values
+) -> None:  # fmt: skip
     """Show what an engine runs for each shape, and why. For each shape of a deployment: the implementation
     and the line of source that decides it, the tuned table that it looks into, the entry that it finds or
     what runs instead, and known defects. The largest shares of the time come first. Only files are read; no

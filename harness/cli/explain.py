@@ -42,37 +42,26 @@ def _rows(text: str | None) -> tuple[str, str] | None:
 
 @click.command("explain", cls=ExplainCommand)
 @click.option("--ab", "record", metavar="DIR", help="Read this record of `serving ab`.")
-@click.option(
-    "--arm", "name", default="", metavar="NAME", help="Take this one, where the record has several."
-)
-@click.option(
-    "--before", multiple=True, metavar="FILE...", help="Read results of any client without the change."
-)
+@click.option("--arm", "name", default="", metavar="NAME",
+              help="Take this one, where the record has several.")  # fmt: skip
+@click.option("--before", multiple=True, metavar="FILE...",
+              help="Read results of any client without the change.")  # fmt: skip
 @click.option("--after", multiple=True, metavar="FILE...", help="Pair them with these, in order.")
-@click.option(
-    "--change", "texts", multiple=True, metavar="OP=FACTORx", help="Expect this, as `what-if` takes it."
-)
+@click.option("--change", "texts", multiple=True, metavar="OP=FACTORx",
+              help="Expect this, as `what-if` takes it.")  # fmt: skip
 @click.option("--run", "run", metavar="RUN", help="Expect what this run timed before and after.")
 @click.option("--rows", callback=parsed_by(_rows), metavar="BEFORE,AFTER",
               help="Name two implementations or settings of it.  [default: baseline, fastest]")  # fmt: skip
 @click.option("--trace", "traces", multiple=True, metavar="[BEFORE] AFTER",
               help="Read profiler's traces of decode steps without and with it, of one rank.")  # fmt: skip
-@click.option(
-    "--log", "logs", multiple=True, metavar="FILE...", help="Read logs of the server with the change."
-)
+@click.option("--log", "logs", multiple=True, metavar="FILE...",
+              help="Read logs of the server with the change.")  # fmt: skip
 @json_option("Write the account there as JSON.")
 def explain(
-    record: str | None,
-    name: str,
-    before: Sequence[str],
-    after: Sequence[str],
-    texts: Sequence[str],
-    run: str | None,
-    rows: tuple[str, str] | None,
-    traces: Sequence[str],
-    logs: Sequence[str],
+    record: str | None, name: str, before: Sequence[str], after: Sequence[str], texts: Sequence[str],
+    run: str | None, rows: tuple[str, str] | None, traces: Sequence[str], logs: Sequence[str],
     json_to: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Show where a predicted gain of serving went. The difference of what was expected and what a server did
     is split into causes, each with its size, its evidence and how sure it is; for the others it says what to
     record. Give what there is: a record of `serving ab` or results, the change, traces, logs.

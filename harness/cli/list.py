@@ -14,27 +14,18 @@ LISTS = ["ops", "impls", "cases", "suites", "models", "linears", "published", "f
 @click.command("list")
 @click.argument("what", default="impls", metavar="[WHAT]", type=OneOf(LISTS))
 @only_op
-@click.option(
-    "--case",
-    metavar='"NAME=V ..."',
-    help="Say which implementations take this case, and why the others do not. Sizes that it leaves out are "
-    "those of the first case of the suite r1-tp8.",
-)
+@click.option("--case", metavar='"NAME=V ..."',
+              help="Say which implementations take this case, and why the others do not. Sizes that it "
+              "leaves out are those of the first case of the suite r1-tp8.")  # fmt: skip
 @click.option("--suite", metavar="NAME", help="List the cases of this suite, or `all`.  [default: smoke]")
 @click.option("--platform", type=OneOf(KINDS), help="Ask about another platform than this machine's.")
 @click.option("--arch", default="", metavar="NAME", help="Ask about another GPU: MI300X, H200, gfx942 ...")
 @click.option("--all", "every", is_flag=True, help="List the flags that no recipe and no guide sets, too.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
-    what: str,
-    op: str | None,
-    case: str | None,
-    suite: str | None,
-    platform: str | None,
-    arch: str,
-    every: bool,
-    json_to: str | None,
-) -> None:
+    what: str, op: str | None, case: str | None, suite: str | None, platform: str | None, arch: str,
+    every: bool, json_to: str | None,
+) -> None:  # fmt: skip
     """List what there is, and what can run here and why. WHAT is impls (the default), ops, cases, suites,
     models, linears, published, flags or recipes. Models have suites MODEL-tpN, of N ranks, and are
     listed with their sources and what is not modelled of them."""

@@ -142,19 +142,15 @@ cases_file = click.option(
     help="Take the cases of this file: see `shapes from`.",
 )  # fmt: skip
 cluster_option = click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
+    "--cluster", metavar="[ADDRESS]", is_flag=False, flag_value="auto",
     help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
     "devices of this node. --device then names a type of device.",
-)
+)  # fmt: skip
 cache_option = click.option(
-    "--cache",
-    type=OneOf(["serving", "cold", "warm"]),
+    "--cache", type=OneOf(["serving", "cold", "warm"]),
     help="Choose what calls read from memory: streamed operands (serving, default), all operands (cold), or "
     "nothing (warm).",
-)
+)  # fmt: skip
 launch_option = click.option(
     "--launch", type=OneOf(["graph", "eager"]),
     help="Launch calls on GPUs from a graph (default), or one by one (eager).",
@@ -163,12 +159,10 @@ set_option = click.option(
     "--set", multiple=True, metavar="NAME=VALUE", help="Set this environment variable in the workers."
 )
 disturbed_option = click.option(
-    "--disturbed",
-    type=OneOf(["prefer", "keep", "refuse"]),
-    envvar="KERNEL_BENCH_DISTURBED",
+    "--disturbed", type=OneOf(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",
     help="Count rounds that other work or throttling disturbed if there are too few quiet ones (prefer, "
     "default), always (keep), or never (refuse: a row that is mostly disturbed gets no time).",
-)
+)  # fmt: skip
 quiet_option = click.option("--quiet", is_flag=True, help="Print neither tables nor progress.")
 seed_option = click.option("--seed", type=int, help="Draw all random values from this seed.  [default: 0]")
 threads_option = click.option(

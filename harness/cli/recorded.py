@@ -25,36 +25,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
-@click.option(
-    "-o",
-    "--output",
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="Write the page there; - is stdout.",
-)
+@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE",
+              help="Write the page there; - is stdout.")  # fmt: skip
 @click.option("--title", default="", help="Give the page this title.  [default: what it shows]")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
 @click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
-@click.option(
-    "--chart",
-    multiple=True,
-    metavar="PATTERN",
-    help="With --svg or --png: write only charts with such a file name.",
-)
+@click.option("--chart", multiple=True, metavar="PATTERN",
+              help="With --svg or --png: write only charts with such a file name.")  # fmt: skip
 @click.option("--decide", "engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm",
               help="Begin with how to launch this engine, by all RUNS together: see `decide`.")  # fmt: skip
 def report(
-    runs: tuple[str, ...],
-    output: str,
-    title: str,
-    show: bool,
-    svg: str | None,
-    png: str | None,
-    chart: tuple[str, ...],
-    engine: str | None,
-) -> None:
+    runs: tuple[str, ...], output: str, title: str, show: bool, svg: str | None, png: str | None,
+    chart: tuple[str, ...], engine: str | None,
+) -> None:  # fmt: skip
     """Write recorded RUNS as a page for the browser. It shows rankings, sizes, rounds, flags, what moved
     between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that `serving
     predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below it."""
@@ -148,12 +132,9 @@ def show(runs: tuple[str, ...], markdown: bool) -> None:
 @click.option("--markdown", metavar="FILE|-", help="Also write the report there, for a pull request.")
 @measuring
 def compare(
-    request: Request,
-    runs: tuple[str, ...],
-    revisions: tuple[str, str] | None,
-    force: bool,
+    request: Request, runs: tuple[str, ...], revisions: tuple[str, str] | None, force: bool,
     markdown: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Show what is faster or slower in RUN_B than in RUN_A. Or between two revisions of this repository,
     which the other options are for. The exit code is 1 if something regressed, 3 if nothing can be
     judged."""

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=options.Command)
 @options.measuring
-@click.option(
-    "--baseline",
-    metavar="IMPL|sglang|vllm",
-    help="Compare the others with it; an engine stands for what it runs by default.  [default: torch's best]",
-)
+@click.option("--baseline", metavar="IMPL|sglang|vllm",
+              help="Compare the others with it; an engine stands for what it runs by default.  [default: "
+              "torch's best]")  # fmt: skip
 @click.option("--published", is_flag=True, help="Show what others published of these cases, unranked.")
 def run(request: Request) -> None:
     """Check and rank the implementations of an op. Each is checked against a reference, then all are timed in
@@ -35,23 +33,14 @@ def run(request: Request) -> None:
 
 
 @click.command(cls=options.Command)
-@click.option(
-    "--flag",
-    "flag_texts",
-    multiple=True,
-    metavar="NAME=A[,B...]",
-    help="Set this variable to each value in turn; `NAME=` is an empty value, `unset` removes it.",
-)
-@click.option(
-    "--design",
-    type=options.OneOf(["factorial", "one-at-a-time"]),
-    default="factorial",
-    show_default=True,
-    help="Measure all combinations of the flags' values, or each value alone.",
-)
-@click.option(
-    "--recipe", metavar="NAME", help="Set all variables of a published environment: see `list recipes`."
-)
+@click.option("--flag", "flag_texts", multiple=True, metavar="NAME=A[,B...]",
+              help="Set this variable to each value in turn; `NAME=` is an empty value, `unset` removes "
+              "it.")  # fmt: skip
+@click.option("--design", type=options.OneOf(["factorial", "one-at-a-time"]), default="factorial",
+              show_default=True,
+              help="Measure all combinations of the flags' values, or each value alone.")  # fmt: skip
+@click.option("--recipe", metavar="NAME",
+              help="Set all variables of a published environment: see `list recipes`.")  # fmt: skip
 @click.option("--leave-one-out", is_flag=True, help="Leave each variable out of the recipe in turn, too.")
 @click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
 @options.measuring
@@ -133,12 +122,10 @@ def _as_tuple(context: click.Context, option: click.Parameter, value: str) -> tu
 @options.launch_option
 @options.set_option
 @click.option("--config", metavar='"NAME=V ..."', help="Make a tunable kernel use this configuration.")
-@click.option(
-    "--save",
-    metavar="DIR",
-    help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; check.json, "
-    "with those rows and the seeds of the operands; and traceback.txt, of an exception.",
-)
+@click.option("--save", metavar="DIR",
+              help="Write output.pt, whole; reference.pt and sigma.pt, of the rows that were compared; "
+              "check.json, with those rows and the seeds of the operands; and traceback.txt, of an "
+              "exception.")  # fmt: skip
 @options.seed_option
 @options.threads_option
 @options.prepare_timeout

@@ -294,8 +294,8 @@ def test_pip_may_take_nothing_but_the_wheels(tmp_path, monkeypatch, made):
 
 def test_markers_are_read_for_the_nodes_python():
     lines = ["click", "tomli; python_version < '3.11'", "numpy==2.3.5; python_version >= '3.11'"]
-    assert wheels.wanted(lines, "3.10", "x86_64") == ["click", "tomli"]
-    assert wheels.wanted(lines, "3.13", "x86_64") == ["click", "numpy==2.3.5"]
+    assert wheels.applying(lines, "3.10", "x86_64") == ["click", "tomli"]
+    assert wheels.applying(lines, "3.13", "x86_64") == ["click", "numpy==2.3.5"]
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -112,11 +112,9 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
 
 
 def mean_step(
-    deployment: Deployment,
-    tokens: Iterable[TokenBin],
-    decodes: Iterable[tuple[DecodeBin, int]],
+    deployment: Deployment, tokens: Iterable[TokenBin], decodes: Iterable[tuple[DecodeBin, int]],
     prefills: Iterable[PrefillBin],
-) -> list[Call]:
+) -> list[Call]:  # fmt: skip
     """The calls of the mean of many steps. The weight of each bin is its share of all steps.
 
     decodes: (bin, query tokens of each request)

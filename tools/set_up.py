@@ -84,13 +84,9 @@ class Plan:
 
 
 def plan(
-    env: Environment,
-    project: dict,
-    pins: list[str],
-    extras: set[str],
-    carried: frozenset[str] | None = None,
+    env: Environment, project: dict, pins: list[str], extras: set[str], carried: frozenset[str] | None = None,
     torch_index: str = "",
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Plans what pip installs.
 
     project:     the table of that name in pyproject.toml

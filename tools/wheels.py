@@ -26,8 +26,8 @@ TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 
 def applying(requirements: list[str], python: str, machine: str) -> list[str]:
-    """The requirements that apply on the node, without their markers: pip would apply these to the Python that
-    it runs in."""
+    """The requirements that apply on the node, without their markers: pip would apply these to the Python
+    that it runs in."""
     from pip._vendor.packaging.requirements import Requirement
 
     node = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}

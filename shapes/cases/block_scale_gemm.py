@@ -38,12 +38,9 @@ def ragged() -> list[Case]:
 
 
 def _steps(
-    model: ModelConfig,
-    parallel: Parallel,
-    drafts: int,
-    batches: Iterable[int],
+    model: ModelConfig, parallel: Parallel, drafts: int, batches: Iterable[int],
     prompts: Iterable[tuple[int, int]],
-) -> list[Case]:
+) -> list[Case]:  # fmt: skip
     """Steps that decode batches of requests, then steps that prefill prompts, (prompts, tokens of each)."""
     cases = []
     for batch in batches:

@@ -17,15 +17,9 @@ SIZES = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routin
 
 
 def _case(
-    model: ModelConfig,
-    parallel: Parallel,
-    tokens: int,
-    prompt: int = 0,
-    weight: float = 1.0,
-    shared: int = 0,
-    routing: str = "uniform",
-    drafts: int = 0,
-) -> Case:
+    model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0,
+    shared: int = 0, routing: str = "uniform", drafts: int = 0,
+) -> Case:  # fmt: skip
     """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
     prompt tokens."""
     on_rank = rows(model, parallel, tokens, routing)

@@ -18,14 +18,9 @@ def sweep_ctx(drafts: int = 0) -> str:
 
 
 def _case(
-    model: ModelConfig,
-    parallel: Parallel,
-    batch: int,
-    ctx: str,
-    drafts: int = 0,
-    weight: float = 1.0,
+    model: ModelConfig, parallel: Parallel, batch: int, ctx: str, drafts: int = 0, weight: float = 1.0,
     kv: str = "bf16",
-) -> Case:
+) -> Case:  # fmt: skip
     sizes = mla_decode_sizes(model, parallel, batch, ctx, kv=kv, q=1 + drafts)
     place = f"{model.name} {parallel.text} {decode_text(drafts)}"
     return Case("mla_decode", sizes, place=place, weight=weight)

@@ -39,15 +39,9 @@ def fused_moe_sizes(
     shapes.routing."""
     inter = math.ceil(expert_columns(model, parallel) / PADDED) * PADDED
     sizes: dict[str, Size] = {
-        "tokens": tokens,
-        "experts": model.n_routed_experts,
-        "topk": model.num_experts_per_tok,
-        "hidden": model.hidden_size,
-        "inter": inter,
-        "ep": parallel.ep,
-        "shared": shared,
-        "routing": routing,
-    }
+        "tokens": tokens, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
+        "hidden": model.hidden_size, "inter": inter, "ep": parallel.ep, "shared": shared, "routing": routing,
+    }  # fmt: skip
     if (model.n_group, model.topk_group) != (Routing.groups, Routing.group_topk):
         sizes |= {"groups": model.n_group, "group_topk": model.topk_group}
     return sizes

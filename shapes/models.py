@@ -104,14 +104,10 @@ class ModelConfig:
             quantization = config.get("quantization_config") or config.get("quantization") or {}
         weights, patterns = _weights(quantization)
         return ModelConfig(
-            name,
-            source,
-            **values,
-            indexers=indexers,
-            weights=weights,
+            name, source, **values, indexers=indexers, weights=weights,
             unquantised=frozenset(_unquantised(patterns, layers - 1)),
             left_out=tuple(text for key, text in KEYS["left_out"].items() if config.get(key)),
-        )
+        )  # fmt: skip
 
     def kind(self, name: str) -> str:
         """The format of the weights of a name of MODULES."""
@@ -215,7 +211,7 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     if not facts:
         return BF16, unquantised
     groups = (facts.get("config_groups") or {}).values()
-    of_weights = next((group["weights"] for group in groups if group.get("weights")), {})
+    of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
     block = facts.get("weight_block_size") or of_weights.get("block_structure")
     dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
     method = facts.get("quant_method")

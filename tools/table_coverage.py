@@ -70,17 +70,12 @@ def lines(entries: Sequence[Deployed]) -> Iterator[dict[str, Any]]:
         tuned = [shape for shape in shapes if shape.found.entry]
         share = sum(shape.share for shape in shapes)
         yield {
-            "device": device,
-            "engine": engine,
-            "deployment": deployment,
-            "op": op,
+            "device": device, "engine": engine, "deployment": deployment, "op": op,
             "implementations": " ".join(dict.fromkeys(shape.row for shape in shapes)),
-            "tables": " ".join(dict.fromkeys(_table(shape) for shape in shapes)),
-            "tuned": len(tuned),
-            "shapes": len(shapes),
-            "time tuned": round(sum(shape.share for shape in tuned) / share, 3),
+            "tables": " ".join(dict.fromkeys(_table(shape) for shape in shapes)), "tuned": len(tuned),
+            "shapes": len(shapes), "time tuned": round(sum(shape.share for shape in tuned) / share, 3),
             "share of time": round(share, 3),
-        }
+        }  # fmt: skip
 
 
 def _table(shape: Shape) -> str:

@@ -189,20 +189,13 @@ def cluster_file(plan: str, counts: dict[str, int], budget_s: float, file: str |
         raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
     nodes, minutes = math.ceil(count / NODE_GPUS), math.ceil(budget_s / 60)
     values = {
-        "type": type,
-        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
-        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
-        "image": IMAGES[platform.kind],
-        "count": str(count),
-        "nodes": str(nodes),
-        "s": "s" if nodes > 1 else "",
-        "per_node": str(math.ceil(count / nodes)),
-        "minutes": str(minutes),
-        "limit": str(minutes + SPARE_MINUTES),
-        "checkout": shlex.quote(str(ROOT)),
-        "root": str(ROOT),
+        "type": type, "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind], "image": IMAGES[platform.kind],
+        "count": str(count), "nodes": str(nodes), "s": "s" if nodes > 1 else "",
+        "per_node": str(math.ceil(count / nodes)), "minutes": str(minutes),
+        "limit": str(minutes + SPARE_MINUTES), "checkout": shlex.quote(str(ROOT)), "root": str(ROOT),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
-    }
+    }  # fmt: skip
     return string.Template((FILES / NAMES[plan]).read_text("utf-8")).safe_substitute(values)
 
 

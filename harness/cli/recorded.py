@@ -249,14 +249,11 @@ def _benchmark(cell: Cell) -> JsonObject:
         "name": f"{cell.name}[{cell.case}]",
         "fullname": f"{cell.op}::{cell.name}[{cell.case}]",
         "params": {
-            "op": cell.op,
-            "implementation": cell.impl,
-            "case": cell.case,
-            "arm": cell.setting,
+            "op": cell.op, "implementation": cell.impl, "case": cell.case, "arm": cell.setting,
             "launch": cell.launch,
         },
         "param": cell.case,
         "extra_info": cell.model_dump(exclude=in_stats),
         "options": {"timer": "device", "warmup": True},
         "stats": stats.as_dict() | {"iterations": 1, "data": cell.samples.seconds},
-    }
+    }  # fmt: skip

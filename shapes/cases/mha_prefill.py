@@ -20,12 +20,9 @@ def _case(
 def smoke() -> list[Case]:
     """Uneven batches with and without a cached prefix, one token, ends of tiles; one of them in FP8 too."""
     all_sizes = [
-        (3, "1..90", "0", 4),
-        (1, "130", "0", 2),
-        (2, "20..70", "0..60", 2),
-        (4, "1..40", "30..100", 2),
+        (3, "1..90", "0", 4), (1, "130", "0", 2), (2, "20..70", "0..60", 2), (4, "1..40", "30..100", 2),
         (1, "65", "64", 4),
-    ]
+    ]  # fmt: skip
     names = ("batch", "new", "prefix", "heads")
     cases: list[dict[str, Size]] = [dict(zip(names, sizes, strict=True)) for sizes in all_sizes]
     cases.append(cases[2] | {"dtype": "fp8"})

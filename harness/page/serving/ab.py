@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,9 +56,11 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
         table=table(effects, {name: name for name in effects[0]}),
     )
     marks = {metric: list(_marks(launches, metric, arms)) for metric in metrics}
-    columns: Columns = {"pair": "pair"}
-    for metric, arm in itertools.product(metrics, arms):
-        columns[f"{NAMES[metric]} of {arm}, {UNITS[metric]}"] = (f"{metric} {arm}", digits())
+    columns: Columns = {"pair": "pair"} | {
+        f"{NAMES[metric]} of {arm}, {UNITS[metric]}": (f"{metric} {arm}", digits())
+        for metric in metrics
+        for arm in arms
+    }
     rows = [
         {"pair": pair}
         | {f"{metric} {arm}": by_arm[arm]["metrics"][metric] for metric in metrics for arm in arms}

@@ -230,12 +230,12 @@ def _needs(forecast: Document, title: str) -> Iterator[Chart]:
         for workload in forecast.workloads
         for need in workload.needs
     ]
+    target = forecast.target_tpot_ms
     columns: Columns = {
         "concurrency": ("concurrency", str), "op": "op", "most it can give, ms": ("most_ms", digits()),
         "share of TPOT": ("share", digits(".2%")), "TPOT were it free, ms": ("limit_ms", digits()),
+        **({f"speedup for {target:g} ms": "reach"} if target else {}),
     }  # fmt: skip
-    if forecast.target_tpot_ms:
-        columns[f"speedup for {forecast.target_tpot_ms:g} ms"] = "reach"
     if rows:
         yield Chart(
             anchor("forecast", title, "needs"),

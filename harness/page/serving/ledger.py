@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -68,10 +67,9 @@ def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
     named = list(zip(shared.distinct(names), lines, strict=True))
     marks = [mark for name, line in named for mark in _marks(name, line)]
     rows = [_row(name, line) for name, line in named]
-    columns: Columns = {"row, method": "name"}
-    for side, end in itertools.product(COLOURS, CHANGE):
-        columns[f"{side} {end}, {unit}"] = (f"{side} {end}", shared.digits("+.5g"))
-    columns |= {
+    changes = [f"{side} {end}" for side in COLOURS for end in CHANGE]
+    columns: Columns = {
+        "row, method": "name", **{f"{name}, {unit}": (name, shared.digits("+.5g")) for name in changes},
         f"before, {unit}": ("before", shared.digits()), "off by": ("off", "off_text"), "verdict": "verdict",
         "blind": "blind",
     }  # fmt: skip

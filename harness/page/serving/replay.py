@@ -120,17 +120,13 @@ def _places_table(replay: Replay) -> Table:
 def _changes_table(replay: Replay) -> Table:
     rows = [
         {
-            "arm": name,
-            "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
-            **_cells("step", arm.step),
-            **_cells("change", arm.change),
-            "alone": arm.alone,
-            "whole": arm.whole.ms if arm.whole else None,
-            "apart": max(arm.difference.values(), default=None),
+            "arm": name, "implementations": ", ".join(f"{op}={row}" for op, row in arm.chosen.items()),
+            **_cells("step", arm.step), **_cells("change", arm.change), "alone": arm.alone,
+            "whole": arm.whole.ms if arm.whole else None, "apart": max(arm.difference.values(), default=None),
             "failed": arm.failed,
         }
         for name, arm in replay.arms.items()
-    ]
+    ]  # fmt: skip
     if replay.twin is not None:
         rows.append(dict.fromkeys(rows[0]) | {"arm": RERUN, **_cells("change", replay.twin)})
     plain, signed = shared.digits(), shared.digits("+.5g")

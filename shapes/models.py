@@ -53,7 +53,7 @@ class ModelConfig:
     num_experts_per_tok: int
     vocab_size: int
     q_lora_rank: int = 0
-    """0: queries are projected at once."""
+    """The width of the latent of the queries; 0: they have none."""
     n_group: int = 1
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
@@ -69,7 +69,7 @@ class ModelConfig:
     indexers: int = 0
     """The number of layers with an indexer of their own."""
     weights: str = BF16
-    """The format of the quantised weights."""
+    """The format of the weights but for those of `unquantised`."""
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()

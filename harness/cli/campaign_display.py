@@ -146,9 +146,9 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
     jobs = jobs_of(
         steps,
         {type: platform.kind for type, platform in platforms.items()},
-        len(platforms) == 1,
-        lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
-        reasons.append,
+        alone=len(platforms) == 1,
+        make=lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
+        log=reasons.append,
     )
     print(plan_text(simulated(list(jobs), counts, budget_s), budget_s))
     for reason in reasons:

@@ -99,10 +99,12 @@ def answer(json_to: str | None, facts: object, shown: Callable[[], RenderableTyp
 
 
 def write_json(target: str, facts: object, allow_nan: bool = True) -> None:
+    """Writes facts to a file, or to stdout for `-`."""
     write(target, json.dumps(facts, indent=1, allow_nan=allow_nan) + "\n")
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    """`900s` -> 900.0. Raises UsageError."""
     from harness.plan.budget import parse_seconds
 
     return parse_seconds(text, option.opts[0])

@@ -259,9 +259,8 @@ def _command(changes: tuple[str, ...], options: dict[str, Any]) -> str:
 
 
 @click.command("validate")
-@click.option(
-    "--hardware", metavar="NAME", default="", callback=parsed_by(_hardware), help="Take only this GPU."
-)
+@click.option("--hardware", metavar="NAME", default="", callback=parsed_by(_hardware),
+              help="Take only this GPU.")  # fmt: skip
 @click.option("--engine", metavar="NAME", default="", help="Take only servers of this engine.")
 @json_option("Write JSON there, with every point, instead of a table.")
 def validate(hardware: str, engine: str, json_to: str | None) -> None:
@@ -269,8 +268,8 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     throughput, and how many points lie in their 90 % intervals: uncalibrated, calibrated on two points, and
     on all of the shortest lengths. The constants are those of other machines and engines; some kernel times
     of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
-    is more than 7 % off in the last way (with drafts 10 % in the second), or fewer than 85 % lie inside.
-    What changes of kernels were worth: `ledger`."""
+    is more than 7 % off when calibrated on the shortest lengths (with drafts 10 % when calibrated on two
+    points), or fewer than 85 % lie inside. `ledger` shows what changes of kernels were worth."""
     from harness.serving.link.report import validation, validation_json
     from harness.serving.link.validation import validated
 

@@ -80,11 +80,9 @@ class Workload:
     def on_rank(self, dp: int) -> Workload:
         """The share of one of `dp` data-parallel ranks, each of which has its own scheduler."""
         return replace(
-            self,
-            concurrency=-(-self.concurrency // dp),
-            num_prompts=-(-self.num_prompts // dp),
+            self, concurrency=-(-self.concurrency // dp), num_prompts=-(-self.num_prompts // dp),
             arrival_steps=self.arrival_steps * dp,
-        )
+        )  # fmt: skip
 
     def requests(self) -> list[tuple[int, int]]:
         """(tokens in, tokens out) of each request; equal workloads give equal requests."""

@@ -75,11 +75,9 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     files = sorted(fresh.iterdir())
     size = sum(file.stat().st_size for file in files)
     about = {
-        "python": python,
-        "machine": machine,
-        "image": [] if everything else list(IMAGE),
+        "python": python, "machine": machine, "image": [] if everything else list(IMAGE),
         "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
-    }
+    }  # fmt: skip
     (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
     if folder.exists():
         ours = {WHEELS, *json.loads((folder / WHEELS).read_text())["sha256"]}

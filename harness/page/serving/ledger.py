@@ -74,13 +74,10 @@ def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
         "blind": "blind",
     }  # fmt: skip
     return Chart(
-        anchor("ledger", title, quantity, unit),
-        f"{quantity}, {unit}: predicted and observed change",
-        READING,
-        _picture(marks, quantity, unit),
-        table(rows, columns),
+        anchor("ledger", title, quantity, unit), f"{quantity}, {unit}: predicted and observed change",
+        READING, _picture(marks, quantity, unit), table(rows, columns),
         sum((mark["value"] is not None) + (mark["from"] is not None) for mark in marks),
-    )
+    )  # fmt: skip
 
 
 def _row(name: str, line: LedgerLine) -> dict[str, Any]:

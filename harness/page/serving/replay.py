@@ -56,12 +56,10 @@ def _step(replay: Replay, name: str, title: str) -> PageSection:
     if replay.left_out:
         notes.append(("left out", ", ".join(replay.left_out)))
     return PageSection(
-        anchor=anchor("replay", title, name),
-        title=name,
-        headline=_headline(replay),
+        anchor=anchor("replay", title, name), title=name, headline=_headline(replay),
         charts=list(_charts(replay, anchor("replay", title, name))),
         notes=[*notes, *(("note", text) for text in replay.notes)],
-    )
+    )  # fmt: skip
 
 
 def _headline(replay: Replay) -> str:

@@ -24,9 +24,8 @@ def _require_from(word: str) -> None:
 @click.command(cls=Command)
 @click.argument("word", metavar="from", callback=parsed_by(_require_from), expose_value=False)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "-o", "--out", metavar="FILE", default="cases.json", show_default=True, help="Write the cases there."
-)
+@click.option("-o", "--out", metavar="FILE", default="cases.json", show_default=True,
+              help="Write the cases there.")  # fmt: skip
 @deployment
 def shapes(
     files: tuple[str, ...], out: str, model: ModelConfig, tp: int, ep: int, dp_attention: bool, kv: str,

@@ -158,12 +158,10 @@ def observe(ledger: str, row: str, json_to: str | None, **observed: Any) -> None
 
 @click.command("trace")
 @click.argument("file", metavar="FILE")
-@click.option(
-    "--phase", type=OneOf(["prefill", "decode", "mixed", "training", "other"]), help="Count only these steps."
-)
-@click.option(
-    "--top", type=click.IntRange(min=0), metavar="N", default=15, show_default=True, help="List N kernels."
-)
+@click.option("--phase", type=OneOf(["prefill", "decode", "mixed", "training", "other"]),
+              help="Count only these steps.")  # fmt: skip
+@click.option("--top", type=click.IntRange(min=0), metavar="N", default=15, show_default=True,
+              help="List N kernels.")  # fmt: skip
 @click.option("--partial", is_flag=True, help="Take what there is of a file that breaks off, and flag it.")
 @json_option("Write everything there as JSON instead.")
 def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str | None) -> None:

@@ -37,7 +37,7 @@ from harness.report.notes import case_notes
 from harness.report.rows import device
 from harness.report.summary import summary
 from harness.report.text import grouped, significant
-from harness.results.comparison import compared
+from harness.results.comparison import compare_runs
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders
 from harness.results.schema import Run
@@ -181,7 +181,7 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
     for folders in by_op.values():
         if len(folders) == 2:
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
-            comparison = compared(a, b)
+            comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:
                 sections.append(moved_section(a, b, comparison))
     sections += [ab_section(folder) for folder in inputs.abs]

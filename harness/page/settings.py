@@ -14,12 +14,12 @@ from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
     SettingComparison,
     effect_word,
-    first_setting,
+    first_setting_name,
     flag_effects,
     setting_comparisons,
 )
 from harness.report.text import microseconds, ratio_text, short_ratio, significant
-from harness.results.comparison import Compared
+from harness.results.comparison import RunComparison
 from harness.results.read import RecordedRun
 
 RAN = {"the same": "circle", "other kernels": "diamond", "not seen": "cross"}
@@ -45,7 +45,7 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     ]
     _, times = in_unit(rows)
     points = [row for row in rows if row["ratio"] is not None]
-    first = first_setting(case.run)
+    first = first_setting_name(case.run)
     picture = forest(
         points,
         f"speedup over {first}",
@@ -101,7 +101,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
         anchor("settings-over-cases", cases[0].run.id),
         cases[0].named("What the settings do in each case"),
         "Each field is a case and a setting: how many times as fast as "
-        f"{first_setting(cases[0].run)} it is. Colours are verdicts.",
+        f"{first_setting_name(cases[0].run)} it is. Colours are verdicts.",
         grid(
             values,
             alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
@@ -151,7 +151,7 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> It
 # Two runs
 
 
-def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
+def moved_section(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> PageSection:
     """What became faster or slower from run A to run B, with the noise between the sessions."""
     words = {True: "yes", False: "no", None: ""}
     rows = [

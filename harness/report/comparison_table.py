@@ -11,9 +11,9 @@ from harness.files import JsonObject
 from harness.paths import command, portable
 from harness.report.fitting_table import Column, FittingTable, table_of
 from harness.report.terminal import COMMAND, whole_line
-from harness.report.text import counted, extent, grouped, microseconds, ranged, ratio_text, together
+from harness.report.text import counted, extent, grouped, how_summed, microseconds, ranged, ratio_text
 from harness.results.claims import Ratio, Test, matches
-from harness.results.comparison import MIN_FLOOR, Compared, Row, totals
+from harness.results.comparison import MIN_SESSION_NOISE, ComparedRow, RunComparison, total_speedups
 from harness.results.read import RecordedRun
 
 COLUMNS = [Column("implementation"), Column("A", right=True), Column("B", right=True), Column("B vs A"),
@@ -22,16 +22,16 @@ CLAIMS_NOTE = """
 On their hardware these commands measure the claims; below each is what this machine can time of it:"""
 
 
-def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
+def comparison_table(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> RenderableType:
     return Group(*_parts(a, b, comparison))
 
 
-def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) -> str:
+def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> str:
     parts = _parts(a, b, comparison)
     return "\n".join(part if isinstance(part, str) else part.markdown() for part in parts)
 
 
-def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str | FittingTable]:
+def _parts(a: RecordedRun, b: RecordedRun, comparison: RunComparison) -> Iterator[str | FittingTable]:
     """The lines of the report, and a table for each case."""
     for name, run in (("A", a), ("B", b)):
         yield f"{name}: {run.folder} ({run.run.created}, commit {run.commit})"
@@ -45,14 +45,14 @@ def _parts(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Iterator[str
     if comparison.missing:
         yield "in one run only:"
         yield from (f"- {text}" for text in comparison.missing)
-    if speedups := totals(comparison.rows):
+    if speedups := total_speedups(comparison.rows):
         weights = {row.case: row.weight for row in comparison.rows}
-        yield f"\n{together(weights.values())}:"
+        yield f"\n{how_summed(weights.values())}:"
         yield from (f"- {name}: B is {speedup:.3f}x as fast as A" for name, speedup in speedups.items())
     yield "\n" + "; ".join([_regressed(comparison), *_drift(comparison)])
 
 
-def since(a: RecordedRun, comparison: Compared) -> str:
+def since(a: RecordedRun, comparison: RunComparison) -> str:
     """What changed since run A, in a line."""
     judged = [row for row in comparison.rows if row.baseline]
     unclear = _count_unclear(judged)
@@ -72,28 +72,28 @@ def since(a: RecordedRun, comparison: Compared) -> str:
     return f"since {when} ({portable(str(a.folder))}): {'; '.join(sentences)}"
 
 
-def _moved(judged: Sequence[Row]) -> Iterator[str]:
+def _moved(judged: Sequence[ComparedRow]) -> Iterator[str]:
     """The rows that became slower or faster, each with the ratio of its total times over those cases."""
     for name, rows in grouped(judged, lambda row: row.name).items():
         for verdict in ("slower", "faster"):
             if moved := [row for row in rows if row.comparison.verdict == verdict]:
-                ratio = totals(moved)[name] ** (1 if verdict == "faster" else -1)
+                ratio = total_speedups(moved)[name] ** (1 if verdict == "faster" else -1)
                 yield f"{name} {ratio:.2f}x {verdict} in {len(moved)} of {counted(len(rows))}"
 
 
-def _count_unclear(judged: Sequence[Row]) -> int:
+def _count_unclear(judged: Sequence[ComparedRow]) -> int:
     return sum(row.comparison.verdict == "unclear" for row in judged)
 
 
-def _drift(comparison: Compared) -> list[str]:
+def _drift(comparison: RunComparison) -> list[str]:
     """A sentence where baselines, which are not known to have changed, took another time in B; else none."""
     baselines = [row for row in comparison.rows if not (row.baseline or row.changed or row.spread)]
     others = [row.comparison for row in baselines if not row.comparison.low <= 1 <= row.comparison.high]
-    took = [1 / ratio.ratio for ratio in others if abs(1 / ratio.ratio - 1) > MIN_FLOOR]
+    took = [1 / ratio.ratio for ratio in others if abs(1 / ratio.ratio - 1) > MIN_SESSION_NOISE]
     return [f"the baseline itself took {extent(took, 2)}x as long (other clocks or load)"] if took else []
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ComparedRow) -> list[str]:
     notes = []
     if not row.baseline:
         notes.append("absolute times: the baseline itself, or no baseline that did not change")
@@ -108,7 +108,7 @@ def _cells(row: Row) -> list[str]:
     return [row.name, *times, ratio_text(row.comparison), verdict, ", ".join(notes)]
 
 
-def _regressed(comparison: Compared) -> str:
+def _regressed(comparison: RunComparison) -> str:
     names = [f"{row.name} at {row.case}" for row in comparison.regressions]
     names += [f"{name} at {case} ({status})" for (case, name), status in comparison.lost.items()]
     if names:

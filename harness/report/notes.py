@@ -281,8 +281,8 @@ def apart(spread: Spread) -> str:
     if spread.verdict == "apart":
         return f"lie apart: the slowest takes {ratio_text(spread.widest)} the time of the fastest"
     if spread.verdict == "alike":
-        return f"are alike within {spread.most:.1%}"
-    return f"are indistinguishable at this noise: they may differ by up to {spread.most:.1%}"
+        return f"are alike within {spread.max_difference:.1%}"
+    return f"are indistinguishable at this noise: they may differ by up to {spread.max_difference:.1%}"
 
 
 def _worst(ratios: Sequence[DeviceRatio]) -> Iterable[DeviceRatio]:

@@ -13,7 +13,7 @@ import pytest_benchmark
 
 from harness.cli.recorded import session
 from harness.report.comparison_table import comparison_markdown, since
-from harness.results.comparison import compared, spreads, totals
+from harness.results.comparison import compare_runs, spreads, total_speedups
 from harness.results.earlier import changed_since
 from harness.results.journal import Journal
 from harness.results.read import read
@@ -172,7 +172,7 @@ def test_what_has_no_time_now_and_a_slower_machine_are_no_silence(tmp_path):
     )
     lost = now.cells[CASES[0], "triton.x"]
     now.cells[CASES[0], "triton.x"] = lost.model_copy(update={"status": "wrong", "time_us": None})
-    found = compared(then, now)
+    found = compare_runs(then, now)
     assert found.lost == {(CASES[0], "triton.x"): "wrong"}
     assert since(then, found).partition("a): ")[2] == (
         "triton.x: no time now (wrong) in 1 case; the baseline itself took 2x as long (other clocks or load)"
@@ -192,9 +192,9 @@ def test_the_rows_of_all_cases_are_summed_by_their_times(tmp_path):
         replace(row, weight=w, a_us=us, comparison=replace(row.comparison, ratio=ratio))
         for w, us, ratio in ((0.9, 10.0, 2.0), (0.1, 10000.0, 1 / 1.1))
     )
-    assert totals([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
+    assert total_speedups([light, long]) == {row.name: pytest.approx(1009 / 1104.5)}
     unweighed = [replace(of, weight=0.0) for of in (light, long)]
-    assert totals(unweighed) == {row.name: pytest.approx(10010 / 11005)}
+    assert total_speedups(unweighed) == {row.name: pytest.approx(10010 / 11005)}
 
 
 def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
@@ -214,19 +214,19 @@ def test_reports_are_as_committed(here, tmp_path, snapshot, monkeypatch):
 
 def both(tmp_path: Path, a: dict, b: dict):
     runs = [read(str(record(tmp_path / name, **given))) for name, given in (("a", a), ("b", b))]
-    return compared(*runs)
+    return compare_runs(*runs)
 
 
 def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     """The reports above are for people; --json and pages read these."""
     found = both(tmp_path, ONE, OURS)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
-    assert totals(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
+    assert total_speedups(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
     assert found.noise == pytest.approx(0.03), "unchanged rows moved by less than the least noise"
     assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
     (spread,) = spreads(calibrations(TWO))
     told = both(tmp_path / "other", ONE, OTHER | {"calibrated": TWO})
-    assert {row.spread for row in told.rows} == {spread.most} and spread.most > 0.06
+    assert {row.spread for row in told.rows} == {spread.max_difference} and spread.max_difference > 0.06
     noisy = {"noises": (0.3, 0.001)}
     for of, (a, b) in {"A": (noisy, OURS), "B": ({}, OURS | noisy)}.items():
         assert not both(tmp_path / of, a, b).regressions, f"the widest noise of {of}'s groups is more"
@@ -242,13 +242,13 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
 ])  # fmt: skip
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", **other)
-    assert compared(read(str(a)), read(str(b))).incompatible == [reason]
+    assert compare_runs(read(str(a)), read(str(b))).incompatible == [reason]
 
 
 def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     a, other = record(tmp_path / "a"), record(tmp_path / "c", machine={"device": "another"})
     of_seed = altered(record(tmp_path / "b"), seed=1)
-    assert compared(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
+    assert compare_runs(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
     assert here("compare", a, a).returncode == 0
     done = here("compare", a, record(tmp_path / "d", sources=dict.fromkeys(TIMES, "new")))
     assert ("nothing can be judged" in done.stdout, done.returncode) == (True, 3)

@@ -29,7 +29,7 @@ from harness.page.settings import moved_section, setting_charts, settings_over_c
 from harness.page.sizes import sweep_charts, winners
 from harness.page.style import COLOURS, coloured
 from harness.report.case_table import headline
-from harness.report.compile_table import TEXTS, compile_lines
+from harness.report.compile_table import TEXT_COLUMNS, compile_lines
 from harness.report.conclusion import conclusion_lines
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes
 from harness.report.engine_table import summary as engine_summary
@@ -347,7 +347,7 @@ def _compiled(document: Mapping[str, Any], title: str) -> PageSection:
         anchor("compiled", title),
         "Registers",
         "The registers of a thread; what spills must not be shipped.",
-        table=Table(names, [TableRow(list(line.values())) for line in lines], frozenset({*names} - TEXTS)),
+        table=Table(names, [TableRow(list(line.values())) for line in lines], frozenset({*names} - TEXT_COLUMNS)),
     )
     headline = f"{len(rows)} configurations compiled, {bad} must not be shipped"
     return PageSection(anchor("compile", title), f"Compiled: {title}", headline, [chart])

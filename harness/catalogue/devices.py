@@ -78,13 +78,10 @@ class Ceilings:
             if dtype in self.rates or dtype in other.rates
         }
         return Ceilings(
-            rates=rates,
-            read=max(self.read, other.read),
-            copy=max(self.copy, other.copy),
-            measured=self.measured,
-            reach=max(self.reach, other.reach),
+            rates=rates, read=max(self.read, other.read), copy=max(self.copy, other.copy),
+            measured=self.measured, reach=max(self.reach, other.reach),
             disturbed=self.disturbed if other.disturbed else "",
-        )
+        )  # fmt: skip
 
 
 def known_devices() -> list[JsonObject]:

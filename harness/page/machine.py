@@ -37,13 +37,9 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
     if cases:
         notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
     return PageSection(
-        anchor("machine", run.id),
-        f"Machine and origin: {label}" if label else "Machine and origin",
-        device(run),
-        [chart for chart in charts if chart],
-        notes,
-        folded=True,
-    )
+        anchor("machine", run.id), f"Machine and origin: {label}" if label else "Machine and origin",
+        device(run), [chart for chart in charts if chart], notes, folded=True,
+    )  # fmt: skip
 
 
 def _facts(run: Run) -> Chart:

@@ -195,14 +195,10 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     }  # fmt: skip
     key = case.planned.key
     return Chart(
-        anchor("rounds", case.label, key),
-        case.named("Rounds"),
-        reading,
-        _rounds_picture(drawn, common.name, choices, best),
-        table(points, columns),
-        len(drawn),
+        anchor("rounds", case.label, key), case.named("Rounds"), reading,
+        _rounds_picture(drawn, common.name, choices, best), table(points, columns), len(drawn),
         f"{key}, {device(case.run)}",
-    )
+    )  # fmt: skip
 
 
 def _ticks(case: MeasuredCase) -> Iterator[dict[str, Any]]:

@@ -23,19 +23,15 @@ def compile_lines(rows: Sequence[JsonObject]) -> list[dict[str, str]]:
         bad = [row for row in group if not row["ok"]]
         instructions = dict.fromkeys(name for row in group for name in row["matrix_instructions"])
         line = {
-            "target": target,
-            "kernel": kernel,
-            "tile": tile_text,
+            "target": target, "kernel": kernel, "tile": tile_text,
             "verdict": f"{len(bad)} bad" if bad else "ok",
             "registers": extent(row["registers"] for row in group),
             "spills": extent(row["spills"] for row in group),
-            "resident": extent(row["resident"] for row in group),
-            "op": op,
-            "configs": str(len(group)),
+            "resident": extent(row["resident"] for row in group), "op": op, "configs": str(len(group)),
             "shared KB": extent(row["shared_bytes"] / 1024 for row in group),
             "scratch B": extent(row["scratch_bytes"] for row in group),
             "code KB": extent(row["code_bytes"] / 1024 for row in group),
             "matrix instructions": "\n".join(instructions),
-        }
+        }  # fmt: skip
         lines.append(line)
     return lines

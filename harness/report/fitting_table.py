@@ -89,13 +89,10 @@ class FittingTable:
         for i in shown:
             column = self.columns[i]
             grid.add_column(
-                column.header,
-                justify="right" if column.right else "left",
-                no_wrap=not (column.wraps or is_tight),
-                overflow="fold",
-                min_width=widths[i],
+                column.header, justify="right" if column.right else "left",
+                no_wrap=not (column.wraps or is_tight), overflow="fold", min_width=widths[i],
                 width=widths[i] if is_tight else None,
-            )
+            )  # fmt: skip
         for row in self.rows:
             grid.add_row(*(row[i] for i in shown))
         yield from console.render(grid, options.update(max_width=width))

@@ -231,16 +231,10 @@ def _row_without_noise(
         comparison = quotient(in_b, in_a)
     time_moved = absolute.low > 1 + MIN_SESSION_NOISE or absolute.high < 1 - MIN_SESSION_NOISE
     return ComparedRow(
-        case=case,
-        name=name,
-        weight=cell_a.weight,
-        a_us=cell_a.time_us,
-        b_us=cell_b.time_us,
-        baseline="" if name == baseline else baseline,
-        changed=changed,
-        comparison=comparison,
+        case=case, name=name, weight=cell_a.weight, a_us=cell_a.time_us, b_us=cell_b.time_us,
+        baseline="" if name == baseline else baseline, changed=changed, comparison=comparison,
         drift=changed is False and time_moved,
-    )
+    )  # fmt: skip
 
 
 def _noise_between_sessions(rows: Sequence[ComparedRow]) -> tuple[float, str]:

@@ -125,15 +125,10 @@ def read(path: str) -> RecordedRun:
                 if reading := conditions.get(clock):
                     clocks[clock].append(reading["median"])
     return RecordedRun(
-        folder=folders[0],
-        run=run,
-        cells=cells,
-        noises=noises,
-        clocks={name: statistics.median(values) for name, values in clocks.items()},
-        devices=devices,
-        identities={device.name: device.identity for device in used},
-        calibrations=journal.calibrations(),
-    )
+        folder=folders[0], run=run, cells=cells, noises=noises,
+        clocks={name: statistics.median(values) for name, values in clocks.items()}, devices=devices,
+        identities={device.name: device.identity for device in used}, calibrations=journal.calibrations(),
+    )  # fmt: skip
 
 
 def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:

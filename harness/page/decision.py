@@ -15,7 +15,7 @@ from harness.decide.text import answer, crossover_text, notes, snippet
 from harness.decide.worth import Worth
 from harness.page.case import four_digits
 from harness.page.document import Chart, Columns, Page, PageSection, Table, TableRow, anchor, table
-from harness.page.style import OTHER, PROVIDERS, coded, forest, noise_band, provider, shade, tips
+from harness.page.style import OTHER_COLOUR, PROVIDERS, coded, forest, noise_band, provider, shade, tips
 from harness.report.text import grouped, microseconds, ratio_text
 from harness.serving.link.kernel_times import AXES
 from shapes.case import text_of
@@ -92,7 +92,7 @@ def _map(op: str, cases: Sequence[BestCase]) -> Chart:
     colours: dict[str, str] = {}
     for name in dict.fromkeys(value["name"] for value in values):
         same_provider = [other for other in colours if provider(other) == provider(name)]
-        colours[name] = shade(PROVIDERS.get(provider(name), OTHER), len(same_provider))
+        colours[name] = shade(PROVIDERS.get(provider(name), OTHER_COLOUR), len(same_provider))
     across = sorted((value["x"] for value in values), key=lambda x: (len(x), x))  # texts of numbers, by size
     base = alt.Chart({"values": values}).encode(
         x=alt.X("x:O", sort=list(dict.fromkeys(across)), title=size, axis=alt.Axis(labelAngle=0)),

@@ -118,7 +118,7 @@ def _ranking_picture(
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
         marks.append({**value, "low": low / fastest_us, "high": high / fastest_us})
     order = [value["label"] for value in (*timed, *failed)]
-    y = style.names(order, "label")
+    y = style.name_axis(order, "label")
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = style.provider_colour(mark["provider"] for mark in marks)
     title = f"time per call, as a multiple of {timed[0]['text']} (log scale)"
@@ -243,7 +243,7 @@ def _rounds_picture(
         .mark_point(size=36, opacity=0.75, strokeWidth=1.5, angle=90)
         .encode(
             x=alt.X("time:Q", scale=log, title=f"time per call, {unit_name} (log scale)"),
-            y=style.names(order),
+            y=style.name_axis(order),
             yOffset=alt.YOffset("block:O", scale=alt.Scale(paddingOuter=0.2)),
             color=style.provider_colour(point["provider"] for point in points),
             shape=alt.Shape("kind:N", scale=style.coded(shapes), title=None, legend=legend),

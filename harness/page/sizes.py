@@ -161,7 +161,7 @@ def _lines(size: str, points: Sequence[dict[str, Any]], unit_name: str) -> alt.T
     line = base.mark_line(aria=False).encode(y=y, detail="name:N")
     shape = alt.Shape("name:N", scale=shapes, title=None, legend=legend)
     dots = base.mark_point(filled=True, size=70).encode(y=y, shape=shape, tooltip=tooltip).add_params(pointed)
-    legend_height = style.LINE * len(colours.domain)
+    legend_height = style.LINE_HEIGHT * len(colours.domain)
     picture = alt.layer(band, line, dots).properties(width=560, height=max(320, legend_height))
     return picture.add_params(*params)
 
@@ -174,7 +174,7 @@ def _colours_and_shapes(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, al
     shown = {point["name"] for point in points if point["shown"]}
     for name in sorted({point["name"] for point in points}, key=lambda name: (name not in shown, name)):
         place = sum(style.provider(other) == style.provider(name) for other in colours)
-        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER), place)
+        colours[name] = style.shade(style.PROVIDERS.get(style.provider(name), style.OTHER_COLOUR), place)
         shapes[name] = SHAPES[place % len(SHAPES)]
     return style.coded(colours), style.coded(shapes)
 
@@ -214,7 +214,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
 def _plane(values: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     """A field for each case: the size `axis` goes from left to right, all other sizes go down."""
     providers = sorted({value["provider"] for value in values})
-    colours = {name: style.PROVIDERS.get(name, style.OTHER) for name in providers}
+    colours = {name: style.PROVIDERS.get(name, style.OTHER_COLOUR) for name in providers}
     if UNDECIDED in colours:
         colours[UNDECIDED] = "#9994"
     across = list(dict.fromkeys(value["x"] for value in values))

@@ -17,8 +17,8 @@ from harness.page.document import Chart
 TEMPLATES = Path(__file__).parent / "templates"
 COLOURS: dict[str, dict[str, str]] = json.loads((TEMPLATES / "colours.json").read_text("utf-8"))
 PROVIDERS = COLOURS["providers"]
-OTHER = "#44AA99"  # the colour of a provider that a plug-in brings
-LINE = 16  # pixels of a line of text
+OTHER_COLOUR = "#44AA99"  # the colour of a provider that a plug-in brings
+LINE_HEIGHT = 16  # pixels of a line of text
 BREAKS = ", | · | @ "  # a regular expression: where the name of a row breaks into lines on an axis
 
 
@@ -28,7 +28,7 @@ def provider(name: str) -> str:
 
 
 def provider_colour(providers: Iterable[str]) -> alt.Color:
-    colours = {name: PROVIDERS.get(name, OTHER) for name in sorted(set(providers))}
+    colours = {name: PROVIDERS.get(name, OTHER_COLOUR) for name in sorted(set(providers))}
     return alt.Color("provider:N", scale=coded(colours), legend=None)
 
 
@@ -82,7 +82,7 @@ CHOSEN = "rows === 'all' || (rows === 'shown' ? datum.shown : datum.provider ===
 """The Vega expression that is true of the rows that a reader chose, see `chosen_rows`."""
 
 
-def names(order: Sequence[str], field: str = "name") -> alt.Y:
+def name_axis(order: Sequence[str], field: str = "name") -> alt.Y:
     """A vertical axis of the names of rows, in this order. Long names are broken into lines at BREAKS: the
     run has a line of its own, and so has each variable of a setting."""
     lines = alt.Axis(labelExpr=f"split(datum.label, regexp('{BREAKS}'))")
@@ -91,7 +91,7 @@ def names(order: Sequence[str], field: str = "name") -> alt.Y:
 
 def name_step(order: Iterable[str], least: int) -> int:
     """Pixels from one row to the next, so that the name with the most lines has room; at least `least`."""
-    return max([least, *(LINE * len(re.split(BREAKS, name)) + 4 for name in order)])
+    return max([least, *(LINE_HEIGHT * len(re.split(BREAKS, name)) + 4 for name in order)])
 
 
 def coloured(field: str, codes: Mapping[str, str], opacity: float = 1.0) -> alt.Color:
@@ -140,7 +140,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, behind: alt.Chart, **d
     """
     order = [row["name"] for row in rows]
     base = alt.Chart({"values": list(rows)}).encode(
-        y=names(order), color=coloured("verdict", COLOURS["verdicts"])
+        y=name_axis(order), color=coloured("verdict", COLOURS["verdicts"])
     )
     scale = alt.Scale(type="log", nice=False, padding=24)
     ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")

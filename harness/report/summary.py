@@ -55,15 +55,15 @@ def _clauses(rows: Rows, run: Run) -> list[str]:
     """How many cases each row wins, why other cases have no winner, and what holds for all cases together."""
     wins, without_winner = Counter[str](), Counter[str]()
     for case, cells in rows:
-        first, second = [*cells.values(), None, None][:2]
-        if first is None:
+        fastest_first = list(cells.values())
+        if not fastest_first:
             without_winner["no row has a time"] += 1
-        elif second is None:
+        elif len(fastest_first) == 1:
             without_winner["one row alone"] += 1
-        elif (comparison := case.comparison(first, second)) is None:
+        elif (comparison := case.comparison(fastest_first[0], fastest_first[1])) is None:
             without_winner["not compared"] += 1
         elif comparison.verdict == "faster":
-            wins[first.name] += 1
+            wins[fastest_first[0].name] += 1
         elif comparison.verdict == "same":
             without_winner["two are the same"] += 1
         elif comparison.verdict == "slower":
@@ -131,19 +131,23 @@ def _against_defaults(rows: Rows, best: str, run: Run) -> tuple[list[tuple[str, 
     is_default: list[str] = []
     for engine, spelled in SPELLED.items():
         pairs = _pairs_by_impl(rows, best, [case.defaults.get(engine, "") for case, _ in rows])
-        names = ", ".join(dict.fromkeys(cell.name for _, _, cell in pairs))
-        where = f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
+        names, where = _names_and_cases(pairs, rows)
         if names == best:
             is_default.append(f"it is {spelled}'s default{where}")
         elif names:
             against.append(_against(pairs, f"{spelled}'s default {names}", where, run))
     if not (against or is_default):
         pairs = _pairs_by_impl(rows, best, [case.baseline for case, _ in rows])
-        names = ", ".join(dict.fromkeys(cell.name for _, _, cell in pairs))
-        where = f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
+        names, where = _names_and_cases(pairs, rows)
         if names not in ("", best):
             against.append(_against(pairs, names, where, run))
     return against, is_default
+
+
+def _names_and_cases(pairs: Sequence[Pair], rows: Rows) -> tuple[str, str]:
+    """The names of the second cells; and in how many cases they are, as ` in 1 of 3`, empty for all."""
+    names = ", ".join(dict.fromkeys(cell.name for _, _, cell in pairs))
+    return names, f" in {len(pairs)} of {len(rows)}" if len(pairs) < len(rows) else ""
 
 
 def _against(pairs: Sequence[Pair], other: str, where: str, run: Run) -> tuple[str, str]:

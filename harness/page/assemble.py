@@ -63,6 +63,7 @@ def engine_page(view: EngineView) -> Page:
 
 
 def engine_section(view: EngineView) -> PageSection:
+    """The map of the shapes that an engine runs, and its notes."""
     values = []
     shares: dict[str, float] = {}  # by layer the sum of the shares of its shapes
     for shape in by_share(view.shapes):
@@ -95,7 +96,9 @@ def engine_section(view: EngineView) -> PageSection:
         table(values, SHAPE_COLUMNS),
         len(values),
     )
-    labelled = [(label, note.replace("\n  ", "; ")) for label, of in notes(view).items() for note in of]
+    labelled = []
+    for label, of_label in notes(view).items():
+        labelled += [(label, note.replace("\n  ", "; ")) for note in of_label]
     headline = "; ".join(engine_summary(view))
     return PageSection(anchor("engine", view.release), view.release, headline, [chart], labelled)
 
@@ -171,7 +174,8 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
     labels = dict.fromkeys(runs, "") if many else _labels(runs)
     sections: list[PageSection] = []
     machines: list[PageSection] = []
-    groups = list(grouped(runs, lambda folder: str(folder) if many else runs[folder].op).values())
+    # The folders of each section: one, or all of an op.
+    groups = [[folder] for folder in runs] if many else list(grouped(runs, lambda f: runs[f].op).values())
     for folders in groups:
         op = runs[folders[0]].op
         cases_of_op = []
@@ -187,7 +191,7 @@ def assemble(inputs: Inputs, title: str = "", progress: Callable[[str], None] = 
         else:
             sections.append(PageSection(anchor(op), op, "No case was finished."))
     for folders in groups:
-        if len(folders) == 2:
+        if len(folders) == 2:  # of two runs of one op the newer is compared with the older
             a, b = (read(str(folder)) for folder in sorted(folders, key=lambda folder: runs[folder].created))
             comparison = compare_runs(a, b)
             if comparison.rows and not comparison.incompatible:

@@ -32,12 +32,10 @@ from shapes.linears import linears
 from shapes.models import model, models
 from shapes.suites import suite, suites
 
-ALL = "all"
+ALL = "all"  # as `--suite`: the cases of all suites
 INDENT = "    "
 
 Row = Mapping[str, object]
-
-
 Listing = tuple[Sequence[Row], Callable[[], RenderableType]]
 """A list as objects for JSON, and a function that makes the text for people."""
 
@@ -124,6 +122,7 @@ def of_case(ops: Sequence[str], text: str, platform: Platform) -> Listing:
 
 
 def _models() -> Listing:
+    """The models with their sources, and what of them is left out."""
     listed = [model(name) for name in models()]
     rows: list[Row] = []
     lines = []
@@ -139,19 +138,12 @@ def _models() -> Listing:
 def _published(ops: Sequence[str]) -> list[Row]:
     return [
         {
-            "op": f.op,
-            "sizes": text_of(f.sizes),
-            "implementation": f.implementation,
-            "device": f.device,
-            "us": f.time_us,
-            "TFLOPS": f.tflops,
-            "source": f.source,
-            "timed": f.method,
-            "where": f.where,
+            "op": f.op, "sizes": text_of(f.sizes), "implementation": f.implementation, "device": f.device,
+            "us": f.time_us, "TFLOPS": f.tflops, "source": f.source, "timed": f.method, "where": f.where,
         }
         for f in figures()
         if f.op in ops
-    ]
+    ]  # fmt: skip
 
 
 def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
@@ -159,7 +151,9 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
     for op in ops:
         for impl in kernels.implementations(op):
             support = impl.available(platform)
-            is_interpreted = support.ok and impl.interpreted(platform)
+            why_not = support.reason
+            if support.ok and not why_not and impl.interpreted(platform):
+                why_not = "checked, not timed (interpreted)"
             rows.append(
                 {
                     "op": op,
@@ -168,7 +162,7 @@ def _implementations(ops: Sequence[str], platform: Platform) -> list[Row]:
                     "version": impl.version if platform.here else "",
                     "boundary": ", ".join(impl.boundaries),
                     "runs": support.ok,
-                    "why not": "checked, not timed (interpreted)" if is_interpreted else support.reason,
+                    "why not": why_not,
                     "requires": impl.requires,
                     "evidence": evidence().get(impl.name, {}),
                 }

@@ -162,7 +162,7 @@ class CaseDone(Record):
     @field_validator("search", mode="before")
     @classmethod
     def _read_search(cls, value: object) -> object:
-        """Files have {} for None, and `anchor` for `baseline`."""
+        """Files have {} for None, and an older name for `baseline`."""
         if value == {}:
             return None
         if not isinstance(value, dict):

@@ -61,10 +61,9 @@ def _condition(name: str, value: str) -> tuple[str, str]:
     return label, f"{value} {UNITS[unit]}" if value[:1].isdigit() else value
 
 
-def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
+def _machine(machine: JsonObject, devices: Mapping[str, str], reach_bytes: int) -> Lines:
     """devices: descriptions by name
-    reach:   bytes from which reads are as slow as from memory, see catalogue.devices.Ceilings; 0: not
-             known"""
+    reach_bytes: see catalogue.devices.Ceilings.reach; 0: not known"""
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:  # `cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`
         ranges = []
@@ -78,8 +77,8 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lin
     cache_bytes, cache_text = machine.get("last_level_cache"), "unknown"
     if cache_bytes:
         cache_text = f"{cache_bytes / (1 << 20):.0f} MiB"
-        if 0 < reach < cache_bytes:
-            cache_text += f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory"
+        if 0 < reach_bytes < cache_bytes:
+            cache_text += f"; reading from {reach_bytes / (1 << 20):.0f} MiB is no faster than memory"
     lines.append(("last-level cache", cache_text))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:

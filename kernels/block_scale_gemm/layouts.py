@@ -41,7 +41,7 @@ def rounded_up(size: int, multiple: int) -> int:
 
 
 def padding_bytes(sizes: BlockScaleGemmSizes, multiple: int) -> int:
-    """The bytes of padded activations with their scales, and of the rows that padding adds to a bf16 output."""
+    """The bytes of padded activations with their scales, and of the rows that padding adds to the output."""
     m = rounded_up(sizes.m, multiple)
     return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
 

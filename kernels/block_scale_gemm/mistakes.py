@@ -357,7 +357,9 @@ QUANTISERS_IN_ONE_ROW: Mapping[str, Compute] = {
     "negative values overlooked": quantising_row(2, amax=lambda x: x.amax(-1)),
     "one scale for the tensor": quantising_row(4, amax=lambda x: x.abs().amax().expand(x.shape[:2])),
     "no magnitude below 1": quantising_row(4, amax=lambda x: largest(x).clamp(min=1.0)),
-    "NaN for a block of zeros": quantising_row(7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)),
+    "NaN for a block of zeros": quantising_row(
+        7, stored=lambda s: torch.where(s > SMALLEST_SCALE, s, math.nan)
+    ),
 }
 
 
@@ -385,7 +387,7 @@ def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
     column_index = torch.arange(columns.start, columns.stop, device=o.b_q.device)
 
     def output(variant: Variant) -> torch.Tensor:
-        # Activations in bf16 have scales of 1. A kernel that leaves scales out shows only with quantised ones.
+        # Activations in bf16 have scales of 1, so that only quantised ones show whether these are left out.
         quantiser = quantised if o.a is not None and variant is UNSCALED else None
         return variant(tile(o, quantiser, row_index, column_index))
 

@@ -251,7 +251,7 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
         exponent = torch.frexp(rows.float().abs().amax(1, keepdim=True)).exponent - 8
         draw = torch.empty(rows.shape, device=a.device)
         size = fmt.max / 8 * draw.uniform_(0.1, 1.0, generator=generator)
-        # Codes lie 2 apart from 16 to 32, and 4 apart from 32 to 64. 34 is more than an eighth of e4m3fnuz's 240.
+        # Codes lie 2 apart from 16 to 32 and 4 apart from 32 to 64. An eighth of e4m3fnuz's 240 is below 34.
         even_chance = draw.uniform_(0, 1, generator=generator) < 0.5
         tie = torch.where(even_chance & (fmt.max / 8 >= 34.0), 34.0, 17.0)
         is_tie = draw.uniform_(0, 1, generator=generator) < 0.25

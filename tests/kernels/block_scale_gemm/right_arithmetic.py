@@ -136,9 +136,7 @@ CORE: tuple[tuple[str, Variant, str], ...] = (
     ("last block first", multiplying(lambda terms: terms[::-1]), f"aiter.asm (compiled, assumed), {AITER}"),
     (
         "subnormal sums flushed",
-        multiplying(
-            step=16, round_step=flushed, parts=MANY_PARTS, round_part=flushed, round_total=flushed
-        ),
+        multiplying(step=16, round_step=flushed, parts=MANY_PARTS, round_part=flushed, round_total=flushed),
         f"-fgpu-flush-denormals-to-zero in aiter/jit/core.py, {AITER}",
     ),
 )
@@ -190,7 +188,10 @@ RIGHT: tuple[Mistake, ...] = (
         everywhere(lambda t: truncated(multiply(t, step=16))),
         truncates=True,
     ),
-    *(Mistake(f"W8A16: {name} ({source})", everywhere(kernel), "with_quant") for name, kernel, source in W8A16),
+    *(
+        Mistake(f"W8A16: {name} ({source})", everywhere(kernel), "with_quant")
+        for name, kernel, source in W8A16
+    ),
     *(
         Mistake(f"FP8: {name} ({source})", everywhere(kernel, quantiser), "with_quant", "fp8")
         for name, kernel, quantiser, source in FP8

@@ -57,10 +57,11 @@ def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
         b = torch.ops.mkldnn._reorder_linear_weight(b, o.sizes.m)
-        no_bias, no_activation = None, ("none", [], "")
+        no_bias = None
 
         def multiply(a: torch.Tensor) -> object:
-            return out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, no_bias, *no_activation))
+            # The last three arguments are those of an activation, of which there is none.
+            return out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, no_bias, "none", [], ""))
     else:
 
         def multiply(a: torch.Tensor) -> object:

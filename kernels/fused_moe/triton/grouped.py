@@ -89,8 +89,8 @@ class Grouped(SuiteTriton):
                 for stages, instruction in itertools.product((2, 3) if is_small else (1, 2), (16, 32)):
                     fits = stage_bytes * (stages - 1) <= target.shared
                     if fits and (config.rows >= 2 * instruction or instruction == 16):
-                        amd = {"chiplets": CHIPLETS, "instruction": instruction}
-                        yield replace(config, warps=warps, stages=stages, **amd)
+                        on_amd = replace(config, chiplets=CHIPLETS, instruction=instruction)
+                        yield replace(on_amd, warps=warps, stages=stages)
 
     def features(self, sizes: FusedMoeSizes) -> dict[str, float | str]:
         """The average rows of an expert, how many experts are hit, and how large they are."""

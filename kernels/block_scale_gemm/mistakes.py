@@ -118,7 +118,7 @@ def multiply(
     return total
 
 
-def multiplying(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
+def gemm(terms: Callable[[Terms], Terms] = list, **options: Any) -> Variant:
     """The kernel that calls `multiply` with these options."""
     return lambda t: multiply(t, terms, **options)
 
@@ -223,25 +223,23 @@ IN_FP8: Mapping[str, Variant] = {
     "b's scale of the second block in the first block of K": reading(
         b_scale=lambda t: put(t.b_scale, (..., 0), t.b_scale[:, 1])
     ),
-    "first block of K left out": multiplying(lambda terms: terms[1:]),
-    "last block of K left out": multiplying(lambda terms: terms[:-1]),
-    "last block of half of K left out": multiplying(
+    "first block of K left out": gemm(lambda terms: terms[1:]),
+    "last block of K left out": gemm(lambda terms: terms[:-1]),
+    "last block of half of K left out": gemm(
         lambda terms: terms[: len(terms) // 2 - 1] + terms[len(terms) // 2 :]
     ),
-    "three quarters of K left out": multiplying(lambda terms: terms[: max(1, len(terms) // 4)]),
-    "first block of K counted twice": multiplying(lambda terms: [*terms, terms[0]]),
-    "half of the first block of K counted twice": multiplying(lambda terms: [*terms, terms[0] * 0.5]),
-    "a block of K replaced by the one before": multiplying(middle_replaced),
-    "a partial sum one column late": multiplying(lambda terms: [*terms[:-1], terms[-1].roll(1, 1)]),
+    "three quarters of K left out": gemm(lambda terms: terms[: max(1, len(terms) // 4)]),
+    "first block of K counted twice": gemm(lambda terms: [*terms, terms[0]]),
+    "half of the first block of K counted twice": gemm(lambda terms: [*terms, terms[0] * 0.5]),
+    "a block of K replaced by the one before": gemm(middle_replaced),
+    "a partial sum one column late": gemm(lambda terms: [*terms[:-1], terms[-1].roll(1, 1)]),
 }
 """What is wrong in calls that quantise their activations to FP8."""
 
 IN_OTHER_CALLS: Mapping[str, Variant] = {
     NEXT_SCALE: IN_FP8[NEXT_SCALE],
     "b's scales in FP8": reading(b_scale=lambda t: fp8(E4M3, t.b_scale * 128) / 128),
-    "a block of K left out": multiplying(
-        lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]
-    ),
+    "a block of K left out": gemm(lambda terms: terms[: len(terms) // 2] + terms[len(terms) // 2 + 1 :]),
 }
 """What is wrong both in calls that are given FP8 codes and in calls that keep activations in bf16 (W8A16)."""
 
@@ -300,14 +298,14 @@ IN_CORE: Mapping[str, Variant] = {
     "b of the neighbouring column": reading(b=lambda t: b_of(t.operands, t.columns ^ 1)),
     "b without the last element of K": reading(b=lambda t: put(t.b, (..., -1), 0.0)),
     "b shuffled for MFMA, read row by row": reading(b=shuffled),
-    "sums of codes in fp16": multiplying(step=16, round_step=fp16),
-    "sums of codes of 8 bits": multiplying(step=32, round_step=partial(kept, 8)),
+    "sums of codes in fp16": gemm(step=16, round_step=fp16),
+    "sums of codes of 8 bits": gemm(step=32, round_step=partial(kept, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
-    "partial sums in fp16": multiplying(parts=4, round_part=fp16),
-    "partial sums of 6 bits": multiplying(parts=4, round_part=partial(kept, 6)),
-    "dequantised to fp16": multiplying(round_operands=(fp16, fp16)),
-    "dequantised weights in FP8": multiplying(round_operands=(exact, partial(fp8, E4M3))),
-    "dequantised weights of 6 bits": multiplying(round_operands=(exact, partial(kept, 6))),
+    "partial sums in fp16": gemm(parts=4, round_part=fp16),
+    "partial sums of 6 bits": gemm(parts=4, round_part=partial(kept, 6)),
+    "dequantised to fp16": gemm(round_operands=(fp16, fp16)),
+    "dequantised weights in FP8": gemm(round_operands=(exact, partial(fp8, E4M3))),
+    "dequantised weights of 6 bits": gemm(round_operands=(exact, partial(kept, 6))),
 }
 
 

@@ -12,23 +12,16 @@ def route_kernel(
     weights,  # fp32 [tokens, TOPK + SHARED]
     tokens,
     logits_row,  # this and the next five: strides in elements
-    logits_column,
-    ids_row,
-    ids_column,
-    weights_row,
-    weights_column,
+    logits_column, ids_row, ids_column, weights_row, weights_column,
     SCALING: tl.constexpr,  # this and LOCAL, GROUPS, LIMIT, TOPK, SHARED: fields of `Router`
-    LOCAL: tl.constexpr,
-    GROUPS: tl.constexpr,
+    LOCAL: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr,  # experts of a group
-    LIMIT: tl.constexpr,
-    TOPK: tl.constexpr,
-    SHARED: tl.constexpr,
+    LIMIT: tl.constexpr, TOPK: tl.constexpr, SHARED: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,  # this and the next two: rounded up to powers of two
     GROUP_PADDED: tl.constexpr,
     PICKS_PADDED: tl.constexpr,  # TOPK + SHARED
     BLOCK_M: tl.constexpr,
-):
+):  # fmt: skip
     """Each program routes BLOCK_M tokens. Grid: (blocks of tokens,). Equal inputs give equal bits: of equal
     scores the first expert's wins, and every sum has a fixed order."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)

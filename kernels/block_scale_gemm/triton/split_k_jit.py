@@ -24,10 +24,7 @@ def gemm_kernel(
     out,  # bf16 [M, N]
     parts,  # fp32 [splits, M, N], unless SUMS is "whole"
     arrived,  # int32 [tiles], used where SUMS is "last"; zeros before a call and after it
-    M,
-    N,
-    K,
-    splits,
+    M, N, K, splits,
     per_split,  # blocks of K of a split; the last split may have fewer, but at least one
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides BLOCK
@@ -40,7 +37,7 @@ def gemm_kernel(
     SWAP: tl.constexpr,  # whether the transposed tile is computed: rows of b fill instructions of 64 rows
     PRODUCT: tl.constexpr,  # the type that tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,  # whether a and b are uint8
-):
+):  # fmt: skip
     """Grid: one program for each tile and split, or fewer if PERSISTENT.
 
     The splits of a tile follow each other. GROUP_M tiles along M come before the next tile along N, so that
@@ -137,13 +134,9 @@ def _codes(
     at,  # the first row to load
     rows,  # M or N
     block,  # the block of K to load
-    K,
-    ROWS: tl.constexpr,
-    TMA: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    K, ROWS: tl.constexpr, TMA: tl.constexpr, EVEN_K: tl.constexpr, PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
-):
+):  # fmt: skip
     """A tile [ROWS, BLOCK] of x in the type that tl.dot takes; zeros past K. Without descriptors, rows past
     the end are the last row again."""
     if TMA:
@@ -191,10 +184,8 @@ def _add_up(at_m, at_n, splits, out, parts, M, N, BLOCK_M: tl.constexpr, BLOCK_N
 def sum_kernel(
     parts,  # fp32 [splits, values]
     out,  # bf16 [values]
-    values,
-    splits,
-    VALUES: tl.constexpr,
-):
+    values, splits, VALUES: tl.constexpr,
+):  # fmt: skip
     """Each program computes VALUES values and adds their parts in order."""
     at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
     inside = at < values

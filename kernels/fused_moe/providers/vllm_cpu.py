@@ -47,23 +47,6 @@ class MoeInBf16(Moe):
         return super().workspace(sizes) + 2 * 2 * sizes.expert_values
 
 
-def fused(
-    operands: FusedMoeOperands,
-    out: torch.Tensor,
-    weights: W13AndW2,
-    method: Symbol,
-    w13_scale: torch.Tensor | None,
-    w2_scale: torch.Tensor | None,
-    block_size: list[int] | None,
-) -> Call:
-    """`fused_experts_cpu` on packed weights, without zero points, biases, or limits of the activation."""
-    o = operands
-    tensors = (out, o.x, *weights, o.topk_weights, o.topk_ids)
-    no_zeros_or_biases, no_limits, is_packed = (None,) * 3, (None,) * 4, True
-    scales = (w13_scale, w2_scale, *no_zeros_or_biases, block_size)
-    return FUSED.bind(*tensors, method.find(), *scales, *no_limits, is_packed)
-
-
 @implementation(
     "vllm.amx",
     Moe,
@@ -79,7 +62,10 @@ def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Cal
     """`fused_experts_cpu` (SGLang's CPU kernel), called as by CPUExpertsFp8 in vLLM's
     fused_moe/experts/cpu_moe.py: bf16 activations, FP8 weights with block scales. It is built on oneDNN's
     brgemm, which uses AMX tiles where the CPU has them, and AVX-512 where it does not."""
-    return fused(operands, out, weights, FP8, operands.w13_scale, operands.w2_scale, [BLOCK, BLOCK])
+    o = operands
+    no_zeros_or_biases, no_limits, is_packed = (None,) * 3, (None,) * 4, True
+    scales = (o.w13_scale, o.w2_scale, *no_zeros_or_biases, [BLOCK, BLOCK], *no_limits)
+    return FUSED.bind(out, o.x, *weights, o.topk_weights, o.topk_ids, FP8.find(), *scales, is_packed)
 
 
 @implementation(
@@ -92,8 +78,9 @@ def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Cal
 )
 def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: W13AndW2) -> Call:
     """`fused_experts_cpu` without quantisation."""
-    no_scale, no_blocks = None, None
-    return fused(operands, out, weights, BF16, no_scale, no_scale, no_blocks)
+    o, no_scales_biases_or_limits, is_packed = operands, (None,) * 10, True
+    tensors = (out, o.x, *weights, o.topk_weights, o.topk_ids)
+    return FUSED.bind(*tensors, BF16.find(), *no_scales_biases_or_limits, is_packed)
 
 
 @implementation(

@@ -15,10 +15,9 @@ import triton.language as tl
 def count_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [segments, experts]
-    pairs,
-    pairs_of_segment,
+    pairs, pairs_of_segment,
     CHUNK: tl.constexpr,  # pairs that are read at a time
-):
+):  # fmt: skip
     """Each program counts the pairs of one expert in one segment. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
     end = tl.minimum(pairs, (segment + 1) * pairs_of_segment)
@@ -37,16 +36,14 @@ def place_kernel(
     row_of,  # int32 [pairs]: the slot of each pair of this rank; or None
     owners,  # int32 [tiles]: the expert of each tile; with row_of [all_slots]: of each slot, at the end -1
     used_tiles,  # int32 [1]: the number of tiles that have an expert
-    pairs,
-    experts,
-    pairs_of_segment,
+    pairs, experts, pairs_of_segment,
     all_slots,  # the number of slots of all tiles
     TILE: tl.constexpr,  # slots of a tile
     CHUNK: tl.constexpr,  # pairs or slots that are read or written at a time
     EXPERTS: tl.constexpr,  # experts, rounded up to a power of two
     SEGMENTS: tl.constexpr,  # segments, rounded up to a power of two
     COUNTED: tl.constexpr,  # whether count_kernel has run; else there is one segment, counted here
-):
+):  # fmt: skip
     """Each program writes the slots of one expert that one segment fills, and in the first segment also the
     owners of the expert's tiles. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)

@@ -66,12 +66,9 @@ def _product(total, rows, weights, scale, SWAP: tl.constexpr):
 def requantised(
     gate,  # fp32 [BLOCK_M, BLOCK]
     up,  # fp32 [BLOCK_M, BLOCK]
-    LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """h = silu(gate) * up divided by the scale of its row, and the scales [BLOCK_M], whose bits are those of
     kernels.formats."""
     # silu(gate) = gate / (1 + exp(-gate)), written with an exponential that cannot overflow.
@@ -91,15 +88,9 @@ def silu_kernel(
     ids,  # int32 [pairs]; -1 on another rank: there the values of gate_up are undefined
     h_q,  # FP8 [pairs, INTER]; fp32 in the interpreter
     h_scale,  # fp32 [pairs, INTER / 128]
-    pairs,
-    INTER: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    pairs, INTER: tl.constexpr, SPLITS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_SCALE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Each program computes 128 columns of h for BLOCK_M pairs. Grid: (blocks of pairs, INTER / 128)."""
     pair, block = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -134,9 +125,7 @@ def up_kernel(
     pairs,
     group,  # tiles of a group, see _place
     per_split,  # blocks of K of a split; the last split may have fewer, but at least one
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    PICKS: tl.constexpr,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, PICKS: tl.constexpr,
     LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,  # whether scales of h are rounded up to powers of two
@@ -145,11 +134,10 @@ def up_kernel(
     BLOCK_N: tl.constexpr,  # divides 128, and is 128 if FUSE
     SORTED: tl.constexpr,
     FUSE: tl.constexpr,  # whether a program computes the same columns of gate and of up, and h from them
-    SWAP: tl.constexpr,
-    CHIPLETS: tl.constexpr,
+    SWAP: tl.constexpr, CHIPLETS: tl.constexpr,
     PRODUCT: tl.constexpr,  # the type that tl.dot takes: FP8, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
-):
+):  # fmt: skip
     """Each program computes, for one tile over one split of K, BLOCK_N of the 2 * INTER columns of gate and
     up; or if FUSE BLOCK_N columns of gate and the same of up. Grid: (tiles * blocks of columns, splits). The
     programs of tiles without an expert, which come last, do nothing."""
@@ -218,17 +206,11 @@ def down_kernel(
     expert_out,  # bf16 [pairs, HIDDEN]; fp32 in the interpreter
     pairs,
     group,  # tiles of a group, see _place
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides HIDDEN
-    SORTED: tl.constexpr,
-    SWAP: tl.constexpr,
-    CHIPLETS: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    SORTED: tl.constexpr, SWAP: tl.constexpr, CHIPLETS: tl.constexpr, PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
-):
+):  # fmt: skip
     """Each program computes BLOCK_N columns of one tile. Grid: (tiles * blocks of columns,)."""
     STEPS: tl.constexpr = INTER // BLOCK
     COLUMNS: tl.constexpr = HIDDEN // BLOCK_N
@@ -272,15 +254,11 @@ def down_kernel(
 @triton.jit
 def _weighted_scale(
     pick_and_step,  # pick * STEPS + step
-    token,
-    ids,
-    weights,
-    h_scale,
+    token, ids, weights, h_scale,
     w_scale,  # the scales of the block of columns in the first expert
     BLOCKS: tl.constexpr,  # blocks of columns of an expert
-    STEPS: tl.constexpr,
-    PICKS: tl.constexpr,
-):
+    STEPS: tl.constexpr, PICKS: tl.constexpr,
+):  # fmt: skip
     """The factor of a step's product: the scale of h times that of the expert's weights times the weight of
     the pick; 0 for an expert on another rank."""
     pair, step = token * PICKS + pick_and_step // STEPS, pick_and_step % STEPS
@@ -298,16 +276,11 @@ def down_by_token_kernel(
     ids,  # int32 [pairs]
     weights,  # fp32 [pairs]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
-    HIDDEN: tl.constexpr,
-    INTER: tl.constexpr,
-    PICKS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HIDDEN: tl.constexpr, INTER: tl.constexpr, PICKS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,  # rows of the product, as tl.dot needs them; only the first is used
     BLOCK_N: tl.constexpr,  # divides 128
-    SWAP: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    FNUZ_BITS: tl.constexpr,
-):
+    SWAP: tl.constexpr, PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr,
+):  # fmt: skip
     """Each program computes BLOCK_N columns of one token, one pick after the other. Grid: (HIDDEN / BLOCK_N,
     tokens). It is for few tokens, which share no experts. No weights are read for picks on other ranks."""
     STEPS: tl.constexpr = INTER // BLOCK

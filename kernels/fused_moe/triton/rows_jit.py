@@ -19,10 +19,9 @@ def masked_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [experts], written here
     row_of,  # int32 [pairs]
-    pairs,
-    CAPACITY: tl.constexpr,
+    pairs, CAPACITY: tl.constexpr,
     CHUNK: tl.constexpr,  # pairs that are read at a time
-):
+):  # fmt: skip
     """Each program numbers the rows of one expert in the masked layout. Grid: (experts,)."""
     expert = tl.program_id(0)
     count = expert * 0  # a tensor, as the loop needs it
@@ -42,14 +41,11 @@ def gather_kernel(
     row_of,  # int32 [pairs]
     a,  # bytes [rows, HIDDEN]
     a_scale,  # scales as the module says
-    PICKS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    PACKED: tl.constexpr,
+    PICKS: tl.constexpr, HIDDEN: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr,
     BLOCK: tl.constexpr,  # values that share a scale: 128
     BLOCK_D: tl.constexpr,  # HIDDEN, rounded up to a power of two
     WORDS: tl.constexpr,  # words of a row's scales, rounded up to a power of two
-):
+):  # fmt: skip
     """Each program writes the row of one pair. Grid: (pairs,)."""
     pair = tl.program_id(0)
     if tl.load(ids + pair) < 0:
@@ -71,14 +67,12 @@ def silu_kernel(
     row_of,  # int32 [pairs]
     h_q,  # FP8 [rows, INTER]; fp32 in the interpreter, whose conversion to FP8 truncates
     h_scale,  # scales as the module says
-    INTER: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    PACKED: tl.constexpr,
+    INTER: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to powers of two
     LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,  # values that share a scale: 128
-):
+):  # fmt: skip
     """Each program computes four blocks of the row of one pair. Grid: (pairs, ceil(INTER / 512))."""
     pair, word = tl.program_id(0), tl.program_id(1)
     if tl.load(ids + pair) < 0:
@@ -119,11 +113,10 @@ def combine_kernel(
     row_of,  # int32 [tokens, PICKS]; None where the row is the number of the pair
     weights,  # fp32 [tokens, PICKS]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
-    HIDDEN: tl.constexpr,
-    PICKS: tl.constexpr,
+    HIDDEN: tl.constexpr, PICKS: tl.constexpr,
     PICKS_PADDED: tl.constexpr,  # PICKS, rounded up to a power of two
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Each program computes BLOCK_D columns of one token. Picks are added in a tree of fixed shape, so that
     equal inputs give equal bits. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)

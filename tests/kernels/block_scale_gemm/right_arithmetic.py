@@ -87,25 +87,16 @@ MANY_PARTS = 1 << 10  # more than K has blocks
 
 # (name, kernel, source) of each right call
 CORE: tuple[tuple[str, Variant, str], ...] = (
-    (
-        "both in bf16, 4 parts in bf16",
-        IN_BF16(parts=4, round_part=bf16),
-        "cuBLAS as torch calls it (assumed)",
-    ),
+    ("both in bf16, 4 parts in bf16", IN_BF16(parts=4, round_part=bf16),
+     "cuBLAS as torch calls it (assumed)"),
     ("both in bf16, 2 parts added in bf16", IN_BF16(**TWO_PARTS_IN_BF16), "assumed: a split K of hipBLASLt"),
     ("both in bf16", whole_k, f"torch.bf16, hipblaslt.dequantised: {EAGER}"),
-    (
-        "both in bf16, ties away from zero",
-        gemm(round_operands=(away, away)),
-        "assumed: v_cvt by hand on gfx942",
-    ),
+    ("both in bf16, ties away from zero", gemm(round_operands=(away, away)),
+     "assumed: v_cvt by hand on gfx942"),
     ("weights in bf16", gemm(round_operands=(exact, bf16)), "assumed: activations in fp32"),
     ("8 parts in bf16", gemm(parts=8, round_part=bf16), f"aiter.triton: gemm_a8w8_blockscale.py, {AITER}"),
-    (
-        "2 parts added in bf16",
-        gemm(**TWO_PARTS_IN_BF16),
-        f"aiter.ck: csrc/ck_gemm_a8w8_blockscale (KBatch, assumed), {AITER}",
-    ),
+    ("2 parts added in bf16", gemm(**TWO_PARTS_IN_BF16),
+     f"aiter.ck: csrc/ck_gemm_a8w8_blockscale (KBatch, assumed), {AITER}"),
     ("sums of 14 bits", FOURTEEN_BITS(), "deepgemm, flashinfer.sm90: sm90_fp8_gemm_1d2d.cuh, DeepGEMM 2.1"),
     ("sums of 14 bits, 3 parts", FOURTEEN_BITS(parts=3), "vllm.cutlass on sm_90, with stream K (assumed)"),
     ("sums of 13 bits", gemm(step=32, round_step=partial(kept, 13)), "assumed: DeepSeek-V3's report says 14"),
@@ -119,38 +110,27 @@ CORE: tuple[tuple[str, Variant, str], ...] = (
         gemm(step=16, round_step=flushed, parts=MANY_PARTS, round_part=flushed, round_total=flushed),
         f"-fgpu-flush-denormals-to-zero in aiter/jit/core.py, {AITER}",
     ),
-)
+)  # fmt: skip
 W8A16: tuple[tuple[str, Variant, str], ...] = (
     ("weights in bf16, 4 parts in bf16", IN_BF16(parts=4, round_part=bf16), "cuBLAS (assumed)"),
     ("weights in bf16", whole_k, f"torch.bf16: {EAGER}"),
     ("weights in bf16, 8 parts in fp32", IN_BF16(parts=8), "assumed: Marlin's split K"),
-    (
-        "subnormal weights as normal ones",
-        reading(b=subnormal_as_normal),
-        "vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
-    ),
+    ("subnormal weights as normal ones", reading(b=subnormal_as_normal),
+     "vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)"),
     ("weights scaled after the product", gemm(), f"gemm_a16w8_blockscale.py, {AITER} (excerpt)"),
-)
+)  # fmt: skip
 FP8: tuple[tuple[str, Variant, Quantiser, str], ...] = (
     ("the suite's", gemm(), quantised, "kernels/formats.py"),
     ("dequantised to bf16", whole_k, quantised, "assumed: a product in bf16 behind a quantiser"),
     ("no magnitude below 1e-10", gemm(), no_less_than(1e-10), "fp8_utils.py, vLLM 0.32"),
-    (
-        "none below 1e-4, 14 bits",
-        FOURTEEN_BITS(),
-        no_less_than(1e-4),
-        "deep_gemm/utils/math.py, DeepGEMM 2.1",
-    ),
+    ("none below 1e-4, 14 bits", FOURTEEN_BITS(), no_less_than(1e-4),
+     "deep_gemm/utils/math.py, DeepGEMM 2.1"),
     ("powers of two", gemm(step=32), in_powers_of_two, "deep_gemm/utils/math.py, DeepGEMM 2.6.1"),
-    (
-        "times 1/scale",
-        gemm(),
-        times_inverse,
-        "scale_1x128_kernel, FlashInfer 0.6.18; SGLang 0.5.23 (assumed)",
-    ),
+    ("times 1/scale", gemm(), times_inverse,
+     "scale_1x128_kernel, FlashInfer 0.6.18; SGLang 0.5.23 (assumed)"),
     ("up to 224 in e4m3fnuz", gemm(parts=2), up_to_224, "quantization/input_quant_fp8.py, vLLM 0.33"),
     ("4 parts in bf16", gemm(parts=4, round_part=bf16), quantised, f"aiter/ops/quant.py, {AITER} (assumed)"),
-)
+)  # fmt: skip
 
 RIGHT: tuple[Mistake, ...] = (
     *(Mistake(f"{name} ({source})", everywhere(kernel)) for name, kernel, source in CORE),

@@ -333,7 +333,8 @@ def quantising_all_rows(**options: Any) -> Compute:
 
 
 def quantising_row(row: int, **options: Any) -> Compute:
-    """One row is. row: the one of adversarial operands in which it shows (`_spoil_activations`)"""
+    """One row is quantised with these options. row: that of adversarial operands in which the mistake shows
+    (`_spoil_activations` of operands.py)"""
     return in_one_place(multiply, partial(quantised, **options), row)
 
 

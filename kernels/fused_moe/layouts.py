@@ -27,7 +27,7 @@ MOST_SEGMENTS = 16
 
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
-    """The most tiles of so many rows that pairs can need: of an expert's tiles all but the last are full."""
+    """The most tiles that pairs can need: each expert may leave all but one row of its last tile empty."""
     pairs = sizes.pairs
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 

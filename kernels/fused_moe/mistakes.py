@@ -388,6 +388,7 @@ def answers(o: Operands, rows: list[int], columns: slice) -> Answers:
         ids, weights = wrong(o, right_ids, right_weights)
         return layer(operands_of_rows, Plan(), (ids[rows], weights[rows]))[:, columns]
 
+    # A plan named after `an expert` changes its whole output: made by all experts it is another mistake.
     plans = {**OF_ALL_EXPERTS_IN_FP8, **IN_FP8, **IN_BF16}
     return {
         **{name: partial(with_picks, wrong) for name, wrong in PICKS.items()},

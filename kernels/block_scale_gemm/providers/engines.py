@@ -89,8 +89,8 @@ def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     """The call of a function that takes a, b, their scales and the output's dtype, in this order."""
     multiple = SM90_ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
     a_q, a_scale = padded(operands, multiple)
-    values = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
-    multiply = function.bind(**dict(zip(function.needs, values, strict=True)))
+    arguments = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
+    multiply = function.bind(**dict(zip(function.needs, arguments, strict=True)))
     return product(operands, None, multiply, a_q, a_scale)
 
 

@@ -193,12 +193,12 @@ def dispatch_of_sglang(operands: FusedMoeOperands, out: None, weights: W13AndW2)
 
 def dispatched(operands: FusedMoeOperands, weights: W13AndW2, sorting: int) -> Prepared:
     """The call of `fused_moe`. sorting: SORTING_OF_VLLM or SORTING_OF_SGLANG"""
-    o = operands
+    o, (w13, w2) = operands, weights
     ids, write_ids, mask = masked_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
-        w1=weights[0],
-        w2=weights[1],
+        w1=w13,
+        w2=w2,
         topk_weight=o.topk_weights,
         topk_ids=ids,
         expert_mask=mask,
@@ -271,14 +271,14 @@ def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torc
 def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
-    o = operands
+    o, (w13, w2) = operands, weights
     sorted_pairs = sorter(operands, ONE_STAGE_ROWS)
     x_scale = o.x_scale.t().contiguous()  # [hidden/128, tokens], the order in which the assembly reads it
     kernel: Callable[..., Any] = ONE_STAGE.bind(
         **dict.fromkeys(SORTED),  # each call passes its own
         input=o.x_q,
-        gate=weights[0],
-        down=weights[1],
+        gate=w13,
+        down=w2,
         topk=o.sizes.picks,
         input_scale=x_scale,
         fc1_scale=o.w13_scale,
@@ -303,7 +303,7 @@ def asm(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Prepared:
 def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
     """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
     kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
-    o, sizes = operands, operands.sizes
+    o, sizes, (w13, w2) = operands, operands.sizes, weights
     rows = 64 if sizes.tokens > 32 else 16  # what `get_2stage_cfgs` takes where nothing is tuned
     sorted_pairs = sorter(o, rows)
     shape = (sizes.tokens, sizes.picks, sizes.inter)
@@ -313,8 +313,8 @@ def ck(operands: FusedMoeOperands, out: None, weights: W13AndW2) -> Call:
     pairs_of_expert = PADDED_TOKENS.bind(sizes.tokens)() * sizes.picks // sizes.local_experts
     of_both_stages = {
         **dict.fromkeys(SORTED),
-        "w1": weights[0],
-        "w2": weights[1],
+        "w1": w13,
+        "w2": w2,
         "topk": sizes.picks,
         "block_m": rows,
         "quant_type": QUANTISATION.find().per_1x128,

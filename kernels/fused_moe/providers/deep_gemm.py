@@ -168,8 +168,7 @@ def around_products(name: str, product: Function, is_masked: bool) -> type[Imple
         return 1, tiles_for(alignment, sizes) * alignment
 
     def workspace(sizes: FusedMoeSizes) -> int:
-        """For the most rows that an alignment needs, `row_bytes` and the row's expert; the row of each
-        pair."""
+        """For as many rows as any alignment needs: `row_bytes` and the row's expert. The row of each pair."""
         rows = max(math.prod(groups_of(sizes, alignment)) for alignment in ALIGNMENTS)
         counts = layouts.MOST_SEGMENTS * sizes.local_experts + 1
         return rows * (row_bytes(sizes) + 4) + 4 * (sizes.pairs + counts)

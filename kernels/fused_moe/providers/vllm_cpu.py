@@ -43,7 +43,7 @@ class MoeInBf16(Moe):
         return 2 * sizes.local_experts * sizes.expert_values
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Also one expert in bf16 before and after it is packed."""
+        """Also, at most, an expert in bf16 before and after it is packed."""
         return super().workspace(sizes) + 2 * 2 * sizes.expert_values
 
 

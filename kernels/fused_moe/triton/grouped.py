@@ -103,9 +103,9 @@ class Grouped(SuiteTriton):
         return weights * WEIGHT_S + sizes.tokens * TOKEN_S + sizes.local_experts * EXPERT_S
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
-        """An upper bound over all platforms and configurations. MOST_PROGRAMS limits the splits, because
-        there are at least as many programs without splits as there are blocks of 128 columns, times the
-        experts that are hit, or times the tiles of the most rows that the pairs fill."""
+        """An upper bound over all platforms and configurations. MOST_PROGRAMS limits the splits: without them
+        each block of 128 columns already has at least a program for each expert that is hit, and for each of
+        the largest tiles that the pairs fill."""
         pairs, blocks = sizes.pairs, 2 * sizes.inter // BLOCK
         least_programs = max(1, max(sizes.routed.hit, sizes.routed.pairs // ROWS[-1]) * blocks)
         most_splits = max(1, min(MOST_PROGRAMS // least_programs, sizes.hidden // BLOCK // MIN_STEPS))
@@ -223,8 +223,7 @@ class Grouped(SuiteTriton):
 
 def _tiles(target: Target, sizes: FusedMoeSizes) -> Iterator[GroupedConfig]:
     """Configurations that differ in more than Triton's options. Tiles have between a quarter of and twice the
-    average rows of an expert. Of values of per_unit that lead to the same number of splits, one is
-    yielded."""
+    average rows of an expert. Of several per_unit with the same number of splits the first is yielded."""
     mean, configs = rows_of_expert(sizes), []
     if mean <= ALONE_MEAN and sizes.routed.busiest <= ALONE_MOST:
         alone = GroupedConfig(16, sort=False, fuse=False)

@@ -87,8 +87,8 @@ def chunk_for(pairs: int, device: torch.device) -> int:
 def expert_ids(
     operands: FusedMoeOperands, values: list[int]
 ) -> tuple[torch.Tensor, Call, torch.Tensor | None]:
-    """For a library that takes no id of -1. All experts on other ranks get the id local_experts instead, as
-    SGLang's `forward_aiter` and vLLM's expert map give it to their kernels.
+    """Expert ids for a library that takes no -1. All experts on other ranks get the id local_experts instead,
+    as SGLang's `forward_aiter` and vLLM's expert map give it to their kernels.
 
     values: the library's value of each id from 0 to local_experts
 

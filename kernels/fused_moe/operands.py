@@ -45,11 +45,10 @@ class FusedMoeSizes:
         fp8_format(self.fp8)
         if self.scales not in SCALES:
             raise ValueError(f"size scales={self.scales!r} of fused_moe must be {' or '.join(SCALES)}")
-        self.routed  # noqa: B018 - raises
+        self.routed  # noqa: B018 - raises for a routing that cannot be
 
     @cached_property
     def routed(self) -> Routing:
-        """The rank's picks of experts. Raises ValueError for a routing that cannot be."""
         fields = self.tokens, self.experts, self.topk, self.ep, self.shared, self.routing
         return Routing(*fields, self.groups, self.group_topk)
 

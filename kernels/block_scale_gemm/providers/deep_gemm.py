@@ -86,7 +86,7 @@ class DeepGemmBlockScale(vendor.DeepGemm):
         return sizes.n_blocks * BLOCK * rounded_up(sizes.k_blocks, 4)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound: twice the aligned scales of a, of 4 bytes each, for blocks of K up to a multiple."""
+        """An upper bound: two copies of the scales of a, fp32 or packed, with rows and blocks rounded up."""
         return 2 * 4 * rounded_up(sizes.m, TMA_ROWS) * (sizes.k_blocks + 3)
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:

@@ -29,7 +29,7 @@ def gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides BLOCK
     DIES: tl.constexpr,  # the dies of the GPU, each with an L2 cache of its own; programs go to them in turn
-    SUMS: tl.constexpr,  # "whole": K is not split; "last", "later": who adds up, see SplitKConfig.sums
+    SUMS: tl.constexpr,  # "whole": K is not split; else what adds up parts, as SplitKConfig.sums
     HALVES: tl.constexpr,  # whether a step is two products of half the rows, one after the other
     PERSISTENT: tl.constexpr,  # whether a program computes several tiles, one after the other
     TMA: tl.constexpr,  # whether a and b are descriptors

@@ -111,8 +111,7 @@ def in_blocks(operands: FusedMoeOperands) -> Weights:
 
 
 def tuned(call: Call, weights: Weights) -> Call:
-    """Makes the call once within FlashInfer's autotuner, which also builds what is not built yet. Returns
-    it."""
+    """Returns the call, after making it once within FlashInfer's autotuner, which also builds kernels."""
     if not weights.is_tuned:
         weights.is_tuned = True
         with TUNE.bind(True)():
@@ -153,8 +152,7 @@ def cutlass(operands: FusedMoeOperands, out: torch.Tensor, weights: Weights) -> 
 
 
 class TrtLlm(FlashInferMoe):
-    """TensorRT-LLM's generated kernels. As in engines, another kernel quantises x before, here the
-    suite's."""
+    """TensorRT-LLM's generated kernels. Another kernel quantises x first, as in engines: here the suite's."""
 
     archs = vendor.BLACKWELL
 

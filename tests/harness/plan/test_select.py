@@ -139,7 +139,8 @@ def test_later_cases_say_too_that_far_addresses_are_wrong():
     seen = []
     for more, told in (({}, {"far": False}), ({"ctx": 4000}, {}), ({"ctx": 5000}, None), ({"kv": "fp8"}, {})):
         entry = Entry(impl.name, impl, Setting(), "eager", check={} if told is None else {"ok": True} | told)
-        measurer._remember(Group(of.case({"batch": 1, "ctx": 3} | more), [entry], None))
+        case = of.case({"batch": 1, "ctx": 3} | more)
+        measurer._remember(CaseChecks(case=case, workers=[], say=print), Group(case, [entry], None))
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
 

@@ -48,7 +48,7 @@ class CaseMeasurer:
     """The kinds of entries (see `_kind`) that this run checked at ragged sizes, with the reason why they were
     wrong there, or an empty text."""
     far: dict[tuple[str, ...], bool] = field(init=False, default_factory=dict)
-    """The kinds of entries that this run checked with addresses of more than 32 bits: whether they were right."""
+    """The kinds that this run checked with addresses of more than 32 bits, and whether they were right."""
 
     @property
     def platform(self) -> Platform:

@@ -59,8 +59,8 @@ def halving(samples: Mapping[str, Sampler], policy: Policy) -> Rounds:
         if baseline in measured.dropped:
             return replace(measured, beaten=beaten, stopped="no entries")
         block_rounds = min(2 * block_rounds, policy.max_rounds)
-        room = 0.0  # the number of rivals for which the next elimination has time
-        if block_rounds > elimination.max_rounds:
+        room = 0.0  # how many rivals may stay, even if these are more than the better half
+        if block_rounds > elimination.max_rounds:  # More rounds may tell as many apart as there is time for.
             samples_made = sum(len(r.seconds) for r in new.made)
             rival_s = BLOCKS * block_rounds * new.spent_s / max(1, samples_made)
             # The baseline takes the place of one.
@@ -91,7 +91,7 @@ def _halved(
     """The rivals that stay, the best first, and for each rival that lost the words for its defeat. Dropped
     rivals are in neither.
 
-    room: how many rivals the next elimination has time for
+    room: how many rivals may stay; the better half may in any case
     """
     blocks = [r.block for r in measured.eliminations]
     series: Series = {
@@ -107,9 +107,7 @@ def _halved(
     best = ranked[0]
     against_best = {name: compare(series[best], series[name], blocks=blocks) for name in (baseline, *ranked)}
     if against_best[baseline].verdict == "slower":
-        most = (
-            1.0  # The best rival is clearly slower than the baseline: which one is measured matters no more.
-        )
+        most = 1.0  # The baseline has won, so it no longer matters which rival is measured beside it.
     else:
         most = max(room, math.ceil(len(ranked) / 2))
     staying = []

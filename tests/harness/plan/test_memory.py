@@ -130,7 +130,7 @@ def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind,
     found = entries("mla_decode", "torch.sdpa", "vllm.triton")
     case = OP.case({"batch": 4, "ctx": 512})
     plan = Memory(case, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
-    plan.computing = 0
+    plan.reference_bytes = 0
     workers = [[found[0]] * 2, [found[1]]]
     own = sum(memory_needed(OP, plan.sizes, members, 3) for members in workers)
     assert plan.needed(found, 3) - own == 3 * CONTEXT + (5 * mebibytes << 20)
@@ -145,11 +145,11 @@ def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
 def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
     sdpa = entries("mla_decode", "torch.sdpa")
     plan = h100(monkeypatch, OP, {"batch": 4, "ctx": 512})
-    plan.computing = 0
+    plan.reference_bytes = 0
     one, nine = (plan.needed(sdpa, copies) for copies in (1, 9))
-    plan.computing = nine - one + GIB
+    plan.reference_bytes = nine - one + GIB
     assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine + GIB, nine + GIB]
-    plan.computing = nine - one - 1
+    plan.reference_bytes = nine - one - 1
     assert [plan.needed(sdpa, copies) for copies in (1, 9)] == [nine - 1, nine]
 
     large = h100(monkeypatch, OP, {"batch": 64, "ctx": 4096})

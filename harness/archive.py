@@ -59,15 +59,11 @@ def below(folder: Path, pattern: str) -> list[Path]:
 
 
 def packed(folder: Path, takes: Callable[[str], bool]) -> bytes:
-    """A zip file of files in a folder, with their SHA-256 sums. It has the same bytes at any time and on any
-    machine. Raises OSError.
-
-    takes: whether to take the file of this path, which is relative to the folder
-    """
+    """A zip file of those files in a folder for whose path in it `takes` returns True, with their sums. It
+    has the same bytes at any time and on any machine. Raises OSError."""
     paths = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
     names = sorted(filter(takes, [path.relative_to(folder).as_posix() for path in paths]))
-    archive = io.BytesIO()
-    sums = ""
+    archive, sums = io.BytesIO(), ""
     with zipfile.ZipFile(archive, "w") as target:
         for name in names:
             data = (folder / name).read_bytes()
@@ -87,8 +83,7 @@ def _add(target: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 def _place(path: Path) -> tuple[Path, str] | None:
-    """The archive, and the name of the member in it, that stand for a file that is not there; None if none
-    does."""
+    """The archive and the name of its member that stand for a file that is not there; None if none do."""
     for folder in path.parents:
         for archive in (folder, folder / NAME):
             name = path.relative_to(folder).as_posix()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-# Exit codes.
-OK = 0
-FAILED = 1
-USAGE = 2
-NOTHING_RAN = 3
-STOPPED = 130  # after control-C, as in shells
+OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3  # exit codes
+STOPPED = 130  # the exit code after control-C, as in shells
 
 
 class HarnessError(Exception):
@@ -29,11 +25,8 @@ class NothingRan(HarnessError):
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text in one line; empty where the exception's own code fails to give it.
-
-    kernels.plugin_process has a function like this one: harness cannot import it from there, because workers
-    also run under this harness with kernels/ of older commits.
-    """
+    """An exception's text in one line; empty where the exception's own code fails to give it. It is not taken
+    from kernels.plugin_process, which has the same, because workers may run kernels/ of an older commit."""
     try:
         return " ".join(str(error).split())
     except Exception:
@@ -64,19 +57,17 @@ def mistake(error: Exception) -> str:
     others = len(errors) - 1
     unknown_keys = [each for each in errors if each["type"] == "extra_forbidden"]
     first = unknown_keys[0] if unknown_keys else errors[0]
+    what = " ".join(first["msg"].removeprefix("Value error, ").split())
     if first["type"] == "missing":
         what = "is missing"
-    elif first["type"] == "extra_forbidden":
+    if unknown_keys:
         what = "no such key"
         *parents, key = first["loc"]
         missing = [each["loc"] for each in errors if each["type"] == "missing"]
         missing_beside = [str(name) for *its_parents, name in missing if its_parents == parents]
-        meant = near(str(key), missing_beside)
-        if meant:
+        if meant := near(str(key), missing_beside):
             what += f"; did you mean {meant[0]}?"
             others -= 1  # the key that was meant is not missing
-    else:
-        what = " ".join(first["msg"].removeprefix("Value error, ").split())
     more = f" (and {others} more)" if others else ""
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {what}{more}" if where else f"{what}{more}"

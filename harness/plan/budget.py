@@ -23,9 +23,7 @@ def allowance(remaining_s: float, queue: Sequence[Case], min_s: float) -> tuple[
 
 def parse_shard(text: str | None) -> tuple[int, int]:
     """Which part it is, and of how many: (2, 4) for `2/4`, (1, 1) for None. Raises UsageError."""
-    if text is None:
-        return 1, 1
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"(\d+)/(\d+)", "1/1" if text is None else text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--shard {text}: write 1/4 for the first of four parts")
     return int(match[1]), int(match[2])
@@ -34,11 +32,9 @@ def parse_shard(text: str | None) -> tuple[int, int]:
 def parse_seconds(text: str, option: str) -> float:
     """The seconds of a text such as `60`, `60s`, `5m` or `1h`. Raises UsageError, which names the option."""
     units = {"s": 1, "m": 60, "h": 3600}
-    number, unit_s = text, 1
-    if text and text[-1] in units:
-        number, unit_s = text[:-1], units[text[-1]]
+    unit = text[-1:] if text[-1:] in units else "s"
     try:
-        seconds = float(number) * unit_s
+        seconds = float(text.removesuffix(unit)) * units[unit]
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):

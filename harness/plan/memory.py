@@ -81,8 +81,7 @@ def rotation(
         return op.streamed_bytes(sizes, copies) + (copies * not_streamed if mode == "cold" else 0)
 
     def enough(copies: int) -> bool:
-        """Whether calls touch so much before they come to the same bytes again that the cache has lost
-        them."""
+        """Whether the cache has lost a set when calls come to it again."""
         # The call itself is not between. A single set, however, has to push itself out of the cache.
         between = touched(copies) - touched(1) if copies > 1 else touched(1)
         if mode == "serving":  # Activations and the output, of which there is one set, use the cache, too.
@@ -111,16 +110,10 @@ class Memory:
     """The bytes that groups of entries need, and may use, for one case on one device in a cache mode."""
 
     def __init__(self, case: Case, platform: Platform, baseline: str, mode: str, share: float = 1.0) -> None:
-        """
-        baseline: the name of the implementation that the others are compared with
-        mode:     the cache mode, as in Rotation
-        share:    the share of the free memory of a CPU's machine; it is less than 1 where other devices of
-                  the machine are measured at the same time
-        """
-        op = kernels.OPS[case.op]
-        sizes = op.sizes(case.sizes)
-        self.op = op
-        self.sizes = sizes
+        """baseline: the name of an implementation; mode: as in Rotation; share: of the machine's free memory,
+        where other devices are measured at the same time"""
+        self.op = op = kernels.OPS[case.op]
+        self.sizes = sizes = op.sizes(case.sizes)
         self.boundary = case.boundary
         self.baseline = baseline
         self.mode = mode
@@ -204,21 +197,13 @@ class Memory:
             groups = [[entry for entry in group if entry not in baselines] for group in groups]
         too_large = [entry for entry in too_large if not entry.setting.is_rerun]
         for entry in too_large:
-            needed_gib = self.needed([entry], copies) / GIB
-            usable_gib = self.usable / GIB
-            entry.fail(
-                "unsupported", f"needs {needed_gib:.1f} GiB of memory; {usable_gib:.1f} GiB may be used"
-            )
+            needed = f"needs {self.needed([entry], copies) / GIB:.1f} GiB of memory"
+            entry.fail("unsupported", f"{needed}; {self.usable / GIB:.1f} GiB may be used")
         return [group for group in [*groups, *alone] if group], too_large
 
 
 def memory_needed(
-    op: Op,
-    sizes: Any,
-    entries: Sequence[Entry],
-    copies: int,
-    mode: str = "serving",
-    boundary: str = "core",
+    op: Op, sizes: Any, entries: Sequence[Entry], copies: int, mode: str = "serving", boundary: str = "core"
 ) -> int:
     """Bytes of one worker's operands and entries, on so many sets of operands. mode: as in Rotation"""
     # The first set is there twice while it moves to fresh buffers. In cold mode a further set shares nothing

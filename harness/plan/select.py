@@ -26,9 +26,8 @@ def choose_op(name: str) -> Op:
 def choose_cases(
     op: Op, suite_name: str | None, texts: Sequence[str], boundary: str | None, arch: str = ""
 ) -> list[Case]:
-    """The cases of a suite, or those of `--case` texts, in the boundary or else in each of the op's. The
-    heaviest come first; cases of equal weight are in the order of the suite. Sizes that are not given are the
-    architecture's defaults."""
+    """The cases of a suite, or of `--case` texts, in the boundary or else in each of the op's. The heaviest
+    come first, equal ones in the order of the suite. Sizes that are not given are the architecture's."""
     if boundary is not None and boundary not in op.boundaries:
         raise UsageError(unknown("boundary", boundary, op.boundaries, of=op.name))
     boundaries = [boundary] if boundary else list(op.boundaries)
@@ -46,9 +45,9 @@ def choose_cases(
             if not chosen.cases(op.name):
                 raise UsageError(chosen.without(op.name))
             for case in chosen.cases(op.name):
-                sizes = {**defaults, **case.sizes}
                 cases += [
-                    op.case(sizes, boundary=b, place=case.place, weight=case.weight) for b in boundaries
+                    op.case({**defaults, **case.sizes}, boundary=b, place=case.place, weight=case.weight)
+                    for b in boundaries
                 ]
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -122,10 +121,8 @@ def choose_baseline(
     variables: Mapping[str, str | None] = {},
 ) -> str:
     """The baseline that `--baseline` names; by default the op's best torch implementation on this platform.
-    It is added to `selected`. An engine adds the implementation that it runs by default in each case.
-
-    variables: environment variables of the run, by which engines choose
-    """
+    Adds it to `selected`, or for an engine the implementation that this runs by default in each case, under
+    these environment variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():
@@ -143,12 +140,10 @@ def choose_baseline(
 def _default_row(engine: str, case: Case, platform: Platform, variables: Mapping[str, str | None]) -> str:
     """The row that an engine runs by default in a case. Raises UsageError where there is none that can run
     here."""
-    choice = choices(case.op, platform.arch, case.sizes, variables).get(engine)
-    if choice is None:
-        why = f"what it runs on {platform.arch} is not recorded"
-    elif not choice.row:
+    why = f"what it runs on {platform.arch} is not recorded"
+    if choice := choices(case.op, platform.arch, case.sizes, variables).get(engine):
         why = choice.why
-    else:
+    if choice and choice.row:
         support = choose_implementation(case.op, choice.row).supports(case, platform)
         if support.ok:
             return choice.row

@@ -55,12 +55,8 @@ class CaseMeasurer:
         return self.device.platform
 
     def measure(self, case: Case, budget_s: float, max_s: float, scratch: Path) -> list[Record]:
-        """Measures a case and returns its records, of which CaseDone is the last.
-
-        budget_s: seconds of measuring
-        max_s:    seconds that measuring may take where one round in each block takes longer than `budget_s`
-        scratch:  a folder for logs
-        """
+        """Measures a case and returns its records, of which CaseDone is the last. Measures for `budget_s`
+        seconds, or up to `max_s` where one round in each block takes longer. scratch: a folder for logs"""
         able, unable, search = self._entries(case)
         measured: list[Group] = []
         not_measured: list[Group] = []  # only for the cells of entries that cannot run
@@ -211,9 +207,8 @@ class CaseMeasurer:
                 entry.check["far"] = self.far[kind]
 
     def _ragged(self, group: Group) -> list[Case]:
-        """The small cases of uneven sizes at which the entries of a group are checked; none if all kinds of
-        them were checked before. None in a race either: it compares configurations, and each of these is
-        checked at its own case only."""
+        """The small cases of uneven sizes at which the entries of a group are checked; none if all their
+        kinds were checked before, or in a race, whose configurations are checked at their own case only."""
         kinds = {_kind(entry.name, group.case) for entry in group.entries if not entry.interpreted}
         if kinds <= self.ragged.keys() or self.plan.record.race is not None:
             return []
@@ -241,8 +236,7 @@ def _note_end(entry: Entry, rounds: Rounds) -> None:
 
 @dataclass
 class GroupSampler:
-    """Takes the samples of a group's rounds, while the monitor watches the machine. One worker works at a
-    time; the others are suspended."""
+    """Takes the samples of a group's rounds. The monitor watches the machine; one worker works at a time."""
 
     checks: CaseChecks
     timed: Sequence[tuple[Worker, Entry]]
@@ -286,8 +280,7 @@ class GroupSampler:
         self.monitor.begin()
 
     def take(self, worker: Worker, entry: Entry) -> float:
-        """Takes a sample of an entry and returns seconds per call. Raises RuntimeError where the entry
-        fails."""
+        """Takes a sample of an entry; returns seconds per call. Raises RuntimeError where the entry fails."""
         if entry.alive:
             attempt([entry], worker.ask, entry, "inspect")
         if entry.alive:

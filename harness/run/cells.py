@@ -45,9 +45,7 @@ def build_records(
     case: Case, groups: Sequence[Group], platform: Platform, run: Run, search: ConfigSearch | None = None
 ) -> tuple[list[Record], CaseDone]:
     """The cells and verdicts of a case that was measured in groups, and the record that it is finished.
-
-    search: how the configurations were found, in a race
-    """
+    search: how the configurations were found, in a race"""
     cells: dict[str, Cell] = {}
     verdicts: list[Record] = []
     phases: dict[str, float] = defaultdict(float)
@@ -219,22 +217,14 @@ def _note(entry: Entry, group: Group) -> str:
 def _verdicts(group: Group, timed: Collection[str], confidence: float, margin: float) -> list[Verdict]:
     """The verdicts on the A/A pair, on each timed entry against the baseline, and on the winner against the
     runner-up. A baseline without a time has no A/A verdict, because no reader of the record could compute
-    that again.
-
-    timed: names of the entries whose cells have a time
-    """
+    that again. timed: names of the entries whose cells have a time"""
     baseline, rerun, rounds = group.baseline, group.rerun, group.rounds
     if baseline is None or rerun is None:
         return []
     verdicts = []
     if baseline.name in timed:
-        same_thing_twice = compare(
-            rounds.series(rerun.name),
-            rounds.series(baseline.name),
-            blocks=rounds.blocks,
-            margin=margin,
-            confidence=confidence,
-        )
+        pair = (rounds.series(rerun.name), rounds.series(baseline.name))
+        same_thing_twice = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
         judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same_thing_twice)
         # The rerun has no cell, so its samples are kept here.
         verdicts = [_verdict(group.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]

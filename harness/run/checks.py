@@ -80,15 +80,11 @@ class CaseChecks:
         # The names of the sets of operands, with their seeds. `before` adds `last`, the last of the sets that
         # calls rotate over, where these differ in value.
         self.seeds = {
-            # the operands on which entries are timed
-            "first": seeds_of(Seeds(stationary=seed, live=seed)),
-            # the same with other live operands
-            "live": seeds_of(Seeds(stationary=seed, live=seed + 1)),
-            # other values throughout
+            "first": seeds_of(Seeds(stationary=seed, live=seed)),  # entries are timed on them
+            "live": seeds_of(Seeds(stationary=seed, live=seed + 1)),  # the same with other live operands
             "other": seeds_of(Seeds(stationary=seed + 1, live=seed + 1, adversarial=not has_older)),
         }
-        if kernels.OPS[self.case.op].lengths and not has_older:
-            # other values throughout, except for the lengths of sequences
+        if kernels.OPS[self.case.op].lengths and not has_older:  # other values, sequences of the same lengths
             self.seeds["lengths"] = seeds_of(Seeds(stationary=seed + 2, live=seed + 2, lengths=seed))
 
     @functools.cached_property
@@ -114,8 +110,7 @@ class CaseChecks:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Adds the seconds of the `with` block to a phase. Shows the phase's name when it begins for the
-        first time."""
+        """Adds the seconds of the `with` block to a phase. Shows its name when it first begins."""
         if name not in self.phases and name != PREPARING_ANEW:
             self.say(name)
         started = time.perf_counter()
@@ -193,22 +188,13 @@ class CaseChecks:
 
     def _reference(self, case: Case, name: str, seeds: dict[str, Any], share: float = 1.0) -> None:
         """Computes references to the named operands: in the case's boundary, and in each narrower one that
-        the call of an entry itself covers, behind the suite's producer kernels. These give the entry the same
-        operands bit by bit as they give the reference. So its output is judged by the operands that the
-        entry's own call got, and rounding them to FP8 excuses no error.
-
-        share: the share of a whole reference's work that each may take
-        """
+        the own call of an entry covers, behind the suite's producer kernels. Entry and reference get the
+        same operands from these, bit by bit, so that no error is excused by rounding them to FP8. share: the
+        share of a whole reference's work that each may take"""
         boundaries = {case.boundary} | {self._judged_at(entry) for _, entry in self.living}
         for boundary in boundaries:
-            digest = self.judge.ask(
-                "reference",
-                REFERENCE_S,
-                name=f"{name} {boundary}",
-                case=replace(case, boundary=boundary),
-                seeds=seeds,
-                share=share,
-            )
+            about = {"name": f"{name} {boundary}", "case": replace(case, boundary=boundary)}
+            digest = self.judge.ask("reference", REFERENCE_S, **about, seeds=seeds, share=share)
             if boundary == case.boundary:
                 self.digests[name] = digest
 
@@ -266,18 +252,12 @@ class CaseChecks:
 
     def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
         """The judge's report of an output on the named operands (see judge.Judge.judge)."""
+        tensor = {key: output[key] for key in ("output", "shape", "dtype")}
+        tolerance = {"fp8": entry.impl.activations == "fp8", "truncates": entry.impl.truncates}
+        reference = f"{name} {self._judged_at(entry)}"
         with self.judging:
-            report: dict[str, Any] = self.judge.ask(
-                "judge",
-                REFERENCE_S,
-                name=f"{name} {self._judged_at(entry)}",
-                output=output["output"],
-                shape=output["shape"],
-                dtype=output["dtype"],
-                fp8=entry.impl.activations == "fp8",
-                truncates=entry.impl.truncates,
-            )
-        return report
+            report = self.judge.ask("judge", REFERENCE_S, name=reference, **tensor, **tolerance)
+        return dict(report)
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
         """Has an output on the named operands judged. A wrong entry fails; its `check` gets the report."""
@@ -356,8 +336,7 @@ class CaseChecks:
 
     def _check_timed(self, worker: Worker, copies: int) -> None:
         """Compares the outputs that the timed calls of a worker's entries left, and those of further calls,
-        with each other (see bench.Bench.compared). The judge compares with references the first outputs, and
-        of each entry the one that differs most from them."""
+        with each other (see bench.Bench.compared). The judge gets the first outputs and the farthest one."""
         timed = [entry for entry in worker.living if not entry.interpreted]
         digest = attempt(timed, worker.request, "digest") if timed else None
         if digest is not None and digest != self.digests["first"]:
@@ -505,8 +484,8 @@ class CaseChecks:
 def _can_check_ragged(entry: Entry, case: Case, platform: Platform) -> bool:
     if entry.interpreted or not entry.impl.supports(case, platform).ok:
         return False
-    # A row that is compiled for each size would run another program at this case than the one that is timed.
-    # A plug-in only says of itself that it is, so it is checked all the same.
+    # A row that is compiled for each size runs another program at this case than the timed one. A plug-in
+    # that says so of itself is checked all the same.
     return bool(entry.impl.plugin) or not entry.impl.per_size
 
 

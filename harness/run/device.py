@@ -66,8 +66,7 @@ class DeviceFacts:
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:
     """The facts of a device. Where no ceilings are stored they are measured, which takes half a minute.
     threads: of each worker, on a CPU"""
-    known = None
-    no_ceilings = ""
+    known, no_ceilings = None, ""
     try:
         known = ceilings(device.platform, threads, device.monitor)
     except WorkerFailure as failure:
@@ -131,12 +130,8 @@ def _this_command() -> str:
 
 
 def _holder(owner: str, about: str) -> str:
-    """What holds a lock: the command, its process and since when; the process alone where it has written no
-    more yet.
-
-    owner: the id of the process
-    about: the second since 1970 in which it took the lock, a space, and its command; or empty
-    """
+    """What holds a lock: the command, its process and since when. `about` has the second since 1970 and the
+    command; it is empty where the process has written only its id, the owner, so far."""
     since, _, command = about.partition(" ")
     if not since:
         return f"process {owner}"

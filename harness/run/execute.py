@@ -135,7 +135,6 @@ class RunCases:
             self.on_case(self.all[key], records)
 
     def outcome(self, before_s: float = 0.0, calibrations: Sequence[Calibration] = ()) -> Outcome:
-        """What the run has come to. The arguments are attributes of Outcome."""
         return Outcome(
             records=[record for records in self.finished.values() for record in records],
             cases=len(self.finished),
@@ -215,8 +214,7 @@ def finish(request: Request, record: Run, outcome: Outcome, display: Display) ->
 
 
 def exit_code(records: Iterable[Record]) -> int:
-    """The exit code for the cells among records: see `code_of`. `finish` also returns FAILED for regressions
-    between commits."""
+    """The exit code for the cells among records. `finish` also returns FAILED for regressions."""
     return code_of({record.status for record in records if isinstance(record, Cell)})
 
 

@@ -56,11 +56,7 @@ class SingleEntry:
         seed: int = 0,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """
-        worker: has this entry alone
-        cache:  the mode of the rotation: serving, cold or warm
-        say:    shows the name of each phase of the checks as it begins
-        """
+        """worker: has this entry alone; cache: the mode of the rotation; say: shows the name of each phase"""
         self.case = case
         self.worker = worker
         self.monitor = monitor

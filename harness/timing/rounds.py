@@ -124,11 +124,6 @@ class Rounds:
         """Seconds spent in samples."""
         return sum(sum(r.took.values()) for r in self.made)
 
-    @property
-    def longest_s(self) -> float:
-        """Seconds spent in the samples of the longest round."""
-        return max((sum(r.took.values()) for r in self.made), default=0.0)
-
     def lasting(self, entries: Iterable[str]) -> list[str]:
         """Of these entries, those that were not dropped."""
         return [name for name in entries if name not in self.dropped]
@@ -159,7 +154,7 @@ class Rounds:
 
     @property
     def mostly_left_out(self) -> bool:
-        """Whether so many rounds were left out as disturbed that further ones are not worth their time."""
+        """Whether so many rounds were left out that further ones are not worth their time."""
         return mostly_disturbed(len(self.left_out), len(self.made))
 
     def choose(self, blocks: int) -> bool:
@@ -215,7 +210,8 @@ def measure(entries: Mapping[str, Sampler], policy: Policy | None = None) -> Rou
         # A later block is worth its preparation if there is time for as many rounds as an opening block had,
         # and for as long as the preparation takes.
         worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
-        if rounds.made and remaining_s < max(rounds.longest_s, worth_s):
+        longest_s = max((sum(r.took.values()) for r in rounds.made), default=0.0)  # of a round so far
+        if rounds.made and remaining_s < max(longest_s, worth_s):
             rounds.stopped = "budget"
             break
         started = policy.clock()
@@ -248,10 +244,8 @@ def _make_block(
     generator: random.Random,
     end_s: float,
 ) -> float:
-    """Makes the rounds of a block. Returns the seconds that another round would take.
-
-    end_s: seconds spent in samples, of this block and those before it, at which the block ends
-    """
+    """Makes the rounds of a block, until `end_s` seconds were spent in samples since measuring began. Returns
+    the seconds that another round would take."""
     keep_disturbed = policy.disturbed == "keep" or (
         policy.disturbed == "prefer" and block > 0 and rounds.never_quiet
     )
@@ -273,10 +267,8 @@ def _make_block(
         if not made.seconds:
             break
         # Slow entries have had their sample of the block if the round counts, or may count in the end.
-        if made.use == "counts" or (index > 0 and policy.disturbed == "prefer"):
-            names = _not_slow(made, policy)
-        else:
-            names = list(made.seconds)
+        had_sample = made.use == "counts" or (index > 0 and policy.disturbed == "prefer")
+        names = _not_slow(made, policy) if had_sample else list(made.seconds)
         round_s = sum(made.took[name] for name in names)
         if made.use == "counts":
             counting += 1

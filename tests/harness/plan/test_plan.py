@@ -1,4 +1,4 @@
-"""What is measured: cases by weight within the budget, and their order."""
+"""Which cases are measured: their order, and what the budget gives them."""
 
 import pytest
 
@@ -31,15 +31,15 @@ def test_cases_that_are_the_same_measurement_are_merged():
 @pytest.mark.parametrize(("budget", "weights", "reached", "share"), [
     *((budget, (0.5, 0.3, 0.2), reached, None) for budget, reached in ((5, 1), (29, 1), (31, 2))),
     *((budget, (0.5, 0.3, 0.2), 3, 0.5) for budget in (60, 600)),
-    (45, (0.3, 0.2), 2, 0.6),  # what one case leaves goes to the next
+    (45, (0.3, 0.2), 2, 0.6),  # weights need not add up to 1
 ])  # fmt: skip
-def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, weights, reached, share):
-    given, count = budget_module.allowance(budget, cases(*weights), min_s=15)
-    assert count == reached and 0 < given <= budget
-    assert share is None or given == pytest.approx(share * budget)
+def test_a_budget_reaches_as_many_cases_as_can_get_their_least_time(budget, weights, reached, share):
+    allowed_s, count = budget_module.allowance(budget, cases(*weights), min_s=15)
+    assert count == reached and 0 < allowed_s <= budget
+    assert share is None or allowed_s == pytest.approx(share * budget)
 
 
-def test_seconds_are_read_and_others_refused_in_one_line():
+def test_seconds_are_read_and_mistakes_refused():
     read = [budget_module.parse_seconds(text, "--budget") for text in ("60", "60s", "1.5m", "2h")]
     assert read == [60, 60, 90, 7200]
     for text in ("", "s", "inf"):  # others: transcripts of ../cli

@@ -23,7 +23,6 @@ from shapes.suites import suite
 
 CPU = Platform("cpu", "x86-avx2", "cpu", "a CPU")
 
-
 FNUZ = {"fp8": "e4m3fnuz", "scales": "ue8m0"}
 OTHERS = {
     "block_scale_gemm": {"m": 64, "n": 256, "k": 512, **FNUZ},
@@ -31,11 +30,11 @@ OTHERS = {
     "mha_prefill": {"batch": 1, "new": 64, "heads": 32, "dtype": "fp8", "fp8": "e4m3fnuz"},
     "mla_decode": {"batch": 1, "ctx": 64, "heads": 32, "page": 1, "kv": "fp8", "fp8": "e4m3fnuz"},
 }
-"""Formats, heads and pages that are not the rule: those of the timed case are kept."""
+"""Cases with unusual formats, heads and pages: their ragged cases have the same ones."""
 
 
-def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
-    """Uneven: lengths of 1, of whole pages and of neither, experts without rows, odd rows around a tile."""
+def test_ragged_cases_are_as_committed_and_keep_the_formats_of_the_timed_case(snapshot):
+    """Lengths of 1, of whole pages and of neither, experts without rows, odd rows around a tile."""
     lines = []
     for op, other in OTHERS.items():
         of = kernels.OPS[op]
@@ -55,7 +54,7 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
 @pytest.mark.parametrize("page", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("q", range(1, 9))
 def test_sequences_end_where_a_page_ends_and_behind_it(page, q):
-    """There several query tokens lie on both sides of the edge."""
+    """There several query tokens lie on both sides of a page's edge."""
     of = kernels.OPS["mla_decode"]
     verifying = of.case({"batch": 4, "ctx": "3204..4002", "q": q, "page": page})
     lengths = [n for case in ragged_cases(of, verifying, CPU.arch) for n in of.sizes(case.sizes).lengths()]
@@ -63,22 +62,23 @@ def test_sequences_end_where_a_page_ends_and_behind_it(page, q):
     assert page > 128 or any(n % page == 0 for n in lengths)
 
 
-def asked(measurer: CaseMeasurer, case: Case, *names: str) -> int:
+def count_ragged(measurer: CaseMeasurer, case: Case, *names: str) -> int:
+    """The number of ragged cases at which torch.naive and the named implementations are checked."""
     impls = [i for i in kernels.implementations("mla_decode") if i.name in ("torch.naive", *names)]
     return len(measurer._ragged(Group(case, [Entry(i.name, i, Setting(), "eager") for i in impls], None)))
 
 
-def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
+def test_a_kind_is_checked_once_at_ragged_sizes():
     of = kernels.OPS["mla_decode"]
     plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
     bf16, long, fp8 = (of.case({"batch": 1, "ctx": 3} | more) for more in ({}, {"ctx": 4000}, {"kv": "fp8"}))
-    assert asked(measurer, bf16) > 1
+    assert count_ragged(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
-    assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)
-    assert asked(measurer, long, "torch.sdpa") > 1, "of two one was not"
+    assert (count_ragged(measurer, long), count_ragged(measurer, fp8) > 1) == (0, True)
+    assert count_ragged(measurer, long, "torch.sdpa") > 1, "torch.sdpa was not checked"
     plan.record.race = "its configurations are checked at their own case"
-    assert asked(measurer, fp8) == 0
+    assert count_ragged(measurer, fp8) == 0
 
 
 def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
@@ -98,8 +98,8 @@ def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_r
         for how in ("graph", "eager")
     ]
     case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3})
-    assert measurer._compared(case, made) == rivals, "each is compared with its like"
-    assert measurer._compared(case, []) == [("torch.sdpa", [])], "which all are refused"
+    assert measurer._compared(case, made) == rivals
+    assert measurer._compared(case, []) == [("torch.sdpa", [])], "no entry can run"
 
 
 H200 = named("cuda", "sm_90")
@@ -130,8 +130,8 @@ def test_a_baseline_that_cannot_run_is_refused_with_the_reason(engine, sizes, sa
         choose_baseline(op, here, engine, [], [op.case({"batch": 1, "ctx": 9, **sizes})])
 
 
-def test_later_cases_say_too_that_far_addresses_are_wrong():
-    """They are checked once a run; a row of a library keeps its time in all of its cases."""
+def test_later_cases_repeat_that_a_row_is_wrong_with_far_addresses():
+    """Far addresses are checked once in a run. A library's row that is wrong there keeps its times."""
     of = kernels.OPS["mla_decode"]
     impl = kernels.implementations("mla_decode")[0]
     plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))

@@ -1,30 +1,8 @@
-"""Flags as the user writes them, and the settings that they become."""
+"""The environment of a worker under a setting. Flags and their mistakes: test_toggle.py."""
 
 import os
 
-import pytest
-
-from harness.errors import UsageError
-from harness.plan import toggle
 from harness.workers.environment import cache_environment, worker_environment
-
-
-@pytest.mark.parametrize(("texts", "said"), [
-    (["A"], "cannot read --flag 'A'"),
-    (["=1"], "cannot read --flag '=1'"),
-    (["A B=1"], "cannot read --flag 'A B=1'"),
-    (["A=1,1"], "names a value twice"),
-    (["A=1", "A=2"], "--flag A is given twice"),
-])  # fmt: skip
-def test_mistakes_are_one_line(texts, said):
-    with pytest.raises(UsageError, match=said) as failure:
-        toggle.parse_flags(texts)
-    assert "\n" not in str(failure.value)
-
-
-def test_too_many_settings_say_what_to_do():
-    with pytest.raises(UsageError, match="one-at-a-time"):
-        toggle.settings_of([{"F": str(value)} for value in range(33)], {})
 
 
 def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):

@@ -1,5 +1,5 @@
-"""`toggle`: a factorial of workers under real environments; how a stopped one goes on; what can act. Effects
-and verdicts of known times are tested in ../results and ../report."""
+"""`toggle`: the plans of its options, and a run whose settings are real environments. Effects and verdicts of
+known times are tested in ../results and ../report."""
 
 import json
 import re
@@ -92,10 +92,13 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
     *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"flag_texts": ["A=1"]})),
     ("fused_moe", "gfx950", {"leave_one_out": True, "flag_texts": ["A=1"]}),
+    *((f"fused_moe {flags}", "sm_90", {}) for flags in ("=1", "A=1,1", "A=1 A=2")),
+    ("fused_moe", "sm_90", {"flag_texts": ["A B=1"]}),
+    ("fused_moe", "sm_90", {"flag_texts": [f"A={','.join(map(str, range(33)))}"], "common": ["C=3"]}),
 )
 
 
-def test_what_toggles_come_to_is_as_committed(snapshot):
+def test_plans_are_as_committed(snapshot):
     lines: list[str] = []
     for words, arch, more in ASKED:
         op, *settings = words.split()

@@ -1,4 +1,4 @@
-"""Independent measurements: what intervals say of quotients and means."""
+"""The intervals of quotients and means of independent measurements."""
 
 import math
 import random
@@ -25,7 +25,7 @@ def test_intervals_of_quotients_hold():
 
 
 @pytest.mark.parametrize(("low", "high"), [(None, 110.0), (90.0, None), (0.0, 110.0), (90.0, math.inf)])
-def test_what_has_an_open_end_says_nothing(low, high):
+def test_an_interval_with_an_open_end_stays_open(low, high):
     one, other = measured(100.0, low, high), measured(100.0, 99.0, 101.0)
     for ratio in (quotient(one, other), quotient(other, one), pooled([one, other])):
         assert (ratio.low, ratio.high) == (0.0, math.inf)
@@ -33,13 +33,13 @@ def test_what_has_an_open_end_says_nothing(low, high):
     assert widened(one, 2.0) == one
 
 
-def test_a_mean_of_what_agrees_is_surer_and_of_one_is_itself():
+def test_the_mean_of_values_that_agree_has_a_narrower_interval():
     one = measured(100.0, 98.0, 100 / 0.98)
     assert pooled([one]).low == pytest.approx(98.0)
     half = math.log(1 / 0.98) / math.sqrt(4)
     assert pooled([one] * 4).high == pytest.approx(100 * math.exp(half))
 
 
-def test_a_mean_of_what_disagrees_reaches_both():
+def test_the_interval_of_the_mean_of_values_that_disagree_covers_both():
     pool = pooled([measured(100.0, 99.0, 101.0), measured(121.0, 120.0, 122.0)])
     assert (pool.ratio, pool.low, pool.high) == pytest.approx((110.0, 100.0, 121.0))

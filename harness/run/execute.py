@@ -1,22 +1,5 @@
-"""A run, from its request to its exit code. It goes through these files from the command line to the first
-number, the seconds per call of a sample:
-
-    cli/run.py               reads the options into a Request, and calls `run` here
-    run/execute.py           takes the device, plans or resumes, measures and records case after case
-    run/folder.py            makes the record of the planned run, and its folder
-    run/case.py              one case: its entries are checked, timed in interleaved rounds, and checked again
-    run/checks.py            calls each entry once, and has its output judged
-    timing/rounds.py         the loop over blocks and rounds, which asks for one sample after the other
-    workers/worker.py        the parent's side of a worker: the requests about its entries
-    workers/process.py       starts the process of a worker, sends it requests, and kills it
-    workers/child/main.py    the loop in that process that answers requests
-    workers/child/bench.py   a method for each request: makes operands, prepares an entry, takes a sample
-    workers/child/timers.py  times a sample, on a CPU or a GPU
-
-Then run/cells.py makes the records of the case. Three dataclasses go this way: a Request (the options) and a
-RunPlan (what follows from them) of run/plan.py, and an Entry of plan/entry.py: an implementation under a
-setting in a launch mode.
-"""
+"""Carries out a request: takes the device, plans or resumes the run, measures and records case after case,
+and returns the exit code. docs/architecture.md describes the way of a run through the files."""
 
 from __future__ import annotations
 

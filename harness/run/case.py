@@ -31,8 +31,8 @@ from kernels.platform import Platform
 from shapes.case import Case
 
 SLOW = 4.0
-"""An entry that takes more than this many times as long as the fastest is sampled once in a block: it will not
-be chosen, so its exact time matters little."""
+"""An entry that takes more than this many times as long as the fastest is sampled once in a block: it will
+not be chosen, so its exact time matters little."""
 
 
 @dataclass

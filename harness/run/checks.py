@@ -231,8 +231,8 @@ class CaseChecks:
     def _call(
         self, worker: Worker, entry: Entry, digest: int | None, stage: str = "", **arguments: Any
     ) -> Output:
-        """Makes a call and returns its output. The entry fails where the call did what is wrong whatever the
-        values of the output are. Raises WorkerFailure where there is no output.
+        """Makes a call and returns its output. The entry fails where the call changed its operands, wrote
+        beside its output, or wrote after it had returned. Raises WorkerFailure where there is no output.
 
         digest:    of the operands before the call, which has to leave them as they were
         stage:     when the call is made, in words that begin a reason
@@ -276,10 +276,7 @@ class CaseChecks:
     def _check_ragged(self, workers: Sequence[Worker], case: Case, name: str) -> float:
         """Checks the entries of the workers at a small case of uneven sizes, where an entry may be wrong
         though it is right at the sizes of production. Returns the seconds of preparing in the worker that
-        took longest.
-
-        name: the name of this case's reference
-        """
+        took longest. name: of this case's reference"""
         self._reference(case, name, self.seeds["first"])
         preparing_s = self.side_by_side(workers, lambda worker: self._check_ragged_in(worker, case, name))
         return max(preparing_s, default=0.0)

@@ -10,34 +10,13 @@ from pathlib import Path
 from harness.__main__ import DRAWING
 from tests.support.paths import ROOT
 
-LAYERS = """
-shapes
-kernels
-errors paths files archive progress
-catalogue statistics
-timing machine
-plan engine
-workers results
-compile
-run
-tune doctor
-cluster
-campaign
-report
-serving
-traffic
-decide explain
-page
-pytest_plugin
-cli
-notebook
-__main__
-"""
-"""A package may import those on the lines above its own. Those of the third line may import each other."""
-BASE = LAYERS.split("\n")[3].split()
+ARROWS = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## Arrows")[2].split("```")[1]
+LAYERS = [layer.replace(",", " ").split() for layer in ARROWS.split("<")] + [["__main__"]]
+"""A package may import those of earlier layers. Those of the third layer, BASE, may import each other, too."""
+BASE = LAYERS[2]
 REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "engine", "results", "compile"}
 REPORT_USES.add("report")
-RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
 
 
@@ -96,7 +75,7 @@ def may_use(user: str, used: str) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    """No package imports one of a later line, or of its own line."""
+    """No package imports one of a later layer, or of its own layer."""
     assert not [
         f"{module} -> {target}"
         for module, targets in arrows(strings=True).items()

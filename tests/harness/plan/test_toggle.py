@@ -79,6 +79,7 @@ BLOCKING, AITER = "mla_decode CUDA_LAUNCH_BLOCKING=0,1", "fused_moe VLLM_ROCM_US
 BACKEND = "mla_decode VLLM_ATTENTION_BACKEND=FLASHMLA,unset,TRITON_MLA"
 KERNARG, EAGER, FORCE = "HIP_FORCE_DEV_KERNARG=0,1", {"launch": "eager"}, {"force": True}
 RECIPE = {"recipe": "mi350x-vllm", "common": ["C=3"]}
+# An op with flags, an architecture, and further options of `toggle`.
 ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     *((BLOCKING, "sm_90", more) for more in ({}, EAGER, FORCE)),
     *((AITER, arch, {}) for arch in ("gfx942", "sm_90")),
@@ -100,13 +101,13 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 def test_plans_are_as_committed(snapshot):
     lines: list[str] = []
-    for words, arch, more in ASKED:
-        op, *settings = words.split()
-        given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
-        given |= {"op": op, "flag_texts": settings, "common": [], "design": "factorial"} | more
-        lines.append(f"=== {words} on {arch}, {more}")
+    for words, arch, further in ASKED:
+        op, *flags = words.split()
+        options = {"launch": None, "recipe": None, "leave_one_out": False, "force": False, "common": []}
+        options |= {"op": op, "flag_texts": flags, "design": "factorial"} | further
+        lines.append(f"=== {words} on {arch}, {further}")
         try:
-            plan = plan_toggle(named(architectures()[arch].kind, arch), lines.append, **given)
+            plan = plan_toggle(named(architectures()[arch].kind, arch), lines.append, **options)
             lines += [f"setting: {setting.name}" for setting in plan.settings]
             lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
             lines += [f"row: {name}" for name in plan.implementations]

@@ -1,5 +1,4 @@
-"""Entries: an entry is an implementation under a setting, in a launch mode, with a configuration. It is what
-is timed."""
+"""Entries: implementations under a setting, in a launch mode, with a configuration. They are timed."""
 
 from __future__ import annotations
 

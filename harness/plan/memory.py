@@ -19,8 +19,7 @@ MAX_FLOPS = {"cpu": 4e11, "cuda": 2e13, "rocm": 2e13}
 on two CPU cores."""
 
 MEMORY_SHARE = {"cpu": 0.8, "cuda": 0.9, "rocm": 0.9}
-"""The share of the free memory that may be used. On a CPU the parent process and its libraries need some of
-the rest."""
+"""The share of the free memory that may be used. On a CPU the parent and its libraries need some."""
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -32,15 +31,13 @@ CONTEXT = 700 * MIB
 0.67 GiB on an H100 with CUDA 13.0 and torch 2.11 (results/h100/first-contact/timers.jsonl)."""
 
 DRAWING = 256 * MIB
-"""The least memory for drawing random operands and hashing them piece by piece, in segments of torch's
-allocator."""
+"""The least memory, in segments of torch's allocator, for drawing operands and hashing them in pieces."""
 
 ROTATE_CACHES = 2
 """Between two calls on the same set of operands, other calls touch this many times the size of the last-level
 cache, or as many bytes as were measured to be enough."""
 
 MOST_COPIES = 64  # the most sets that calls rotate over
-
 UNKNOWN_LEVEL = 256 * MIB  # assumed for an unknown last-level cache: the largest one of a GPU in 2026
 
 

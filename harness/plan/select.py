@@ -1,5 +1,5 @@
-"""The ops, cases, implementations and launch modes that a command names. Each function raises UsageError
-for what it does not know."""
+"""The ops, cases, implementations and launch modes that a command names. Each function raises UsageError for
+what it does not know."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ def ragged_cases(op: Op, case: Case, arch: str) -> list[Case]:
 
 
 def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]:
-    """The implementations that match any of the comma-separated shell patterns; all without patterns. Each
-    pattern must match one."""
+    """The implementations that match comma-separated shell patterns, each of which must match one; or all."""
     available = kernels.implementations(op.name)
     if not patterns:
         return available
@@ -138,8 +137,7 @@ def choose_baseline(
 
 
 def _default_row(engine: str, case: Case, platform: Platform, variables: Mapping[str, str | None]) -> str:
-    """The row that an engine runs by default in a case. Raises UsageError where there is none that can run
-    here."""
+    """The row that an engine runs by default in a case. Raises UsageError where none can run here."""
     why = f"what it runs on {platform.arch} is not recorded"
     if choice := choices(case.op, platform.arch, case.sizes, variables).get(engine):
         why = choice.why

@@ -29,8 +29,7 @@ Flags = dict[str, list[str | None]]  # environment variables with the values tha
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """Either settings of each implementation, with the values of the flags, or the implementations that the
-    flags choose between."""
+    """What is compared: settings, with the flags' values, or the implementations that flags choose between."""
 
     settings: Sequence[Setting] = ()
     flags: Flags = field(default_factory=dict)

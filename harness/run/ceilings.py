@@ -110,7 +110,7 @@ def _store() -> Path:
 def _key(platform: Platform, threads: int) -> str:
     """The key of a device's ceilings. That of a GPU has the GiB of its memory, because the name of a slice of
     a GPU may not say how large the slice is."""
-    device = [platform.name, platform.arch, platform.device, driver(platform)]
+    device: list[str | int] = [platform.name, platform.arch, platform.device, driver(platform)]
     if platform.kind != "cpu":
         device.append(platform.memory >> 30)
     return json.dumps([*device, threads, version("torch")])

@@ -1,5 +1,4 @@
-"""Makes the records of a case from its rounds: cells with times, intervals and reasons, and verdicts with
-ratios."""
+"""Makes the records of a case from its rounds: cells, and verdicts between them."""
 
 from __future__ import annotations
 
@@ -187,8 +186,7 @@ def _bytes_from_memory(group: Group, work: Work) -> float:
 
 
 def _failure(entry: Entry, group: Group, platform: Platform) -> str:
-    """Why an entry failed, with the known defects of its library that may be the cause; empty if it did
-    not."""
+    """Why an entry failed, with known defects of its library that may be the cause; empty if it did not."""
     if entry.status not in ("wrong", "crashed", "timeout"):
         return entry.reason
     sizes = kernels.OPS[group.case.op].sizes(group.case.sizes)

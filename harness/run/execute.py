@@ -155,8 +155,7 @@ def measured_s(records: Iterable[Record]) -> float:
 
 
 def keep(journal: Journal, records: Sequence[Record]) -> None:
-    """Adds a finished case to the journal. Where the disk has no room, its lines go to stderr and
-    JournalFull is raised."""
+    """Adds a finished case to the journal. Prints its lines on stderr before it raises JournalFull."""
     try:
         journal.append(records)
     except JournalFull:

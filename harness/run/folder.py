@@ -150,8 +150,7 @@ def begin(
 
 
 def _new_folder(planned: Run, platform: Platform) -> Path:
-    """A folder for a run that is not there yet. Its name has a number at the end if another run began in the
-    same second."""
+    """A folder that is not there yet: another run may have begun in the same second."""
     what = planned.op if planned.race is None else f"{planned.op}-{planned.baseline}-race"
     created = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     device = re.sub(r"[^a-z0-9]+", "-", f"{platform.name or platform.kind}".lower()).strip("-")

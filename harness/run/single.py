@@ -78,8 +78,7 @@ class SingleEntry:
             attempt([self.entry], self.worker.prepare, self.entry)
 
     def sample(self) -> float:
-        """Takes samples until nothing disturbs one, or until most of many were disturbed. Returns the seconds
-        per call of the last one."""
+        """Takes samples until one is quiet, or most of many were not. Returns its seconds per call."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.entry.name}"):

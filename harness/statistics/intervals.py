@@ -148,8 +148,8 @@ def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 @functools.cache
 def students_t(degrees: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence
-    reaches to either side."""
+    """The two-sided quantile of Student's t: how many standard errors an interval of that confidence reaches
+    to either side."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -1,5 +1,4 @@
-"""Multiple comparisons: the verdicts of a case, whose errors together keep within what is allowed (Holm), and
-when measuring may stop."""
+"""Multiple comparisons: the verdicts of a case, which hold together (Holm), and when measuring may stop."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def _pairs(
 
 
 def log_time(seconds: Sequence[float], blocks: Sequence[int]) -> float:
-    """The logarithm of an entry's time over all blocks, from its seconds in each round (NaN: none) and the
-    block of each round."""
+    """The logarithm of an entry's time over all blocks. seconds: of each round; NaN where it has none"""
     logs = [(block, math.log(s)) for block, s in zip(blocks, seconds, strict=True) if not math.isnan(s)]
     return interval(logs).mean
 

@@ -14,8 +14,7 @@ from harness.statistics.intervals import CONFIDENCE, interval
 MARGIN = 0.005  # a smaller difference than this counts as none
 
 MAX_NOISE = 0.25
-"""An A/A pair whose interval reaches farther from 1 than this shows a disturbance. Then no two entries are
-called the same."""
+"""If the interval of the A/A pair reaches farther from 1 than this, no two entries are called the same."""
 
 VerdictName = Literal["faster", "slower", "same", "unclear"]
 

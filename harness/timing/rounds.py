@@ -38,10 +38,9 @@ class Policy:
     blocks: int = 14
     """The most blocks; everything is prepared anew before each. Tight or clear results end measuring after
     MIN_BLOCKS blocks at the soonest, and never if `blocks` is no more than that."""
-    first_rounds: int = 5  # rounds in each of the first MIN_BLOCKS blocks: enough to see large differences
+    first_rounds: int = 5  # rounds in each of the opening blocks: enough to see large differences
     max_rounds: int = 20  # the most rounds in each later block
-    half_width: float = 0.005
-    """An interval of a ratio is tight enough at this half width; 0: blocks or budget end measuring."""
+    half_width: float = 0.005  # an interval as narrow as this is tight; 0: blocks or budget end measuring
     baseline: str | None = None  # the entry that all others are compared with; None: the first one
     rerun: str | None = None  # the baseline prepared a second time: its ratio to the baseline gives the noise
     confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
@@ -49,8 +48,7 @@ class Policy:
     slow: float = math.inf
     """An entry that takes more than this many times as long as the fastest is sampled only in a block's
     first round: the rest of the budget goes to the entries between which the choice is."""
-    budget_s: float = 30.0
-    """Seconds of samples for all blocks together. A round that would not fit is not begun."""
+    budget_s: float = 30.0  # seconds of samples for all blocks; a round that would not fit is not begun
     begin_block: Callable[[int, Collection[str]], None] = lambda block, entries: None
     """Called before each block with its number and its entries, to prepare them anew; outside the budget."""
     begin_round: Callable[[], None] = lambda: None  # called before each round

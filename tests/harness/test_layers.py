@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 ARROWS = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## Arrows")[2].split("```")[1]
 LAYERS = [layer.replace(",", " ").split() for layer in ARROWS.split("<")] + [["__main__"]]
-"""A package may import those of earlier layers. Those of the third layer, BASE, may import each other, too."""
+"""A package may import those of earlier layers. Those of the third layer, BASE, may import each other."""
 BASE = LAYERS[2]
 REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "engine", "results", "compile"}
 REPORT_USES.add("report")

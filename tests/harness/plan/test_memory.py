@@ -196,15 +196,6 @@ def test_a_share_of_memory_applies_to_a_cpu_alone(monkeypatch):
         assert half == part * whole
 
 
-def test_memory_counts_the_baseline_twice(monkeypatch):
-    sizes = {"batch": 64, "ctx": 4096}
-    (sdpa,) = entries("mla_decode", "torch.sdpa")
-    once = judge_memory(OP, **sizes) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
-    for share, wanted in ((1.1, ([], [sdpa])), (1.6, ([["torch.sdpa"]], []))):
-        free = share * once / MEMORY_SHARE["cpu"]
-        assert groups(monkeypatch, free, "torch.sdpa", [sdpa], **sizes) == wanted
-
-
 def test_settings_that_do_not_fit_together_are_grouped_with_the_first_and_its_rerun(monkeypatch):
     (sdpa,) = entries("mla_decode", "torch.sdpa")
     settings = [Setting(), *(Setting({"A": str(i)}) for i in range(4)), Setting(is_rerun=True)]

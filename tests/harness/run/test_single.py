@@ -79,9 +79,3 @@ def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
     }  # fmt: skip
     with pytest.raises(single.UsageError, match="--launch graph needs a GPU"):
         benchmark_of(tmp_path, "torch.bf16", launch="graph", **how)
-
-
-@pytest.mark.parametrize("kernel", [7, None])
-def test_what_is_no_kernel_is_named(tmp_path, kernel):
-    with pytest.raises(single.UsageError, match=f"{kernel!r} is no kernel"):
-        benchmark_of(tmp_path, kernel, case="batch=1 ctx=4")

@@ -149,7 +149,6 @@ class Memory:
         )
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
-        """Bytes of the workers of these entries."""
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary) + self.worker_bytes
             for members in by_worker(entries)

@@ -60,7 +60,6 @@ cases keep these sizes."""
 
 
 def kept_sizes(case: Case) -> dict[str, Size]:
-    """The sizes of a case that its ragged cases keep."""
     return {name: value for name, value in case.sizes.items() if name in KEPT}
 
 

@@ -113,7 +113,6 @@ def _commit(name: str) -> str:
 
 
 def _git(*words: str) -> bytes:
-    """What a git command prints. Raises UsageError where it fails."""
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]

@@ -29,7 +29,7 @@ Flags = dict[str, list[str | None]]  # environment variables with the values tha
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """What is compared: settings, with the flags' values, or the implementations that flags choose between."""
+    """What is compared: settings, with the values of flags, or implementations that flags choose between."""
 
     settings: Sequence[Setting] = ()
     flags: Flags = field(default_factory=dict)

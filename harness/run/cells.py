@@ -258,7 +258,6 @@ def _finite(number: float) -> float | None:
 
 
 def _samples(of_rounds: Iterable[Round], name: str) -> Samples:
-    """The samples of the named entry in rounds."""
     rounds = [r for r in of_rounds if name in r.seconds]
     return Samples(
         block=[r.block for r in rounds],

@@ -77,8 +77,8 @@ class CaseChecks:
         seed = self.seed
         # Kernels of older commits may be unable to make adversarial operands, or others of the same lengths.
         has_older = any(worker.entries[0].setting.tree for worker in self.workers)
-        # The names of the sets of operands, with their seeds. `before` adds `last`, the last of the sets that
-        # calls rotate over, where these differ in value.
+        # The sets of operands by name, with their seeds; `other` has other values throughout. `before` adds
+        # `last`, the last of the sets that calls rotate over, where these differ in value.
         self.seeds = {
             "first": seeds_of(Seeds(stationary=seed, live=seed)),  # entries are timed on them
             "live": seeds_of(Seeds(stationary=seed, live=seed + 1)),  # the same with other live operands
@@ -163,7 +163,6 @@ class CaseChecks:
                 self._check_interpreted(interpreted)
 
     def close(self) -> None:
-        """Ends the processes of the workers and of the judge."""
         for worker in self.workers:
             worker.end()
         if "judge" in vars(self):  # The cached property has its value here once the judge was started.

@@ -152,8 +152,6 @@ class SingleEntry:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of `check`."""
-
     case: Case
     entry: Entry  # its status is None where it is right
     saved: Sequence[Path] = ()  # the files that were written

@@ -105,7 +105,6 @@ class Rounds:
 
     @property
     def eliminations(self) -> list[Round]:
-        """The rounds by which a race chose the entries of later rounds."""
         return [r for r in self.made if r.use == "elimination"]
 
     @property
@@ -173,7 +172,6 @@ class Rounds:
 
 
 def _timed(rounds: Iterable[Round]) -> set[str]:
-    """The entries that have a time in these rounds."""
     return {name for r in rounds for name in r.seconds}
 
 

@@ -1,6 +1,8 @@
-"""The memory that is planned for a case: groups of entries that fit, and the bytes of each part."""
+"""The memory that is planned for a case: groups of entries that fit, their bytes, and sets of operands."""
 
 import functools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from kernels.platform import Platform
 from shapes.suites import suites
 
 OP = kernels.OPS["mla_decode"]
+MOE, GEMM, PREFILL = (kernels.OPS[name] for name in ("fused_moe", "block_scale_gemm", "mha_prefill"))
 CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
 
 
@@ -48,12 +51,11 @@ def test_entries_share_a_group_where_memory_allows_and_each_group_has_the_baseli
 
 
 def test_an_entry_that_does_not_fit_beside_the_baseline_is_alone(monkeypatch):
-    moe = kernels.OPS["fused_moe"]
     two = entries("fused_moe", "torch.bf16", "torch.compile")
-    sizes = moe.sizes({"tokens": 64})
-    pair = judge_memory(moe, tokens=64) + memory_needed(moe, sizes, [two[0]] * 2, 1)
+    sizes = MOE.sizes({"tokens": 64})
+    pair = judge_memory(MOE, tokens=64) + memory_needed(MOE, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
-    result = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
+    result = groups(monkeypatch, free, "torch.bf16", two, op=MOE, tokens=64)
     assert result == ([["torch.bf16"], ["torch.compile"]], [])
 
 
@@ -62,24 +64,22 @@ def test_memory_counts_each_copy_and_a_shared_layout_once():
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     one, nine = (memory_needed(OP, sizes, [naive], copies) for copies in (1, 9))
     assert nine - one == 8 * (OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes))
-    moe = kernels.OPS["fused_moe"]
-    sizes = moe.sizes({"tokens": 64})
+    sizes = MOE.sizes({"tokens": 64})
     bf16, compiled = entries("fused_moe", "torch.bf16", "torch.compile")
     assert bf16.impl.layout(sizes) == compiled.impl.layout(sizes) > 0
-    one = memory_needed(moe, sizes, [bf16], 1)
-    more = memory_needed(moe, sizes, [bf16, compiled], 1) - one
-    assert more == compiled.impl.scratch(sizes) + 3 * moe.output_bytes(sizes)
-    nine = memory_needed(moe, sizes, [bf16], 9)
-    outputs = 2 * moe.output_bytes(sizes)  # of sets that differ each one's is kept to compare others with
-    assert nine - one == 8 * (moe.turn_bytes(sizes) + bf16.impl.workspace(sizes) + outputs)
+    one = memory_needed(MOE, sizes, [bf16], 1)
+    more = memory_needed(MOE, sizes, [bf16, compiled], 1) - one
+    assert more == compiled.impl.scratch(sizes) + 3 * MOE.output_bytes(sizes)
+    nine = memory_needed(MOE, sizes, [bf16], 9)
+    outputs = 2 * MOE.output_bytes(sizes)  # of sets that differ each one's is kept to compare others with
+    assert nine - one == 8 * (MOE.turn_bytes(sizes) + bf16.impl.workspace(sizes) + outputs)
 
 
 def test_a_composed_call_needs_memory_for_the_output_of_its_producer():
-    gemm = kernels.OPS["block_scale_gemm"]
-    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+    sizes = GEMM.sizes({"m": 4096, "n": 128, "k": 512})
     split_k, bf16 = entries("block_scale_gemm", "triton.split_k", "torch.bf16")
     for row, quantised in ((split_k, sizes.quantised_bytes), (bf16, 0)):
-        core, wide = (memory_needed(gemm, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
+        core, wide = (memory_needed(GEMM, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
         assert wide - core == 3 * quantised
 
 
@@ -91,12 +91,11 @@ def test_calls_on_further_sets_share_scratch_and_graphs_have_their_own():
     one, graphs = (memory_needed(OP, sizes, launched, 1) for launched in (eager, graph))
     assert graphs - one == scratch > OP.operand_bytes(sizes)
     assert memory_needed(OP, sizes, eager, 2) - one < scratch / 2
-    gemm = kernels.OPS["block_scale_gemm"]
-    sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
+    sizes = GEMM.sizes({"m": 4096, "n": 128, "k": 512})
     eager, graph = (entries("block_scale_gemm", "cublaslt") for _ in range(2))
     graph[0].launch = "graph"
-    one, graphs = (memory_needed(gemm, sizes, launched, 3) for launched in (eager, graph))
-    assert graphs - one == 3 * gemm.output_bytes(sizes)
+    one, graphs = (memory_needed(GEMM, sizes, launched, 3) for launched in (eager, graph))
+    assert graphs - one == 3 * GEMM.output_bytes(sizes)
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])
@@ -205,3 +204,41 @@ def test_settings_that_do_not_fit_together_are_grouped_with_the_first_and_its_re
     free = 1.01 * four / MEMORY_SHARE["cpu"]
     together = [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
     assert groups(monkeypatch, free, "torch.sdpa", group, batch=64, ctx=4096) == (together, [])
+
+
+ROTATED = OP.sizes({"batch": 8, "ctx": 1024})
+TOUCHED = OP.streamed_bytes(ROTATED)
+
+
+def rotations() -> Iterator[tuple[str, memory.Rotation]]:
+    """Rotations, each with what is special about it."""
+    yield "a last level of ten sets", rotation(OP, ROTATED, "serving", 10 * TOUCHED)
+    yield "a last level of half a set", rotation(OP, ROTATED, "serving", TOUCHED // 2)
+    yield "one that is not known", rotation(OP, ROTATED, "serving", 0)
+    # Reading so many sets again and again was measured to be as slow as memory.
+    for reach in (12, 20, 30):
+        yield f"measured to {reach} sets", rotation(OP, ROTATED, "serving", 10 * TOUCHED, reach * TOUCHED)
+    yield "warm", rotation(OP, ROTATED, "warm", TOUCHED)
+    yield "cold: activations move, too", rotation(OP, ROTATED, "cold", 10 * TOUCHED)
+    yield "touching too little", rotation(OP, OP.sizes({"batch": 1, "ctx": 1}), "serving", 1 << 30)
+    for room in (0, 1, 2, 5):
+        held = rotation(OP, ROTATED, "serving", 10 * TOUCHED, fits=lambda copies, most=room: copies <= most)
+        yield f"memory for {room}", held
+    # At 128 000 tokens the activations, a GB, push the weights out of 50 MB, so two sets are enough.
+    for m in (1, 128000):
+        sizes = GEMM.sizes({"m": m, "n": 3072, "k": 1536})
+        yield f"a GEMM of {m} rows", rotation(GEMM, sizes, "serving", 50 << 20)
+    sizes = PREFILL.sizes({"batch": 1, "new": 3200})
+    yield "a prefill streams nothing", rotation(PREFILL, sizes, "serving", 50 << 20)
+    # At one token a call touches 8 of 256 experts; further sets route to other experts.
+    yield "experts of one token", rotation(MOE, MOE.sizes({"tokens": 1}), "serving", 32 << 20)
+
+
+def test_rotations_are_as_committed(snapshot):
+    lines = [
+        f"{name}: {of.mode}, {of.copies} sets of {of.bytes} bytes, last level {of.last_level}, "
+        f"{'enough' if of.enough else 'not enough'}{f': {of.why}' if of.why else ''}"
+        for name, of in rotations()
+    ]
+    snapshot(Path(__file__).parent / "snapshots" / "rotations.txt", "\n".join(lines) + "\n")
+    assert rotation(OP, ROTATED, "serving", 0) == rotation(OP, ROTATED, "serving", memory.UNKNOWN_LEVEL)

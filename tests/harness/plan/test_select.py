@@ -1,4 +1,4 @@
-"""The small cases of uneven sizes beside a case that is timed."""
+"""Which cases are measured and within which budget, with which baseline, and the ragged cases beside each."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +9,9 @@ import pytest
 import kernels
 from harness.errors import UsageError
 from harness.machine.monitor.base import Blind
+from harness.plan.budget import allowance, parse_seconds
 from harness.plan.entry import Entry
-from harness.plan.select import choose_baseline, kept_sizes, ragged_cases
+from harness.plan.select import choose_baseline, choose_cases, kept_sizes, ragged_cases
 from harness.plan.settings import Setting
 from harness.run.case import CaseMeasurer
 from harness.run.cells import Group
@@ -22,6 +23,7 @@ from shapes.case import Case
 from shapes.suites import suite
 
 CPU = Platform("cpu", "x86-avx2", "cpu", "a CPU")
+MLA = kernels.OPS["mla_decode"]
 
 FNUZ = {"fp8": "e4m3fnuz", "scales": "ue8m0"}
 OTHERS = {
@@ -55,9 +57,8 @@ def test_ragged_cases_are_as_committed_and_keep_the_formats_of_the_timed_case(sn
 @pytest.mark.parametrize("q", range(1, 9))
 def test_sequences_end_where_a_page_ends_and_behind_it(page, q):
     """There several query tokens lie on both sides of a page's edge."""
-    of = kernels.OPS["mla_decode"]
-    verifying = of.case({"batch": 4, "ctx": "3204..4002", "q": q, "page": page})
-    lengths = [n for case in ragged_cases(of, verifying, CPU.arch) for n in of.sizes(case.sizes).lengths()]
+    verifying = MLA.case({"batch": 4, "ctx": "3204..4002", "q": q, "page": page})
+    lengths = [n for case in ragged_cases(MLA, verifying, CPU.arch) for n in MLA.sizes(case.sizes).lengths()]
     assert any(n % page == 1 for n in lengths) and min(lengths) == q
     assert page > 128 or any(n % page == 0 for n in lengths)
 
@@ -69,10 +70,9 @@ def count_ragged(measurer: CaseMeasurer, case: Case, *names: str) -> int:
 
 
 def test_a_kind_is_checked_once_at_ragged_sizes():
-    of = kernels.OPS["mla_decode"]
-    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))
+    plan = SimpleNamespace(op=MLA, record=SimpleNamespace(race=None))
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
-    bf16, long, fp8 = (of.case({"batch": 1, "ctx": 3} | more) for more in ({}, {"ctx": 4000}, {"kv": "fp8"}))
+    bf16, long, fp8 = (MLA.case({"batch": 1, "ctx": 3} | more) for more in ({}, {"ctx": 4000}, {"kv": "fp8"}))
     assert count_ragged(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (count_ragged(measurer, long), count_ragged(measurer, fp8) > 1) == (0, True)
@@ -97,7 +97,7 @@ def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_r
         for i in impls
         for how in ("graph", "eager")
     ]
-    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3})
+    case = MLA.case({"batch": 1, "ctx": 3})
     assert measurer._compared(case, made) == rivals
     assert measurer._compared(case, []) == [("torch.sdpa", [])], "no entry can run"
 
@@ -132,14 +132,13 @@ def test_a_baseline_that_cannot_run_is_refused_with_the_reason(engine, sizes, sa
 
 def test_later_cases_repeat_that_a_row_is_wrong_with_far_addresses():
     """Far addresses are checked once in a run. A library's row that is wrong there keeps its times."""
-    of = kernels.OPS["mla_decode"]
     impl = kernels.implementations("mla_decode")[0]
-    plan = SimpleNamespace(op=of, record=SimpleNamespace(race=None))
+    plan = SimpleNamespace(op=MLA, record=SimpleNamespace(race=None))
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress=None)
     seen = []
     for more, told in (({}, {"far": False}), ({"ctx": 4000}, {}), ({"ctx": 5000}, None), ({"kv": "fp8"}, {})):
         entry = Entry(impl.name, impl, Setting(), "eager", check={} if told is None else {"ok": True} | told)
-        case = of.case({"batch": 1, "ctx": 3} | more)
+        case = MLA.case({"batch": 1, "ctx": 3} | more)
         measurer._remember(CaseChecks(case=case, workers=[], say=print), Group(case, [entry], None))
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
@@ -153,7 +152,43 @@ def test_a_judge_that_fails_fails_the_entries_of_its_group(monkeypatch):
     entry = Entry("a", kernels.implementations("mla_decode")[0], Setting(), "eager")
     plan = SimpleNamespace(record=SimpleNamespace(race="", seed=0, threads=1), deadlines=None)
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), SimpleNamespace(say=print))
-    case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3})
+    case = MLA.case({"batch": 1, "ctx": 3})
     measurer._measure_group(Group(case, [entry], None), 1.0, 1.0, Path())
     assert entry.status == "error"
     assert entry.reason == "the reference could not be computed or compared: gone"
+
+
+def cases(*weights: float) -> list[Case]:
+    return [MLA.case({"batch": i + 1, "ctx": 10}, weight=w) for i, w in enumerate(weights)]
+
+
+def test_heaviest_case_first_and_equal_ones_in_suite_order():
+    chosen = choose_cases(MLA, "r1-tp8", (), None)
+    assert [case.sizes["batch"] for case in chosen[:3]] == [64, 128, 32]
+    served = choose_cases(MLA, "serving-3200-800-c64", (), None)
+    assert [c.weight for c in served] == sorted((c.weight for c in served), reverse=True)
+
+
+def test_cases_that_are_the_same_measurement_are_merged():
+    found = choose_cases(MLA, None, ("batch=1,1 ctx=8", "batch=1 ctx=8 heads=16"), None)
+    assert len(found) == 1
+    assert found[0].weight == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("budget", "weights", "reached", "share"), [
+    *((budget, (0.5, 0.3, 0.2), reached, None) for budget, reached in ((5, 1), (29, 1), (31, 2))),
+    *((budget, (0.5, 0.3, 0.2), 3, 0.5) for budget in (60, 600)),
+    (45, (0.3, 0.2), 2, 0.6),  # weights need not add up to 1
+])  # fmt: skip
+def test_a_budget_reaches_as_many_cases_as_can_get_their_least_time(budget, weights, reached, share):
+    allowed_s, count = allowance(budget, cases(*weights), min_s=15)
+    assert count == reached and 0 < allowed_s <= budget
+    assert share is None or allowed_s == pytest.approx(share * budget)
+
+
+def test_seconds_are_read_and_mistakes_refused():
+    read = [parse_seconds(text, "--budget") for text in ("60", "60s", "1.5m", "2h")]
+    assert read == [60, 60, 90, 7200]
+    for text in ("", "s", "inf"):  # others: transcripts of ../cli
+        with pytest.raises(UsageError, match="--budget"):
+            parse_seconds(text, "--budget")

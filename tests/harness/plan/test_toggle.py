@@ -2,6 +2,7 @@
 known times are tested in ../results and ../report."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.errors import HarnessError
 from harness.plan.toggle import MARGIN, plan_toggle
 from harness.results.journal import Journal
 from harness.run.plan import Request
+from harness.workers.environment import cache_environment, worker_environment
 from kernels.platform import named
 from tests.support.recorded_verdicts import redo
 
@@ -124,3 +126,19 @@ def test_plans_are_as_committed(snapshot):
     )
     rows = asked(gpu)
     assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)
+
+
+def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):
+    monkeypatch.setenv("GONE", "1")
+    environment = worker_environment({"GONE": None, "EMPTY": ""})
+    assert "GONE" not in environment
+    assert environment["EMPTY"] == ""
+    assert os.environ["GONE"] == "1"
+
+
+def test_each_setting_has_compile_caches_of_its_own():
+    texts = ["plain", "A=/usr/lib", "A=/usr/bin", "A=" + "x" * 300, "A=" + "x" * 301, "plain (again)"]
+    found = [cache_environment(text)["TRITON_CACHE_DIR"] for text in texts]
+    assert len(set(found)) == len(texts)
+    assert all("/usr" not in path.rpartition("deepseek-kernel-bench")[2] for path in found)
+    assert all(len(part) < 100 for path in found for part in path.split("/"))

@@ -49,8 +49,7 @@ def this_python() -> str:
 
 
 def command(*words: str | Path) -> str:
-    """A command of this program to paste into a shell, with the Python that runs now. A screen must not wrap
-    it: see harness.report.terminal.show."""
+    """A command to paste into a shell, with this Python; screens must not wrap it (report.terminal.show)."""
     shown = (str(below_here(word)) if isinstance(word, Path) else word for word in words)
     return shlex.join([this_python(), "-m", "harness", *shown])
 

@@ -158,8 +158,8 @@ class Memory:
         return self.needed(group, copies) <= self.usable
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries that are in every group: the baseline under the first setting, if it is there, and
-        its rerun where settings are compared."""
+        """The entries that are in every group: the baseline under the first setting, if it is there, and its
+        rerun where settings are compared."""
         baselines = [entry for entry in entries if entry.impl.name == self.baseline]
         return baselines[:1] + [entry for entry in baselines[1:] if entry.setting.is_rerun]
 

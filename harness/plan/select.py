@@ -55,8 +55,8 @@ def choose_cases(
 
 
 KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page", "q")
-"""Names of the sizes by which an implementation decides which kernel it runs, and whether it can run. Ragged
-cases keep these sizes."""
+"""Sizes by which a row decides which kernel it runs, and whether it can run at all: ragged cases keep
+them."""
 
 
 def kept_sizes(case: Case) -> dict[str, Size]:
@@ -118,9 +118,8 @@ def choose_baseline(
     cases: Sequence[Case] = (),
     variables: Mapping[str, str | None] = {},
 ) -> str:
-    """The baseline that `--baseline` names; by default the op's best torch implementation on this platform.
-    Adds it to `selected`, or for an engine the implementation that this runs by default in each case, under
-    these environment variables."""
+    """The baseline that `--baseline` names; by default the op's best torch implementation. Adds it to
+    `selected`, or for an engine the implementations that it runs in the cases under these variables."""
     known = {impl.name: impl for impl in kernels.implementations(op.name)}
     baseline = option or op.baseline[platform.kind]
     if baseline in engines():

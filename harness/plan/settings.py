@@ -65,8 +65,7 @@ def parse_threads(text: str | None) -> int | None:
 
 
 LINKED = ("harness", "shapes")
-"""The packages of this checkout that a revision's folder links to. So all revisions run under the same
-harness and have the same cases."""
+"""The packages of this checkout in a revision's folder: revisions share one harness and the same cases."""
 
 
 def revision_settings(names: tuple[str, str]) -> list[Setting]:

@@ -42,8 +42,7 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    memory_share: float = 1.0
-    """The share of the free memory that it may use: other devices of this machine may be measured too."""
+    memory_share: float = 1.0  # of the free memory; other devices of the machine may be measured, too
     ragged: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     """The kinds of entries (see `_kind`) that this run checked at ragged sizes, with the reason why they were
     wrong there, or an empty text."""
@@ -71,8 +70,7 @@ class CaseMeasurer:
         return [*records, done]
 
     def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
-        """The entries that can run the case; those that cannot, with the reason; and in a race, how the
-        configurations were found."""
+        """The entries that can run the case, those that cannot, and how a race found its configurations."""
         plan = self.plan
         entries: dict[str, Entry] = {}
         search = None
@@ -102,9 +100,8 @@ class CaseMeasurer:
         return by_engine[baseline].row
 
     def _compared(self, case: Case, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
-        """The entries that are compared with each other, with the implementation of their baseline. All
-        entries are compared where implementations are; where settings are compared, those of each
-        implementation and launch mode."""
+        """The entries that are compared with each other, with the implementation of their baseline: all
+        entries, or where settings are compared, those of each implementation and launch mode."""
         if self.plan.record.contrast == "implementations" or not entries:
             return [(self._baseline(case), entries)]
         rivals: dict[tuple[str, str], list[Entry]] = {}

@@ -22,8 +22,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, version
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Huge pages, where Linux gives them on request: with them a CPU reads 2 to 7 % faster (seen on Zen 4, 256
-MiB)."""
+"""Huge pages, where Linux gives them on request: a CPU reads 2 to 7 % faster (seen on Zen 4, 256 MiB)."""
 
 OVER_DATASHEET = 1.1
 """A chip may clock higher than its datasheet assumes: an H100 at 1980 instead of 1830 MHz, 8 %."""

@@ -45,9 +45,7 @@ NO_KERNELS = (
     "DCGM, may read it meanwhile)"
 )
 
-IGNORED = (
-    "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
-)
+UNREAD = "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
 
 PREPARING_ANEW = "preparing anew"  # the phase between two blocks of rounds
 
@@ -120,8 +118,8 @@ class CaseChecks:
             self.phases[name] += time.perf_counter() - started
 
     def before(self, rotation: Rotation) -> None:
-        """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
-        judge cannot compute or compare."""
+        """Computes references; checks each entry that will be timed. Raises WorkerFailure if the judge
+        fails."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = self._seeds_of_set(rotation.copies - 1)
         timed = self.timed_workers
@@ -147,9 +145,8 @@ class CaseChecks:
         self.judge.pause()
 
     def after(self, rotation: Rotation, profiled: bool = True) -> None:
-        """Checks the outputs that timing left, notes what ran in a call of each entry where `profiled`, calls
-        the timed entries on other operands, and checks the interpreted ones. Raises WorkerFailure as `before`
-        does."""
+        """Checks the outputs that timing left, notes what ran in calls where `profiled`, calls timed entries
+        on other operands, and checks interpreted ones. Raises WorkerFailure if the judge fails."""
         with self.phase("checking again"):
             self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
         if profiled:
@@ -262,7 +259,7 @@ class CaseChecks:
         """Has an output on the named operands judged. A wrong entry fails; its `check` gets the report."""
         report = self._report(entry, name, output)
         if not report["ok"]:
-            hint = IGNORED if output.get("ignored") else ""
+            hint = UNREAD if output.get("ignored") else ""
             entry.fail("wrong", f"{stage}{report['reason']}{hint}")
         # Errors over a few rows do not replace those over all rows, unless they show that the entry is wrong.
         if name not in FEW_ROWS or not report["ok"]:

@@ -131,10 +131,7 @@ class RunCases:
 
 def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: float = 0.0) -> Outcome:
     """Measures the cases that are not finished yet, the heaviest first, as far as the budget reaches; each is
-    recorded before the next one begins. Raises JournalFull.
-
-    before_s: seconds since the command began
-    """
+    recorded before the next one begins. Raises JournalFull. before_s: seconds since the command began"""
     plan = cases.plan
     measurer = CaseMeasurer(plan, device, progress)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -150,7 +147,6 @@ def measure(cases: RunCases, device: OwnDevice, progress: Progress, before_s: fl
 
 
 def measured_s(records: Iterable[Record]) -> float:
-    """Seconds that the cases of these records were measured."""
     return sum(record.measured_s for record in records if isinstance(record, CaseDone))
 
 
@@ -166,8 +162,6 @@ def keep(journal: Journal, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command measured."""
-
     records: list[Record]  # the records of finished cases; those from before it was resumed come first
     cases: int  # how many cases are finished
     left_out: list[Case]  # cases that the budget did not reach

@@ -19,9 +19,8 @@ CONFIDENCE = 0.95
 MIN_BLOCKS = 6  # the results are first looked at after so many blocks: with fewer, Student's t is too wide
 
 LOOK_WIDENING = 1.2
-"""From MIN_BLOCKS blocks on, looks at the results decide how many blocks are measured. So the interval has to
-be wider by this factor (results/statistics/README.md: without it 7 % of verdicts were false where
-preparations differ)."""
+"""From MIN_BLOCKS blocks on, looks at the results decide the number of blocks. So the interval is wider by
+this factor (results/statistics/README.md: without it 7 % of verdicts were false)."""
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def _is_time(seconds: float | None) -> bool:
 
 
 def measured(value: float, low: float | None, high: float | None) -> Comparison:
-    """One measured value in any unit, for example a time, with its interval, for the functions below. None:
-    that end of the interval is unknown."""
+    """A measured value with its interval, for the functions below. None: that end of the interval is
+    unknown."""
     return Comparison(value, low or 0.0, high or math.inf, "unclear")
 
 

@@ -163,15 +163,15 @@ class Rounds:
         quiet_blocks = {r.block for r in quiet}
         all_blocks = {r.block for r in self.made}
         has_blocks = len(quiet_blocks) >= min(blocks, len(all_blocks))
-        missing = _timed(self.made) - _timed(quiet) - self.dropped.keys()  # entries without a quiet round
-        only_quiet = has_blocks and not missing and not self.never_quiet
+        without_quiet = _entries_with_times(self.made) - _entries_with_times(quiet) - self.dropped.keys()
+        only_quiet = has_blocks and not without_quiet and not self.never_quiet
         self.made = [
             replace(r, use="left out" if r.disturbed and only_quiet else "counts") for r in self.made
         ]
         return not only_quiet and not self.never_quiet
 
 
-def _timed(rounds: Iterable[Round]) -> set[str]:
+def _entries_with_times(rounds: Iterable[Round]) -> set[str]:
     return {name for r in rounds for name in r.seconds}
 
 
@@ -304,8 +304,7 @@ def _not_slow(made: Round, policy: Policy) -> list[str]:
 
 
 def _reason_to_stop(block: int, names: Sequence[str], policy: Policy, rounds: Rounds) -> str:
-    """Why measuring may end after a block, in the words of `Rounds.stopped`; empty if it may not. Decides
-    which rounds count, first."""
+    """Decides which rounds count. Returns why measuring may end, as `Rounds.stopped`; empty if it may not."""
     if policy.disturbed == "prefer":
         needs_quiet_rounds = rounds.choose(policy.opening)
         if needs_quiet_rounds:

@@ -365,8 +365,7 @@ class Timed:
 
 
 def candidate(amount: float, *seconds: float):
-    """A call of so much work that takes these seconds one after the other, then always the last of them. Its
-    untimed first call is one of them."""
+    """A call of so much work, which takes these seconds one after the other, then always the last of them."""
     times = list(seconds)
     return amount, lambda: lambda: times.pop(0) if len(times) > 1 else times[0]
 

@@ -303,8 +303,7 @@ def test_an_entry_without_a_quiet_time_makes_all_rounds_count():
 
 
 class Neighbours(Machine):
-    """Other work comes and goes every 30 samples or so. It is seen, and doubles the time of a sample, give or
-    take 30 %."""
+    """Other work comes and goes every 30 samples or so, is seen, and about doubles the time of a sample."""
 
     here = seen = False
 
@@ -320,8 +319,7 @@ class Neighbours(Machine):
 
 @pytest.mark.parametrize(("b", "verdicts"), [(1.0, {"same", "unclear"}), (1.5, {"faster"})])
 def test_verdicts_beside_neighbours_that_come_and_go(b, verdicts):
-    """Equal entries are not told apart, and one that takes 1.5 times as long is found to be slower. 5 % of
-    the verdicts may be wrong."""
+    """Equal entries are seldom told apart, and one that takes 1.5 times as long is found to be slower."""
     wrong = 0
     for seed in range(40):
         machine = Neighbours({"a": 1.0, "b": b}, seed=seed)

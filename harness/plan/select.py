@@ -55,8 +55,7 @@ def choose_cases(
 
 
 KEPT = ("dtype", "kv", "fp8", "scales", "heads", "page", "q")
-"""Sizes by which a row decides which kernel it runs, and whether it can run at all: ragged cases keep
-them."""
+"""Sizes by which a row decides which kernel it runs, and whether it can run. Ragged cases keep them."""
 
 
 def kept_sizes(case: Case) -> dict[str, Size]:

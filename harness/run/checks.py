@@ -118,8 +118,8 @@ class CaseChecks:
             self.phases[name] += time.perf_counter() - started
 
     def before(self, rotation: Rotation) -> None:
-        """Computes references; checks each entry that will be timed. Raises WorkerFailure if the judge
-        fails."""
+        """Computes the references and checks each entry that will be timed. Raises WorkerFailure where the
+        judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = self._seeds_of_set(rotation.copies - 1)
         timed = self.timed_workers

@@ -20,7 +20,8 @@ MIN_BLOCKS = 6  # the results are first looked at after so many blocks: with few
 
 LOOK_WIDENING = 1.2
 """From MIN_BLOCKS blocks on, looks at the results decide the number of blocks. So the interval is wider by
-this factor (results/statistics/README.md: without it 7 % of verdicts were false)."""
+this factor (results/statistics/README.md: without it 7 % of verdicts were false where preparations
+differ)."""
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,10 @@ def test_later_cases_repeat_that_a_row_is_wrong_with_far_addresses():
         measurer._remember(CaseChecks(case=case, workers=[], say=print), Group(case, [entry], None))
         seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
+    checks = CaseChecks(case=case, workers=[], say=print)
+    checks.wrong_at_ragged[impl.name] = "at batch=3: zeros"
+    measurer._remember(checks, Group(case, [entry], None))
+    assert "at batch=3: zeros" in measurer.ragged.values(), "later cases get the reason"
 
 
 def test_a_judge_that_fails_fails_the_entries_of_its_group(monkeypatch):

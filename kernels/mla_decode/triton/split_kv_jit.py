@@ -157,14 +157,14 @@ def combine_kernel(
     out,  # bf16 [batch, ROWS, LATENT]
     ROWS: tl.constexpr,
     LATENT: tl.constexpr,
-    MOST: tl.constexpr,  # slots of a sequence, rounded up to a power of two
+    MOST_SLOTS: tl.constexpr,  # slots of a sequence, rounded up to a power of two
     BLOCK_D: tl.constexpr,
 ):
     """One program: BLOCK_D latent columns of one row. Grid (split sequences * ROWS, LATENT / BLOCK_D)."""
     entry, row = split + tl.program_id(0) // ROWS * 3, tl.program_id(0) % ROWS
     sequence, first, slots = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    part = tl.arange(0, MOST)
+    part = tl.arange(0, MOST_SLOTS)
     used = part < slots
     found = (first + part).to(tl.int64) * ROWS + row
 

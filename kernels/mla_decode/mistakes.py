@@ -141,7 +141,7 @@ def unused_slots_weigh_0(a: Attended) -> torch.Tensor:
 # Wrong query tokens and causal edges, which one query token does not have
 
 Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
-"""Maps what is read and query rows (token * heads + head) to the last key that each row sees, int64 [rows]."""
+"""Maps what is read and query rows, token * heads + head, to the last key that each row sees [rows]."""
 
 
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:

@@ -188,8 +188,8 @@ class MlaDecodeOperands(Operands):
         return unused.nonzero().flatten()
 
     def split_pages(self, page: int) -> torch.Tensor:
-        """The page table, int32 [batch, (max_pages + 1) * factor], of the cache seen as `factor` times as many
-        smaller pages, kv.view(-1, page, 576). page: tokens of these, which divide the cache's own"""
+        """The page table, int32 [batch, (max_pages + 1) * factor], of the cache seen as `factor` times as
+        many smaller pages, kv.view(-1, page, 576). page: tokens of these, which divide the cache's own"""
         factor = self.page // page
         part = torch.arange(factor, dtype=torch.int32, device=self.page_table.device)
         return (self.page_table[:, :, None] * factor + part).flatten(1).contiguous()

@@ -1,4 +1,4 @@
-"""FlashAttention 2, 3 and 4, each a package of its own; 3 and 4 within both engines too.
+"""FlashAttention 2, 3 and 4, each a package of its own; 3 also within both engines, 4 also within vLLM.
 
 Read at 2026-08: flash_attn/flash_attn_interface.py (2.8.3), hopper/flash_attn_interface.py and
 hopper/flash_api.cpp (3.0.0), flash_attn/cute/interface.py (4.0.0b36); vllm_flash_attn/flash_attn_interface.py
@@ -24,7 +24,7 @@ def with_fp8(place: str, needs: str = VARLEN) -> tuple[Function, Function]:
     return function, function.needing(DESCALES, when="dtype=fp8")
 
 
-# flash_attn may be installed without its kernels, because FlashAttention 4 lives in it.
+# Not `flash_attn` itself: FlashAttention 4 lives in it, so that it may be installed without the kernels of 2.
 FA2 = Function("flash_attn.flash_attn_interface.flash_attn_varlen_func", needs=VARLEN)
 FA3 = with_fp8("flash_attn_interface.flash_attn_varlen_func")
 FA4 = Function(
@@ -44,7 +44,7 @@ TAKES_BOTH: dict[str, Any] = {
     "fits": takes("bf16", "fp8"),
     "workspace": allocated_bytes,
 }
-"""What the rows declare that take FP8 operands too."""
+"""What the rows that also take FP8 operands declare."""
 
 
 @implementation(
@@ -58,7 +58,7 @@ TAKES_BOTH: dict[str, Any] = {
     workspace=lambda sizes: padded_bytes(sizes) + allocated_bytes(sizes, WIDTH),
 )
 def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """It takes one head size only: v is 192 wide, filled up with zeros, as vLLM calls it."""
+    """It takes one head size only, so that v is filled up with zeros to a width of 192, as in vLLM."""
     return varlen(operands, FA2, padded(operands.v))
 
 
@@ -135,8 +135,9 @@ def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
 
 
 def attend(o: MhaPrefillOperands, functions: tuple[Function, Function], **further: Any) -> Prepared:
+    """functions: of `with_fp8`"""
     of_bf16, of_fp8 = functions
-    # fp32 [batch, heads]: the descale of the tensor for each.
+    # fp32 [batch, heads]: the descale of the tensor, once for each head of each sequence.
     shape = (len(o.sequences), o.q.shape[1])
     descales = {name: descale.expand(shape).contiguous() for name, descale in o.descales.items()}
     return varlen(o, of_fp8 if o.is_fp8 else of_bf16, **descales, **further)

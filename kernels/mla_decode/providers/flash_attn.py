@@ -1,11 +1,13 @@
 """FlashAttention with its second part of the query, qv: it computes MLA as softmax(scale (q k^T + qv v^T)) v.
 
 k is the rope part of the cache and v the latent one, views of the same rows. FlashAttention 3 comes by itself
-and within both engines, each time with other Python around it. Sources: hopper/flash_attn_interface.py, flash_api.cpp
-and paged_kv.h of Dao-AILab/flash-attention at 0251105 (2026-08); vllm_flash_attn/flash_attn_interface.py of
-vLLM 0.33, with how its v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of
-sglang-kernel 0.4.10, with how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it;
-flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
+and within both engines, each time with other Python around it.
+
+Sources: hopper/flash_attn_interface.py, flash_api.cpp and paged_kv.h of Dao-AILab/flash-attention at 0251105
+(2026-08); vllm_flash_attn/flash_attn_interface.py of vLLM 0.33, with how its
+v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of sglang-kernel 0.4.10, with
+how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it; flash_attn/cute/interface.py of
+flash-attn-4 4.0.0b36. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -142,8 +144,8 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     ),
 )
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
-    """`flash_attn_varlen_func` of the CuTe DSL. It loads whole pages, so it gets a cache without NaN. Its loop
-    over blocks of 64 keys takes fewer than 64 heads only with one query token; for several query tokens
+    """`flash_attn_varlen_func` of the CuTe DSL. It loads whole pages, so it gets a cache without NaN. Its
+    loop over blocks of 64 keys takes fewer than 64 heads only with one query token; for several query tokens
     another loop runs (flash_fwd_mla_1cta_kb64_sm100.py)."""
     table = layouts.finite_table(o, o.page)
     num_splits = 0 if MLA_PLAN.exists() else 1  # 0: the call chooses

@@ -247,5 +247,5 @@ def tiles_heads(heads: int) -> bool:
 
 
 def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
-    """Scratch memory of the kernels: zeros, because semaphores lie in it, and int8, which the CuTe DSL wants."""
+    """Scratch memory of the kernels: zeros, because semaphores lie in it, and int8 for the CuTe DSL."""
     return torch.zeros(WORKSPACE, dtype=torch.int8, device=operands.q.device)

@@ -108,9 +108,9 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
 
 
 def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    """The call with several query tokens, as an engine verifies drafts. The kernel takes the keys of the query
-    tokens as bf16, in a tensor of their own, and all keys before them from the cache. A mask says which keys
-    each query token sees."""
+    """The call with several query tokens, by which the engine verifies drafts. The kernel takes the keys of
+    the query tokens as bf16, in a tensor of their own, and all keys before them from the cache. A mask says
+    which keys each query token sees."""
     device = o.q.device
     queries = o.sizes.q
     slots_of_sequences = [o.token_slots(i) for i in range(len(o.host_lengths))]

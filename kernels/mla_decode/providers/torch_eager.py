@@ -1,4 +1,4 @@
-"""MLA decode in plain torch: the obvious code, what torch's compiler makes of it, and torch's fused attention."""
+"""MLA decode in plain torch: the obvious code, the same code compiled, and torch's fused attention."""
 
 from __future__ import annotations
 

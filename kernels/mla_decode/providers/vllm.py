@@ -90,7 +90,7 @@ TRITON = Function(
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as vLLM has in its graphs, which are
+    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as in vLLM's graphs, which are
     recorded for the server's context length. An FP8 cache is dequantised to bf16 on the way.
 
     It takes one query token of each sequence. For several, vLLM makes each query token a sequence, so that
@@ -137,8 +137,8 @@ def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
 
 
 def splits_for(longest: int, units: int) -> int:
-    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two with which a split has about 512
-    tokens, but at most two splits for each compute unit."""
+    """vLLM's choice (_compute_num_kv_splits of triton_mla.py): a power of two with which splits have about
+    512 tokens, but at most two splits for each compute unit."""
     of_512_tokens = max(1, longest // 512)
     power_of_two = 1 << (of_512_tokens - 1).bit_length()  # the next one above
     return min(power_of_two, 2 * units)

@@ -39,8 +39,8 @@ class SplitPlan:
     split: tuple[SplitSequence, ...]
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for partial results, of at least one slot, fp32: values [slots, heads, 512] and log-sums [slots,
-        heads]."""
+        """Room for partial results, fp32: values [slots, heads, 512] and log-sums [slots, heads]. It has at
+        least one slot."""
         log_sums = torch.empty(max(1, self.slots), heads, dtype=torch.float32, device=device)
         return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
 
@@ -73,8 +73,8 @@ def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) 
 
 def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:
     """The most steps of a part: the fewest with which there are no more parts than programs. Where there are
-    more sequences than programs, it is the steps that a program takes on average, so that no sequence outlasts
-    the others. steps: of each sequence; least: steps of a part"""
+    more sequences than programs, as many as a program takes on average, so that no sequence outlasts the
+    others. steps: of each sequence; least: the least steps of a part"""
     most = max(least, math.ceil(sum(steps) / programs))
     longest = max(most, *steps)
 

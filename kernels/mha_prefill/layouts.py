@@ -3,8 +3,7 @@ cached ones, as an engine holds them, and v as wide as q and k.
 
 One call attends to cached and new tokens, as in SGLang. vLLM attends to chunks of the cached tokens without a
 mask, and merges the results (run_prefill_context_chunk in
-v1/attention/backends/mla/prefill/{aiter_flash_attn,flashinfer,trtllm_ragged}.py of vLLM 0.33).
-"""
+v1/attention/backends/mla/prefill/{aiter_flash_attn,flashinfer,trtllm_ragged}.py of vLLM 0.33)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Kernels of MHA prefill that are wrong in one way each.
 
 Unless its name says otherwise, a kernel is wrong in one sequence: one behind the first, with cached tokens if
-there are such.
-"""
+there are such."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def read(
 
     index:  the keys that it reads [n], counted from the sequence's first; None for the sequence's own
     seen:   which of these each query sees, bool [new, n]; None for what the causal mask lets in
-    chosen: the numbers of the queries that it computes; None for all
-    """
+    chosen: the numbers of the queries that it computes; None for all"""
     keys, last = keys_of(s, o.q.device, 0, chosen)
     if index is None:
         index = keys
@@ -79,8 +77,7 @@ def reading(
 
     seen:   maps (sequence, keys [n], the last key that each query should see [new, 1]) to what it sees, bool
     index:  maps (what a right kernel reads, keys [n]) to the keys that are read in their place
-    behind: so many keys behind the sequence are read, too
-    """
+    behind: so many keys behind the sequence are read, too"""
 
     def wrong(a: Attended) -> Attended:
         keys, last = keys_of(a.sequence, a.q.device, behind, a.chosen)

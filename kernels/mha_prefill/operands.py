@@ -214,8 +214,7 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = 
     Adversarial operands differ from those of the same seeds in these points:
     - Three channels that are the same for all keys add 120 to all scores of every fourth head, and subtract
       120 from those of another fourth (see kernels/mla_decode/operands.py).
-    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
-    """
+    - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too."""
     lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
     o = empty(sizes, sizes.lengths(lengths_seed), device)
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
@@ -268,8 +267,7 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
     ordinary keys. The other 63 channels of key j hold the sum of two random codes, its own and that of key
     j - 1. The query at j scores L more on the code of key j, which lifts the keys j and j + 1 to a landmark's
     score. Landmarks leave out their own code, so that their own query does not lift them twice; the first key
-    of a sequence also leaves out the code of key j - 1, which belongs to another sequence.
-    """
+    of a sequence also leaves out the code of key j - 1, which belongs to another sequence."""
     q_rope = q[:, ::2, NOPE:]
     k_rope = k[:, ::2, NOPE:]
     code = k_rope.clone()

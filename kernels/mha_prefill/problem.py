@@ -7,8 +7,7 @@ value head of its own, as kv_b projects them from the latent: q and k are 192 = 
 wide. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
 
 With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor, by which a stored value is to
-be multiplied. The output is bf16 with both dtypes.
-"""
+be multiplied. The output is bf16 with both dtypes."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def reference(
     tiles, and others at even distances, as many as fit.
 
     FP8 products are exact, too. A kernel that makes FP8 operands bf16 rounds v times its descale, which adds
-    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output.
-    """
+    2^-9 * sqrt(sum_j p_j^2 v_j^2) to sigma. sigma_fp8 allows sums of 14 bits in the scores and the output."""
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     row_numbers = torch.arange(len(q)) if rows is None else torch.tensor(rows)
@@ -81,8 +79,7 @@ def _attend(
     operands sigma_fp8 [heads, n, 128] and even [heads, n].
 
     q: [heads, n, 192]; position: of the queries in the sequence, int64 [n]; k: [heads, 192, keys]
-    v: `with_squares`, [heads, keys, 256]
-    """
+    v: `with_squares`, [heads, keys, 256]"""
     scores = (q @ k).mul_(o.score_scale)
     # The fp32 sum of 192 products that makes a score s errs by about sqrt(192) 2^-24 |s|.
     size = scores.abs()

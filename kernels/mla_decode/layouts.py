@@ -4,8 +4,7 @@
 Rows give the cache with a dimension for its one head as kv[:, :, None] [pages, page, 1, 576], the cache in
 smaller pages as kv.view(-1, page, 576), and the query tokens of all sequences one after the other as `packed`
 [batch * q, heads, 576]. Page lists and tables are stationary: they follow from the page table and the
-lengths, and are made before timing.
-"""
+lengths, and are made before timing."""
 
 from __future__ import annotations
 
@@ -16,12 +15,11 @@ from typing import Any
 from kernels.attention import BYTES, needed
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.operands import LATENT, ROPE, SPARE_PAGES, WIDTH, MlaDecodeOperands, MlaDecodeSizes
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared, sequence
 
 HOPPER_UNITS = 132  # compute units (streaming multiprocessors) of an H100 or H200
 MOST_UNITS = 304  # compute units of an MI300X, which has the most of all devices; for plans of memory
-
 SLACK = 256  # entries in memory behind the end of a page list, because kernels fetch whole blocks of it
 
 
@@ -88,8 +86,7 @@ def page_list(operands: MlaDecodeOperands, page: int, least_entries: int = 0) ->
     """The page numbers of all sequences one after the other, int32 [entries].
 
     page: tokens of a page, which divide the cache's own
-    least_entries: a shorter list is filled up to so many entries with the first sequence's first page
-    """
+    least_entries: a shorter list is filled up to so many entries with the first sequence's first page"""
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
     missing = max(0, least_entries - sum(map(len, pages)))
@@ -122,7 +119,7 @@ def partial_bytes(rows: int) -> int:
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """The bytes of a copy of the cache, and of a page more than that."""
-    return (sizes.used_pages + SPARE_PAGES + 1) * sizes.page * WIDTH * BYTES[sizes.kv]
+    return (sizes.cache_pages + 1) * sizes.page * WIDTH * BYTES[sizes.kv]
 
 
 class FiniteCache:

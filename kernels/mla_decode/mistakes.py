@@ -1,7 +1,6 @@
 """Kernels of MLA decode that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: the longest one behind the first.
-"""
+Unless its name says otherwise, a kernel is wrong in one sequence: the longest one behind the first."""
 
 from __future__ import annotations
 

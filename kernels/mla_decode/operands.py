@@ -72,6 +72,11 @@ class MlaDecodeSizes:
     def used_pages(self) -> int:
         return sum(math.ceil(length / self.page) for length in self.lengths())
 
+    @property
+    def cache_pages(self) -> int:
+        """The pages that hold tokens, and SPARE_PAGES."""
+        return self.used_pages + SPARE_PAGES
+
 
 def takes(
     kv: str = "",
@@ -85,8 +90,7 @@ def takes(
 
     kv: the only dtype of the cache that the row takes
     page_multiple_of, page_divides: a number of tokens, of which a page is a multiple or which it divides
-    most_q: the most query tokens; why_most_q: the reason for it, for refusals
-    """
+    most_q: the most query tokens; why_most_q: the reason for it, for refusals"""
     dtype_taken = "a bf16 cache" if kv == "bf16" else "an FP8 cache"
     queries_taken = "1 query token" if most_q == 1 else f"{most_q} query tokens"
     why = f": {why_most_q}" if why_most_q else ""
@@ -247,8 +251,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
     - Tokens at the edges of the second page, the last page and the second half are landmarks too.
     - No head is peaked on an FP8 cache: a row's largest weight, which is 1 before the division by the sum,
       has no error, and where it is most of the sum nothing shows how the others are rounded.
-    - Small pages are so many that their numbers exceed 16 bits.
-    """
+    - Small pages are so many that their numbers exceed 16 bits."""
     lengths_seed = seeds.stationary if seeds.lengths is None else seeds.lengths
     lengths = sizes.lengths(lengths_seed)
     bytes_of_many_pages = MANY_PAGES * sizes.page * WIDTH * BYTES[sizes.kv]
@@ -310,8 +313,7 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     in the even heads and 0 in the odd ones, a landmark becomes 0, and any other row so far below 0 that it
     scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
 
-    direction: [batch, 64] of any length
-    """
+    direction: [batch, 64] of any length"""
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
     unit_of_rows = unit[:, None, None, :]

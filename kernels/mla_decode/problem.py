@@ -5,8 +5,7 @@
 q is 1 where a step makes one token of each sequence, and 1 + draft tokens where it verifies drafts. The cache
 holds these q tokens too. All heads of a rank share one cached row of 576 = 512 latent + 64 rope values per
 token; the latent part is also the value. scale = 1/sqrt(192), because queries and keys are 128 + 64 wide
-before absorption (DeepSeek-V3 technical report, section 2.1.1).
-"""
+before absorption (DeepSeek-V3 technical report, section 2.1.1)."""
 
 from __future__ import annotations
 
@@ -16,15 +15,7 @@ from typing import ClassVar
 from kernels import attention
 from kernels.formats import fp8_format, rounding_deviation
 from kernels.lazy import torch
-from kernels.mla_decode.operands import (
-    LATENT,
-    SPARE_PAGES,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    empty,
-    generate,
-)
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, empty, generate
 from kernels.op import Op, Reference, Tolerance, Work, affordable, spread
 
 
@@ -37,8 +28,7 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     of the head by d . kv_j, and so the output by d . C to first order, where C = sum_j p_j kv_j (v_j - out)
     is the covariance under the weights. d is doubled: where two tokens share all the weight, the errors of a
     row are multiples of one normally distributed number, which reaches 5 standard deviations in millions of
-    rows. First order holds for scores whose standard deviation is up to 8, not for 60.
-    """
+    rows. First order holds for scores whose standard deviation is up to 8, not for 60."""
     o = operands
     rows = _sampled_rows(o, max_flops, offset)
     sequences = range(len(o.host_lengths)) if rows is None else rows
@@ -103,8 +93,7 @@ def through_scores(q_variance: torch.Tensor, kv: torch.Tensor, weighted: torch.T
     sum_i q_variance_i (sum_t kv_ti weighted_tj)^2. It sums over the tokens t or over the columns i first,
     whichever is less work.
 
-    q_variance: of scale * q, [576]; kv: [tokens, 576]; weighted: p_t (v_t - out), [tokens, 512]; all fp32
-    """
+    q_variance: of scale * q, [576]; kv: [tokens, 576]; weighted: p_t (v_t - out), [tokens, 512]; all fp32"""
     tokens, width = kv.shape
     if tokens * (width + weighted.shape[1]) > width * weighted.shape[1]:
         return q_variance @ (kv.T @ weighted).square_()
@@ -131,7 +120,7 @@ class MlaDecode(Op):
         return Work(flops, moved, sizes.kv)
 
     def operand_bytes(self, sizes: MlaDecodeSizes) -> int:
-        slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
+        slots = sizes.cache_pages * sizes.page
         return slots * WIDTH * attention.BYTES[sizes.kv] + sizes.rows * WIDTH * 2
 
     def output_shape(self, sizes: MlaDecodeSizes) -> tuple[int, ...]:

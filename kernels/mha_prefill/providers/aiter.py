@@ -5,8 +5,7 @@ Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/atte
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
 tags from 0.1.4; of the persistent kernel aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu,
 csrc/kernels/mla/{reduce.cu,metadata/v1_2_host.cuh}, op_tests/test_mla_prefill_ps.py. Kernels are built at the
-first call. Untested on hardware.
-"""
+first call. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -169,7 +168,6 @@ TILE_ROWS = 256  # query rows of its tiles
 TILE_KEYS = 128  # keys of its tiles
 # Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
-
 REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
 PLAN_TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
 """The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes. One of them has

@@ -4,8 +4,7 @@ Read at front end 1.23.0: python/cudnn/__init__.py, python/pygraph/{pygraph,sdpa
 arguments), include/cudnn_frontend/{plans,node/sdpa_support_surface}.h (what each version of cuDNN takes, and
 what is raised for the rest), and test/python/sdpa/{fp16,fp8}.py for the ragged layout; at 1.26.0, 1.27.0,
 1.29.0 and 1.32.0 cudnn/{__init__,_pygraph}.py. From 1.27 on a kernel of the front end itself, in CuTe, may
-run a graph in cuDNN's place: `picked` tells which. Ran on an H200 in bf16 (1.28).
-"""
+run a graph in cuDNN's place: `picked` tells which. Ran on an H200 in bf16 (1.28)."""
 
 from __future__ import annotations
 
@@ -20,13 +19,11 @@ from kernels.mha_prefill.operands import VALUE, WIDTH, MhaPrefillOperands, takes
 from kernels.op import Prepared, Unsupported, implementation
 
 FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
-
 VERSIONS = (Symbol("cudnn.__version__"), Symbol("cudnn.backend_version"))
 NOT_SUPPORTED = Symbol("cudnn.cudnnGraphNotSupportedError")
 DATA_TYPE, HEURISTICS = Symbol("cudnn.data_type"), Symbol("cudnn.heur_mode")
 CREATE_HANDLE = Function("cudnn.create_handle")
 SET_STREAM = Function("cudnn.set_stream", needs="handle stream")
-
 GRAPH = Function("cudnn.pygraph", needs="io_data_type intermediate_data_type compute_data_type handle")
 TENSOR = Function("cudnn.pygraph.tensor", needs="dim stride data_type uid")
 SDPA = Function(

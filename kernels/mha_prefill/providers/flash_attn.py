@@ -3,8 +3,7 @@
 Read at 2026-08: flash_attn/flash_attn_interface.py (2.8.3), hopper/flash_attn_interface.py and
 hopper/flash_api.cpp (3.0.0), flash_attn/cute/interface.py (4.0.0b36); vllm_flash_attn/flash_attn_interface.py
 of vLLM 0.33, with how its v1/attention/backends/mla/prefill/flash_attn.py calls it; sgl_kernel/flash_attn.py
-of sglang-kernel 0.4.10. Their varlen calls allocate the output. Untested on hardware.
-"""
+of sglang-kernel 0.4.10. Their varlen calls allocate the output. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -35,10 +34,7 @@ FA4 = Function(
 )
 VLLM = with_fp8("vllm.vllm_flash_attn.flash_attn_varlen_func", f"{VARLEN} fa_version num_splits")
 SGLANG = with_fp8("sgl_kernel.flash_attn.flash_attn_varlen_func")
-
 FROM_HOPPER = ("sm_90", *vendor.BLACKWELL)
-
-
 TAKES_BOTH: dict[str, Any] = {
     "activations": "fp8",
     "fits": takes("bf16", "fp8"),

@@ -4,8 +4,7 @@ kernels, which have a function of their own.
 Read at 0.6.18 and 0.7.2.post1: flashinfer/prefill.py, flashinfer/utils.py, flashinfer/cudnn/prefill.py; at
 0.6.18 tests/attention/{test_cudnn_prefill_deepseek,test_blackwell_fmha,test_trtllm_gen_attention_prefill}.py;
 signatures at the tags from 0.2.0. Kernels are built by nvcc at the first use, or downloaded. fa2, fa3 and
-cuDNN ran on an H200 (0.6.16); others are untested on hardware.
-"""
+cuDNN ran on an H200 (0.6.16); others are untested on hardware."""
 
 from __future__ import annotations
 
@@ -22,7 +21,6 @@ from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 
 WORKSPACE = 384 << 20  # room for partial results: vLLM's VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE
 PLAN_BYTES = 8 << 20  # what the wrapper allocates for its plan
-
 WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
 PLACES = (f"flashinfer.{WRAPPER}", f"flashinfer.prefill.{WRAPPER}")
 SIZES = "num_qo_heads num_kv_heads head_dim_qk head_dim_vo causal sm_scale q_data_type kv_data_type"
@@ -44,7 +42,6 @@ RUN = method("run", needs="q k v out")
 RUN_FP8 = RUN.needing("q_scale k_scale v_scale", when="dtype=fp8")
 # `lse_base` came in 0.7.1, together with offsets for cuDNN that count tokens: it tells these versions.
 RUN_0_7_1 = method("run", wishes="lse_base")
-
 TRTLLM = Function(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
     "flashinfer.trtllm_ragged_attention_deepseek",

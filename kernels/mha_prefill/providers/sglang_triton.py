@@ -2,8 +2,7 @@
 
 Read in extend_attention.py of SGLang 0.5.10, 0.5.18 and 0.5.23, which is in sglang/kernels/ops/attention, and
 in older versions in sglang/srt/layers/attention/triton_ops, with how
-srt/layers/attention/triton_backend.py calls it. Untested on hardware.
-"""
+srt/layers/attention/triton_backend.py calls it. Untested on hardware."""
 
 from __future__ import annotations
 

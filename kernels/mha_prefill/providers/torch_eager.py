@@ -1,6 +1,5 @@
 """MHA prefill in plain torch: the obvious code; torch's fused attention, in a call for each sequence or in
-one for all; and flex_attention, which torch compiles, for all sequences at once.
-"""
+one for all; and flex_attention, which torch compiles, for all sequences at once."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def attend(
     """The output [heads, rows, 128] by product, mask, softmax and product, all in fp32.
 
     q: [heads, rows, 192]; k: [heads, keys, 192]; v: [heads, keys, 128]
-    hidden: true where the mask hides a key, bool [rows, keys]
-    """
+    hidden: true where the mask hides a key, bool [rows, keys]"""
     scores = q @ k.transpose(1, 2) * scale
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
 

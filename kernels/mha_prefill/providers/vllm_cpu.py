@@ -12,7 +12,6 @@ from kernels.support import Support, need
 from kernels.vendor import Vllm, VllmCpu, vllm_operator
 
 EXTEND = vllm_operator("extend_attention_cpu", positions=18)
-
 PLACE = "vllm.v1.attention.backends.mla.prefill.cpu_sdpa.CPUSDPAMLAPrefillBackend"
 BACKEND = Symbol(PLACE)
 ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.attention import BYTES
 from kernels.formats import fp8_format
-from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes, takes
+from kernels.mha_prefill.operands import NOPE, ROPE, VALUE, WIDTH, MhaPrefillOperands, MhaPrefillSizes
 from kernels.op import Call
-from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
 
@@ -80,15 +79,11 @@ class FlashVarlen(SuiteTriton):
     to use the format's range.
 
     Equal inputs give equal bits at each call, however many compute units there are: one program sums all keys
-    of a row, in order. Another configuration rounds elsewhere.
-    """
+    of a row, in order. Another configuration rounds elsewhere."""
 
     name = "triton.flash_varlen"
     Config = FlashConfig
     activations = "fp8"
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes("bf16", "fp8")(sizes)
 
     def configurations(self, target: Target, sizes: MhaPrefillSizes) -> Iterator[FlashConfig]:
         """Tiles of fewer than twice the rows of the longest sequence, and of at least an instruction's rows
@@ -256,8 +251,7 @@ def order(
     Each head of a sequence is given whole to the die with the least work so far, the longest sequence first.
     On a die heads follow each other in sections. The cache holds the keys and values of a section, so that
     these come from memory once; a head that is too large for it is a section of its own. Within a section the
-    tiles with the most keys go first, so that none is left to run alone at the end.
-    """
+    tiles with the most keys go first, so that none is left to run alone at the end."""
     cache = target.pick(CACHES)
     most_keys = cache.bytes // key_bytes  # of a section
     work = [new * prefix + new * (new + 1) // 2 for prefix, new in lengths]  # pairs of a query and a key

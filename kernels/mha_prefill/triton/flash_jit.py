@@ -1,8 +1,7 @@
 """Triton sources of varlen causal flash attention: a tile of query rows per program, keys in blocks.
 
 Tensors are contiguous, in the layouts of `MhaPrefillOperands`. Scores are logarithms to base 2 of softmax
-weights. One program sums all keys of a row, in order: equal inputs give equal bits.
-"""
+weights. One program sums all keys of a row, in order: equal inputs give equal bits."""
 
 import triton
 import triton.language as tl
@@ -47,8 +46,7 @@ def flash_kernel(
 
     First come the blocks of keys that all rows see, then those on the diagonal. Rows of q and k past the end
     of the sequence may hold anything: their results are masked or not stored. Rows of v past the end are read
-    as zeros, because a weight of 0 times NaN is NaN.
-    """
+    as zeros, because a weight of 0 times NaN is NaN."""
     program = programs + 3 * tl.program_id(0)
     head, sequence, first = tl.load(program), tl.load(program + 1), tl.load(program + 2)
     q_start, k_start = tl.load(cu_q + sequence), tl.load(cu_k + sequence)

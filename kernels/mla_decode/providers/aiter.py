@@ -8,8 +8,7 @@ v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/a
 srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The persistent
 kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad in SGLang's
 aiter_backend.py), and the other assembly kernels do not promise to leave masked tokens unread: all get a
-cache without NaN. Untested on hardware.
-"""
+cache without NaN. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -22,15 +21,7 @@ from kernels.attention import needed
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import (
-    LATENT,
-    MOST_QUERIES,
-    SPARE_PAGES,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    takes,
-)
+from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.mla_decode.providers import vllm
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
@@ -50,20 +41,17 @@ SPLITS_WITH_DRAFTS = 32  # the same with speculation
 # The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
 # parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh).
 LEAST_TOKENS = 196
-
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALES = "q_scale kv_scale intra_batch_mode"
 SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
 # The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes. The first
 # has a name in the decode call and another in the planning call.
 SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
-
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
 DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
 PERSISTENT = DECODE.needing(f"work_meta_data {SCHEDULE}", when="")
 PERSISTENT_FP8 = PERSISTENT.needing(SCALES, when="kv=fp8")
 PERSISTENT_OF_SGLANG = PERSISTENT_FP8.needing("num_kv_splits", when="")
-
 SHAPES = Function(
     "aiter.get_mla_metadata_info_v1",
     "aiter.ops.attention.get_mla_metadata_info_v1",
@@ -373,9 +361,8 @@ class AiterTriton(Aiter):
     "aiter.triton",
     AiterTriton,
     symbols=(SEGMENTED,),
-    fits=lambda sizes: Support.all_of(
-        need(tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"),
-        takes(most_q=MOST_QUERIES)(sizes),
+    fits=lambda sizes: need(
+        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
     # Partial results of 128 segments; the copy of the cache.
     workspace=lambda sizes: sizes.rows * 128 * (LATENT + 2) * 4 + layouts.cache_bytes(sizes),
@@ -426,7 +413,7 @@ def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
         # The most heads that all versions take, in batches of any size.
         takes(most_heads=16, most_q=MOST_QUERIES)(sizes),
         need(
-            (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2 <= 2 << 30,
+            sizes.cache_pages * sizes.page * WIDTH * 2 <= 2 << 30,
             "takes a cache of up to 2 GiB, beyond which it masks no loads",
         ),
     ),

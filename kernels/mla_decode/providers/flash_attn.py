@@ -7,8 +7,7 @@ Sources: hopper/flash_attn_interface.py, flash_api.cpp and paged_kv.h of Dao-AIL
 (2026-08); vllm_flash_attn/flash_attn_interface.py of vLLM 0.33, with how its
 v1/attention/backends/mla/flashattn_mla.py calls it; sgl_kernel/flash_attn.py of sglang-kernel 0.4.10, with
 how SGLang 0.5.23's srt/layers/attention/flashattention_backend.py calls it; flash_attn/cute/interface.py of
-flash-attn-4 4.0.0b36. Untested on hardware.
-"""
+flash-attn-4 4.0.0b36. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -30,12 +29,10 @@ SCHEDULE_ARGUMENTS = (
     "batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim headdim_v cache_seqlens qkv_dtype "
     "page_size causal"
 )
-
 WITH_CACHE = Function(
     "flash_attn_interface.flash_attn_with_kvcache", needs=f"{ATTEND_ARGUMENTS} scheduler_metadata"
 )
 SCHEDULE = Function("flash_attn_interface.get_scheduler_metadata", needs=SCHEDULE_ARGUMENTS)
-
 VLLM_VARLEN = Function(
     "vllm.vllm_flash_attn.flash_attn_varlen_func",
     needs="q k v q_v max_seqlen_q cu_seqlens_q max_seqlen_k seqused_k block_table softmax_scale causal "
@@ -44,16 +41,13 @@ VLLM_VARLEN = Function(
 VLLM_SCHEDULE = Function(
     "vllm.vllm_flash_attn.get_scheduler_metadata", needs=f"{SCHEDULE_ARGUMENTS} cu_seqlens_q num_splits"
 )
-
 SGLANG_WITH_CACHE = Function(
     "sgl_kernel.flash_attn.flash_attn_with_kvcache",
     needs=f"{ATTEND_ARGUMENTS} cu_seqlens_q max_seqlen_q num_splits",
 )
-
 # The most parts into which vLLM has a sequence split where it records graphs
 # (flash_attn_max_num_splits_for_cuda_graph).
 SPLITS_OF_VLLM = 32
-
 FA4_VARLEN = Function(
     "flash_attn.cute.flash_attn_varlen_func",
     needs="q k v qv seqused_k page_table softmax_scale causal",

@@ -7,8 +7,7 @@ kernels/ops/attention/flash_mla_interface.py calls it; third_party/flashmla/flas
 v1/attention/ops/flashmla.py of vLLM 0.33, with how its v1/attention/backends/mla/flashmla.py calls them.
 FlashMLA's version is always 1.0.0: only its functions tell one from another. It fills values past the end
 with zeros itself (fill_oob_V in csrc/sm90/decode/dense/splitkv_mla.cuh). `flashmla` ran on an H100 and an
-H200; as vLLM ships it, it is untested on hardware.
-"""
+H200; as vLLM ships it, it is untested on hardware."""
 
 from __future__ import annotations
 
@@ -21,12 +20,10 @@ from kernels.op import Prepared, Unsupported, implementation
 from kernels.vendor import Vendor, Vllm
 
 PAGE = 64
-
 ARGUMENTS = (
     "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"
 )
 SCALES = "descale_q descale_k"
-
 # sgl-flash-mla keeps dense decode as a kernel of before 2026-09, which runs only if the call says so.
 DECODE = Function(
     "flash_mla.flash_mla_with_kvcache", needs=ARGUMENTS, wishes=f"use_legacy is_fp8_kvcache {SCALES}"
@@ -46,8 +43,6 @@ VLLM_DECODE_FP8 = Function(
 )
 VLLM_METADATA = Function(f"{VLLM}.get_mla_metadata", positions=3)
 VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions=3, when="kv=fp8")
-
-
 # What both rows declare.
 DENSE: dict[str, Any] = {
     "kinds": ("cuda",),

@@ -6,8 +6,7 @@ include/flashinfer/attention mla.cuh and mla_hopper.cuh (which fill rows past th
 cutlass_mla.cuh; the Python of its tags v0.2.2 to v0.6.17 and of 0.7.2.post1; for how engines call it
 v1/attention/backends/mla/flashinfer_mla.py and model_executor/warmup/kernel_warmup.py of vLLM 0.33, and
 srt/layers/attention/trtllm_mla_backend.py of SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are
-untested on hardware.
-"""
+untested on hardware."""
 
 from __future__ import annotations
 
@@ -25,9 +24,7 @@ from shapes.case import Case
 
 WORKSPACE = 128 << 20  # bytes that the wrappers ask for
 PLAN_BYTES = 8 << 20  # what the wrapper allocates for its plan
-
 TILE = 128  # tokens that the Blackwell kernels take at a time: their tables are padded to whole tiles
-
 WRAPPER = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper", positions=1, needs="backend")
 PLAN = Function(
     "flashinfer.mla.BatchMLAPagedAttentionWrapper.plan",
@@ -39,7 +36,6 @@ RUN = Function("flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=INPUTS,
 RUN_CUTLASS = Function(
     "flashinfer.mla.BatchMLAPagedAttentionWrapper.run", needs=f"{INPUTS} kv_len page_table"
 )
-
 DECODE = Function(
     "flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla",
     needs="query kv_cache workspace_buffer qk_nope_head_dim kv_lora_rank qk_rope_head_dim block_tables "
@@ -49,7 +45,6 @@ DECODE = Function(
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
 # Where COUNTER_BYTES is missing, before 0.6.15, DECODE takes no counters: one of both is enough.
 COUNTER = (COUNTER_BYTES, DECODE)
-
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 
 
@@ -72,9 +67,6 @@ class Fa2(FlashInfer):
 
     def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes(most_q=MOST_QUERIES)(sizes)
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
         return WORKSPACE + PLAN_BYTES

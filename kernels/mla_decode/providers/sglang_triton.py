@@ -4,8 +4,7 @@ Sources: decode_attention.py, extend_attention.py and metadata.py in sglang/kern
 0.5.23, and how its sglang/srt/layers/attention/triton_backend.py calls them; in
 sglang/srt/layers/attention/triton_ops, where they were before, of SGLang 0.5.10. The "lean" kernel for long
 sequences on ROCm, which a server runs only if it is told to, is left out. Untested on hardware; interpreted,
-extend_attention.py was right on a bf16 cache.
-"""
+extend_attention.py was right on a bf16 cache."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from kernels.vendor import BLACKWELL, Sglang, extend_attention
 # Architectures on which a kernel may begin before the previous one ends, by programmatic dependent launch
 # (is_arch_support_pdl of sgl_kernel/utils.py).
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
-
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
     needs="q k_buffer v_buffer o kv_indptr kv_indices attn_logits attn_lse num_kv_splits max_kv_splits "

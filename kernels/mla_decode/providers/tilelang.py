@@ -2,8 +2,7 @@
 
 Written after TileLang 0.1.15's documentation and examples/deepseek_mla. Its T.gemm becomes wgmma on sm_90
 (mma for tiles of 16 heads), mma on sm_100, and mfma on gfx942 and gfx950. The kernels were checked on a CPU
-with TileLang's compiler for CPUs, and compiled for these four architectures; untested on hardware.
-"""
+with TileLang's compiler for CPUs, and compiled for these four architectures; untested on hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from kernels.support import Support, need
 from kernels.vendor import TileLang
 
 SOURCES = "kernels.mla_decode.providers.tilelang_jit"
-
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
 # What these programs take of the language beyond TileLang.symbols, which all programs take.

@@ -1,8 +1,7 @@
 """TileLang sources of MLA decode: each program attends to a part of a sequence, and others combine the parts.
 
 TileLang reads the sources as text, annotations too: no annotation may be a string. Scores are logarithms to
-base 2 of softmax weights. Parts and slots come from split_kv_plan.
-"""
+base 2 of softmax weights. Parts and slots come from split_kv_plan."""
 
 import tilelang.language as T
 
@@ -13,8 +12,7 @@ def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers)
     """A program takes `tile_heads` heads of one sequence over one part of its tokens, `tokens` at a time.
 
     Where `tokens` divides a page, whole steps are copied, with what follows the last token of the part, which
-    must be finite. Otherwise tokens are copied one by one; the last one is repeated behind the end.
-    """
+    must be finite. Otherwise tokens are copied one by one; the last one is repeated behind the end."""
     batch, width, rows = T.dynamic("batch"), T.dynamic("width"), T.dynamic("rows")
     parts, slots = T.dynamic("parts"), T.dynamic("slots")
 

@@ -1,8 +1,7 @@
 """TokenSpeed's kernel for MLA decode in the CuTe DSL, on an FP8 cache on Blackwell.
 
 Sources: tokenspeed_mla/mla_decode.py and mla_decode_fp8.py of tokenspeed-mla 2.0.4, with how
-v1/attention/backends/mla/tokenspeed_mla.py of vLLM 0.33 calls it. Untested on hardware.
-"""
+v1/attention/backends/mla/tokenspeed_mla.py of vLLM 0.33 calls it. Untested on hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from kernels.op import Prepared, implementation
 from kernels.vendor import BLACKWELL, Vendor
 
 QUERIES = 8  # query tokens of a request for which vLLM's workspace has room
-
 DECODE = Function(
     "tokenspeed_mla.tokenspeed_mla_decode",
     needs="query kv_cache workspace_buffer kv_lora_rank qk_rope_head_dim block_tables seq_lens max_seq_len "

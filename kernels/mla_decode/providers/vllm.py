@@ -4,8 +4,7 @@ serves DeepSeek with on GPUs for which it has no other; and the two that it runs
 Sources: sm100_cutlass_mla_decode in _custom_ops.py and v1/attention/backends/mla/cutlass_mla.py of vLLM 0.33;
 v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32 and 0.33.
 vLLM's CPU build switches Triton off, so that its Triton kernel cannot be interpreted there. The rows of GPUs
-are untested on hardware.
-"""
+are untested on hardware."""
 
 from __future__ import annotations
 
@@ -20,13 +19,9 @@ from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 
 # Why a row takes one query token: its backend is SINGLE_ONLY (mla_attention.py).
 WHY_ONE_QUERY = "vLLM verifies drafts by its prefill path"
-
 HEADS = 128  # heads of the output of CUTLASS's kernel; vLLM pads the query to as many
-
 TILE = 128  # tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles
-
 WORKSPACE = 128 << 20  # bytes that vLLM reserves for CUTLASS's kernel when it starts
-
 CUTLASS = Function("vllm._custom_ops.sm100_cutlass_mla_decode", positions=10)
 CUTLASS_BYTES = Function(
     "vllm._custom_ops.sm100_cutlass_mla_get_workspace_size", positions=3, needs="num_kv_splits"
@@ -70,7 +65,6 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
 
 ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
 SCALES = "k_scale v_scale"
-
 TRITON = Function(
     "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
     "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
@@ -148,7 +142,6 @@ def splits_for(longest: int, units: int) -> int:
 
 VEC = vllm_operator("mla_decode_kvcache", positions=6)
 VEC_PAGE = 16  # tokens of a page, built into the kernel
-
 AMX = vllm_operator("decode_attention_cpu", positions=17)
 
 

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.attention import BYTES
 from kernels.mla_decode.layouts import MOST_UNITS, partial_bytes
-from kernels.mla_decode.operands import (
-    LATENT,
-    MOST_QUERIES,
-    ROPE,
-    WIDTH,
-    MlaDecodeOperands,
-    MlaDecodeSizes,
-    takes,
-)
+from kernels.mla_decode.operands import LATENT, ROPE, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_plan import LEAST_TOKENS_PER_HEAD, Part, plan
-from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Target
 
@@ -31,7 +22,6 @@ if TYPE_CHECKING:
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
 INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
-
 PER_UNIT = (1, 2, 4, 8)
 LEAST_HEADS, MOST_HEADS = 16, 64  # query rows of a block
 
@@ -77,8 +67,6 @@ _TILES = {
     ),
     "cpu": ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,))),
 }
-
-
 # For few and for many rows, and for FP8 caches where they need another one. With 16 rows memory bandwidth is
 # the bound: enough programs run on a compute unit to keep its loads in flight. With 64 rows products are the
 # bound: tiles fit the fastest instructions, and steps have enough tokens that these do not wait for shared
@@ -102,7 +90,6 @@ HEURISTIC = {
     "cpu many": SplitKvConfig(64, 128, per_unit=2),
 }
 FEW = 32  # the most rows that count as few
-
 # (architecture, heads, tokens, warps, stages) that spill with several query tokens, where rows see different
 # numbers of keys.
 SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
@@ -122,9 +109,6 @@ class SplitKv(SuiteTriton):
     older_instructions: ClassVar = {
         "split_kernel": "memory bounds 16 rows; on sm_100 registers do not hold 64 and an FP8 cache to widen"
     }
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return takes(most_q=MOST_QUERIES)(sizes)
 
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
         """All blocks that are less than twice as large as the rows need, and so large that at most four of

@@ -4,8 +4,7 @@ combines the parts.
 All tensors are contiguous, in the layouts of `MlaDecodeOperands`. Scores are logarithms to base 2 of softmax
 weights. Parts and slots come from split_kv_plan. A program adds its steps in order and the second kernel adds
 slots in one fixed tree, without atomics: the same plan gives the same bits. The plan depends on lengths,
-configuration and compute units, so that another device may round otherwise.
-"""
+configuration and compute units, so that another device may round otherwise."""
 
 import triton
 import triton.language as tl
@@ -55,8 +54,7 @@ def split_kernel(
     all heads of several query tokens, where they fit.
 
     The grid is (parts * row blocks), with the parts rounded up to a multiple of XCDS: blocks that read the
-    same tokens follow each other on one die, so that all but the first find them in its cache.
-    """
+    same tokens follow each other on one die, so that all but the first find them in its cache."""
     BLOCKS: tl.constexpr = (ROWS + BLOCK_H - 1) // BLOCK_H
     die, number_on_die = tl.program_id(0) % XCDS, tl.program_id(0) // XCDS
     part = parts + 4 * (number_on_die // BLOCKS * XCDS + die)

@@ -54,8 +54,7 @@ def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) 
     """The plan for about so many programs, which take `step` tokens at a time.
 
     A sequence that is longer than a part is cut into parts of at least `least_tokens`, which begin at a step
-    and differ by one step at most.
-    """
+    and differ by one step at most."""
     steps = [math.ceil(length / step) for length in lengths]
     most_steps = _most_steps(steps, programs, math.ceil(least_tokens / step))
     parts, split, slots = [], [], 0

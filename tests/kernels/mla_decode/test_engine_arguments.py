@@ -1,7 +1,6 @@
 """What follows from a server's context length, as engines record it into graphs: splits, lists, room.
 
-What else they give is recorded (tests/kernels/test_recorded_calls.py).
-"""
+What else they give is recorded (tests/kernels/test_recorded_calls.py)."""
 
 import itertools
 

@@ -1,8 +1,7 @@
 """The Triton split-KV kernels: right in the interpreter, and what a configuration asks for.
 
 Whether Triton interprets is settled when it is imported. So the interpreted cases run in one process of
-their own: this file, started as a script.
-"""
+their own: this file, started as a script."""
 
 from typing import Any
 

@@ -53,8 +53,7 @@ def bound(
 def varlen(
     o: MhaPrefillOperands, function: Function, v: torch.Tensor | None = None, **further: Any
 ) -> Prepared:
-    """One call on all sequences with cumulative lengths, which allocates its output. v: another tensor for
-    the operand, such as `padded`"""
+    """One call on all sequences with cumulative lengths, which allocates its output. v: such as `padded`"""
     v = o.v if v is None else v
     return Prepared(o, None, bound(function, o, v=v, **further), inputs=inputs_with(o, v), result=output_of)
 
@@ -65,8 +64,7 @@ def inputs_with(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def output_of(returned: Any) -> torch.Tensor:
-    """The output [T, heads, 128] among what a call returned: some versions return the logarithms of the sums
-    of exponentials too."""
+    """The output [T, heads, 128] among what a call returned, in some versions with the log-sums."""
     output: torch.Tensor = returned[0] if isinstance(returned, tuple | list) else returned
     return output[..., :VALUE]
 
@@ -88,9 +86,8 @@ def padded_bytes(sizes: MhaPrefillSizes) -> int:
 
 
 def new_tokens(o: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor, Call]:
-    """k and v of the new tokens, [T, heads, width], and a function that updates them after `load`. They are
-    the canonical tensors where no token is cached, else copies, as an engine holds them apart from its
-    cache."""
+    """k and v of the new tokens, [T, heads, width], and a function that updates them after `load`. Where
+    tokens are cached, k and v are copies, as an engine holds them apart from its cache."""
     if len(o.k) == len(o.q):
         return o.k, o.v, lambda: None
     rows = torch.cat([torch.arange(s.keys.stop - s.new, s.keys.stop) for s in o.sequences]).to(o.k.device)

@@ -1,7 +1,6 @@
 """Kernels of MHA prefill that are wrong in one way each.
 
-Unless its name says otherwise, a kernel is wrong in one sequence: one behind the first, with cached tokens if
-there are such."""
+Unless its name says otherwise, a kernel is wrong in one sequence: see `victim`."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ def read(
     seen:   which of these each query sees, bool [new, n]; None for what the causal mask lets in
     chosen: the numbers of the queries that it computes; None for all"""
     keys, last = keys_of(s, o.q.device, 0, chosen)
-    if index is None:
-        index = keys
-    if seen is None:
-        seen = index <= last
+    index = keys if index is None else index
+    seen = index <= last if seen is None else seen
     q = o.q[s.queries] if chosen is None else o.q[s.queries][chosen]
     row = GUARD + s.keys.start + index
     k = beyond(o.k)[row].float().transpose(0, 1)

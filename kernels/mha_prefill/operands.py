@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -162,17 +163,13 @@ def guarded(shape: Iterable[int], device: torch.device | str, dtype: torch.dtype
 
 
 def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -> MhaPrefillOperands:
-    """The operands for sequences of (prefix, new) tokens, one after the other, without values of q, k and v
-    and of their descales."""
-    cu_q = [0]
-    cu_k = [0]
-    sequences = []
-    for prefix, new in lengths:
-        queries = slice(cu_q[-1], cu_q[-1] + new)
-        keys = slice(cu_k[-1], cu_k[-1] + prefix + new)
-        sequences.append(Sequence(queries, keys, prefix))
-        cu_q.append(queries.stop)
-        cu_k.append(keys.stop)
+    """The operands for sequences of (prefix, new) tokens, without values of q, k, v and their descales."""
+    cu_q = [0, *itertools.accumulate(new for _, new in lengths)]
+    cu_k = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
+    sequences = [
+        Sequence(slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1]), prefix)
+        for i, (prefix, _) in enumerate(lengths)
+    ]
     dtype = torch.bfloat16
     descales = {}
     if sizes.dtype == "fp8":
@@ -189,8 +186,7 @@ def empty(sizes: MhaPrefillSizes, lengths: list[tuple[int, int]], device: str) -
     ).replaced(**descales)
 
 
-# So many tokens get random values. All further tokens get the same values with other signs, which takes less
-# time.
+# So many tokens get random values. All further tokens get the same values with other signs, to save time.
 DRAWN = 4096
 # The largest magnitude that FP8 operands hold: at least eight standard deviations, so that none is clipped.
 LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}

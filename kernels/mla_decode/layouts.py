@@ -94,14 +94,12 @@ def page_list(operands: MlaDecodeOperands, page: int, least_entries: int = 0) ->
     return with_slack[:-SLACK]
 
 
-def finite_table(
-    operands: MlaDecodeOperands, page: int, multiple: int = 1, *, least_tokens: int = 0
-) -> torch.Tensor:
+def finite_table(o: MlaDecodeOperands, page: int, multiple: int = 1, *, min_tokens: int = 0) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width]. The width has room for the longest sequence
-    and for `least_tokens`, and is rounded up to a multiple. Unused places repeat the sequence's first page.
+    and for `min_tokens`, and is rounded up to a multiple. Unused places repeat the sequence's first page.
     page: tokens of a page, which divide the cache's own"""
-    table, counts = operands.split_pages(page), page_counts(operands, page)
-    width = math.ceil(max(*counts, math.ceil(least_tokens / page)) / multiple) * multiple
+    table, counts = o.split_pages(page), page_counts(o, page)
+    width = math.ceil(max(*counts, math.ceil(min_tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
     is_used = torch.arange(width, device=table.device) < torch.tensor(counts, device=table.device)[:, None]
     return torch.where(is_used, table, table[:, :1]).contiguous()

@@ -33,8 +33,7 @@ from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
 def read(o: MlaDecodeOperands, i: int, slots: torch.Tensor | None = None) -> Attended:
-    """What a kernel reads for sequence i. slots: the rows of the cache that it reads, int64 [n]; None for the
-    right ones"""
+    """What a kernel reads for sequence i. slots: rows of the cache, int64 [n]; None for the right ones"""
     if slots is None:
         slots = o.token_slots(i)
     kv = o.kv.view(-1, WIDTH)[slots].float() * o.kv_scale
@@ -74,8 +73,7 @@ def page_read_twice(slots: torch.Tensor, page: int) -> torch.Tensor:
 
 
 def by_table(a: Attended, added_tokens: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """The slots that the page table gives for a sequence's tokens and for some behind the last one, with page
-    numbers cast to `dtype`."""
+    """The slots of a sequence's tokens and of some behind the last one, with page numbers cast to `dtype`."""
     o = a.operands
     i = a.sequence
     tokens = min(o.host_lengths[i] + added_tokens, o.page_table.shape[1] * o.page)
@@ -189,8 +187,7 @@ def output_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Wrong:
 
 
 def by_token(source: Callable[[MlaDecodeOperands, int, int], tuple[Attended, int]]) -> Wrong:
-    """source: maps (operands, sequence, query token) to what is read, and to the token of it whose output is
-    stored for this query token"""
+    """source: maps (operands, sequence, query token) to what is read, and to the token that is stored"""
 
     def wrong(a: Attended) -> torch.Tensor:
         outputs = []

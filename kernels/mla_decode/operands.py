@@ -74,7 +74,6 @@ class MlaDecodeSizes:
 
     @property
     def cache_pages(self) -> int:
-        """The pages that hold tokens, and SPARE_PAGES."""
         return self.used_pages + SPARE_PAGES
 
 
@@ -167,8 +166,7 @@ class MlaDecodeOperands(Operands):
         return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """The same cache on pages with numbers so large that offsets, counted in values, need more than 32
-        bits."""
+        """The same cache on pages so far apart that offsets, counted in values, need more than 32 bits."""
         pages, page, width = self.kv.shape
         first = math.ceil((1 << 32) / (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
@@ -211,8 +209,7 @@ MOST_BYTES_OF_MANY_PAGES = 200 << 20  # a larger cache is not made only to have 
 
 
 def empty(sizes: MlaDecodeSizes, lengths: list[int], device: str, least_pages: int = 0) -> MlaDecodeOperands:
-    """The operands for sequences of these lengths, without values of q, the cache and the page table.
-    least_pages: of the cache"""
+    """The operands for sequences of these lengths, without values of q, the cache and the page table."""
     page_counts = [math.ceil(length / sizes.page) for length in lengths]
     pages = max(sum(page_counts) + SPARE_PAGES, least_pages)
     dtype = torch.bfloat16

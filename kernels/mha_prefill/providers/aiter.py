@@ -92,8 +92,7 @@ def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 )
 def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
-    # The dispatching call has how_v3_bf16_cvt=1, too: with it gfx942's kernels round weights to nearest, ties
-    # away from zero.
+    # 1, as in the dispatching call, means: gfx942's kernels round weights to nearest, ties away from zero.
     return bound(ASM, operands, out, **SWITCHED_OFF, how_v3_bf16_cvt=1)
 
 
@@ -107,9 +106,8 @@ def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     fits=takes("bf16"),
 )
 def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
-    builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
-    architectures."""
+    """Composable Kernel by itself. Weights and output are truncated to bf16, because module_mha_varlen_fwd is
+    built with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (aiter/jit/optCompilerConfig.json at e404860)."""
     return bound(CK, operands, out, **SWITCHED_OFF, sink_size=0)
 
 
@@ -139,8 +137,7 @@ def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     workspace=allocated_bytes,
 )
 def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """AITER's Triton kernel, which multiplies q and k in parts of 128 and 64 columns. Its call allocates an
-    output of zeros."""
+    """AITER's Triton kernel, with q and k in parts of 128 and 64 columns. The call zeroes its output."""
     return varlen(operands, TRITON)
 
 
@@ -170,8 +167,7 @@ TILE_KEYS = 128  # keys of its tiles
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 REDUCED = "reduce_indptr reduce_final_map reduce_partial_map"
 PLAN_TENSORS = ("work_metadata_ptrs", "work_indptr", "work_info work_info_set", *REDUCED.split())
-"""The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes. One of them has
-two names, as `needed` takes them."""
+"""The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
     "aiter.get_ps_metadata_info_v1",

@@ -72,7 +72,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
     handle, set_stream, not_supported = CREATE_HANDLE.bind()(), SET_STREAM.find(), NOT_SUPPORTED.find()
     with refusals(not_supported):
-        graph, tensors = built_graph(o, out, handle)
+        graph, tensors = graph_of(o, out, handle)
         graph.validate()
     with refusals(not_supported, RuntimeError):  # which is raised where cuDNN has no plan
         graph.build_operation_graph()
@@ -93,8 +93,7 @@ def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 
 def engine_of(graph: Any) -> str:
-    """The name of the front end's own kernel that runs the graph, or `cuDNN`; empty before 1.27, which has no
-    such choice."""
+    """The name of the front end's own kernel that runs the graph, or `cuDNN`; empty before 1.27."""
     if not hasattr(graph, "selected_engine"):
         return ""
     return getattr(graph.selected_engine, "name", "cuDNN")
@@ -112,7 +111,7 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise Unsupported(f"cudnn {frontend} with cuDNN {backend()}: {reason}") from error
 
 
-def built_graph(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+def graph_of(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     """A graph of cudnn, and its tensors by their numbers in it. A call gets the tensors."""
     types, tensors = DATA_TYPE.find(), dict[int, torch.Tensor]()
     data_types = {

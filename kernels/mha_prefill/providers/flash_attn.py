@@ -66,8 +66,7 @@ def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Hopper's kernels, which take widths of 192 and 128 as they are. With FP8 they round the softmax weights
-    to e4m3fn."""
+    """Hopper's kernels, which take widths of 192 and 128. With FP8 they round softmax weights to e4m3fn."""
     return attend(operands, FA3)
 
 
@@ -107,8 +106,7 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=allocated_bytes,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """The kernels in CuTe for Hopper and Blackwell, which take widths of 192 and 128 as they are. The public
-    call takes no descales."""
+    """The kernels in CuTe, which take widths of 192 and 128. The public call takes no descales."""
     return varlen(operands, FA4, num_splits=1)
 
 
@@ -125,8 +123,7 @@ def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits. It takes FP8 on
-    Blackwell only."""
+    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits."""
     return attend(operands, VLLM, fa_version=4, num_splits=0)
 
 

@@ -1,5 +1,4 @@
-"""FlashInfer's prefill over ragged keys: its wrapper, with each of the backends as a row, and TensorRT-LLM's
-kernels, which have a function of their own.
+"""FlashInfer's prefill over ragged keys: a row for each backend of its wrapper, and TensorRT-LLM's kernels.
 
 Read at 0.6.18 and 0.7.2.post1: flashinfer/prefill.py, flashinfer/utils.py, flashinfer/cudnn/prefill.py; at
 0.6.18 tests/attention/{test_cudnn_prefill_deepseek,test_blackwell_fmha,test_trtllm_gen_attention_prefill}.py;
@@ -91,8 +90,7 @@ class Fa3(Fa2):
 
 
 class Cutlass(Fa2):
-    """What vLLM's prefill backend FLASHINFER asks for (v1/attention/backends/mla/prefill/flashinfer.py of
-    0.33)."""
+    """vLLM 0.33 asks for it in v1/attention/backends/mla/prefill/flashinfer.py."""
 
     name = "flashinfer.cutlass"
     since = "0.6.0"
@@ -167,9 +165,8 @@ def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 
 def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **further: Any) -> Call:
-    """The call of `trtllm_ragged_attention_deepseek`. A version that looks for empty sequences would ask the
-    device for the lengths in every call: it is told that there are none, as by vLLM, or else it gets the
-    lengths on the host."""
+    """A version that looks for empty sequences would ask the device for the lengths in every call: it is told
+    that there are none, as by vLLM, or else it gets the lengths on the host."""
     if TRTLLM.takes("skip_all_rows_active_check"):
         further["skip_all_rows_active_check"] = True
     else:

@@ -25,8 +25,7 @@ EXTEND = extend_attention()
     workspace=lambda sizes: 8 * (sizes.keys + sizes.batch) + new_tokens_bytes(sizes),
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-    """`extend_attention_fwd`: it attends to the cached keys, whose rows a list gives, then to the new ones
-    with a causal mask."""
+    """`extend_attention_fwd`: first the cached keys, whose rows a list gives, then the new ones, causal."""
     k, v, update = new_tokens(o)
     begins = torch.tensor([0, *(s.prefix for s in o.sequences)]).cumsum(0).int().to(o.k.device)
     cached_rows = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]

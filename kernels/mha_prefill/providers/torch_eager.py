@@ -64,8 +64,7 @@ def attend(
 
 class Sdpa(Implementation):
     """scaled_dot_product_attention, with the kernel that torch chooses. FP8 operands are made bf16 first.
-    That is exact for q and k, because their descales are in the softmax scale; v is multiplied by its descale
-    and rounded."""
+    That is exact for q and k, whose descales are in the softmax scale; v times its descale is rounded."""
 
     name = "torch.sdpa"
     requires = "torch"
@@ -134,8 +133,7 @@ class Sdpa(Implementation):
         return Prepared(o, out, call, inputs=inputs_with(o, v))
 
     def require_kernel(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
-        """Raises Unsupported where torch has no such kernel for these operands. Without this check the call
-        would raise an error."""
+        """Raises Unsupported where torch has no such kernel for these operands; the call would fail."""
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             dense_mask = mask if type(mask) is torch.Tensor else None  # not torch's causal bias
@@ -187,9 +185,8 @@ def batched(
 
 
 def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
-    """The mask [new, length]: torch's own bias, which its kernels recognise as causal. Those on ROCm align
-    such a bias to the first key and not to the last one, so that there, if tokens are cached, the mask is a
-    dense bool tensor."""
+    """The mask [new, length]: torch's own bias, which its kernels recognise as causal. On ROCm they align it
+    to the first key, not to the last: there the mask is a dense bool tensor if tokens are cached."""
     from torch.nn.attention.bias import causal_lower_right
 
     if sequence.prefix and platforms.of(device).kind == "rocm":

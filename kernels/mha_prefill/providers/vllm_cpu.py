@@ -47,8 +47,7 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
 
 
 def dense_bytes(sizes: MhaPrefillSizes) -> int:
-    """The bytes of scores (three times, for the softmax), mask and operands in fp32 of the longest sequence,
-    and of the output twice in bf16."""
+    """The bytes of the longest sequence's scores, three times, mask and operands, and of two outputs."""
     longest, _ = sizes.longest
     scores = longest * longest * (3 * 4 * sizes.heads + 1)
     operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)

@@ -108,8 +108,7 @@ class FlashVarlen(SuiteTriton):
                 yield FlashConfig(rows, step, warps, depth, instruction, waves, turn)
 
     def heuristic(self, target: Target, sizes: MhaPrefillSizes) -> FlashConfig:
-        """By architecture, or else by the kind of platform, and by dtype; with tiles of 64 rows where no
-        sequence has more new tokens."""
+        """By architecture and dtype; with tiles of 64 rows where no sequence has more new tokens."""
         of_kind = HEURISTIC[f"{target.kind} {sizes.dtype}"]
         config = HEURISTIC.get(f"{target.arch} {sizes.dtype}", of_kind)
         most_new, _ = sizes.longest

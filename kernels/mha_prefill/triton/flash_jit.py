@@ -63,8 +63,7 @@ def flash_kernel(
     q_rope = _rows(q, q_rope_blocks, q_start + first, rope, HEADS * WIDTH, is_row, BLOCK_M, ROPE)
     q_nope, q_rope = widen(q_nope, PRODUCT, FNUZ_BITS), widen(q_rope, PRODUCT, FNUZ_BITS)
 
-    # All rows of the tile see the keys up to that of its first row; none sees a key behind that of its last
-    # row.
+    # All rows of the tile see the keys up to that of the first row; none sees one behind that of the last.
     unmasked_end = (length - new + first + 1) // BLOCK_N * BLOCK_N
     end = tl.minimum(length - new + first + BLOCK_M, length)
     last_seen = length - new + row
@@ -109,9 +108,8 @@ def flash_kernel(
 
 @triton.jit
 def _rows(x, blocks, row, column, stride, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """x[row : row + ROWS, column : column + COLUMNS], where rows of x are `stride` apart. With a descriptor
-    `blocks` the whole block is loaded; without one, rows that are not `inside` are zeros. inside: bool
-    [ROWS, 1]; None for all rows"""
+    """x[row : row + ROWS, column : column + COLUMNS], where rows of x are `stride` apart. A descriptor
+    `blocks` loads all of that; without one, rows that are not `inside` (None: all are) become zeros."""
     if blocks is not None:
         block = blocks.load([row, column])
     else:

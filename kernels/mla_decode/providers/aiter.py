@@ -44,8 +44,7 @@ LEAST_TOKENS = 196
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALES = "q_scale kv_scale intra_batch_mode"
 SCHEDULE = "work_indptr work_info_set reduce_indptr reduce_final_map reduce_partial_map"
-# The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes. The first
-# has a name in the decode call and another in the planning call.
+# The tensors of a schedule, in the order in which `get_mla_metadata_info_v1` lists their shapes.
 SCHEDULE_TENSORS = ("work_meta_data work_metadata_ptrs", *SCHEDULE.split())
 DECODE = Function("aiter.mla.mla_decode_fwd", needs=PAGED, wishes=f"page_size nhead_kv {SCALES}")
 DECODE_FP8 = DECODE.needing(SCALES, when="kv=fp8")
@@ -70,8 +69,7 @@ PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
 class Asm(Aiter):
-    """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
-    before."""
+    """`mla_decode_fwd`. On an FP8 cache the call rounds q first, as engines do in the kernel before."""
 
     requires = "AITER 0.1.8 or later (several query tokens: 0.1.18), gfx942 or gfx950"
     since = "0.1.8"  # older ones leave the result of an FP8 cache that is not split in another tensor
@@ -276,8 +274,7 @@ def padded(heads: int) -> int:
 
 
 def list_entries(sizes: MlaDecodeSizes, requests: int) -> int:
-    """Entries of the page list that an engine makes for so many requests, at most MOST_ENTRIES for each
-    sequence of the call."""
+    """Entries of an engine's page list, at most MOST_ENTRIES for each sequence of the call."""
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * MOST_ENTRIES))
 
 
@@ -395,8 +392,7 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     workspace=lambda sizes: vllm.split_bytes(sizes, max(sizes.lengths())),
 )
 def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
-    """The split-KV kernel that AITER took over from vLLM, split by the longest sequence, as vLLM does without
-    graphs. No engine runs it."""
+    """vLLM's split-KV kernel in AITER, with splits as in vLLM without graphs. No engine runs it."""
     return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
 
 
@@ -444,6 +440,5 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 
 
 def tile_page(page: int) -> int:
-    """The smaller page, a tile of the kernel, that vLLM chooses: the largest power of two that divides a
-    page, up to 128."""
+    """The page that vLLM chooses as a tile: the largest power of two that divides a page, up to 128."""
     return math.gcd(page, 128)

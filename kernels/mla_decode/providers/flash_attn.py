@@ -53,8 +53,7 @@ FA4_VARLEN = Function(
     needs="q k v qv seqused_k page_table softmax_scale causal",
     wishes="max_seqlen_k num_splits",
 )
-# FlashAttention 4 splits MLA's sequences in versions that have this function. Older ones refuse more than one
-# split.
+# FlashAttention 4 splits MLA's sequences in versions with this function. Older ones refuse several splits.
 MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 
 
@@ -92,11 +91,9 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
 )
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
-    made before timing, the splits of a sequence limited. Without graphs vLLM sets no limit, as
-    `flash_attn.fa3`."""
+    made before timing, with a limit on the splits of a sequence, which vLLM has not without graphs."""
     table = layouts.finite_table(o, o.page)
-    # An engine makes the schedule anew in each step, for the lengths of that step; it records the call once,
-    # for the longest sequences that it serves.
+    # vLLM makes the schedule in each step, for its lengths; it records the call once, for any lengths.
     common = {"cu_seqlens_q": layouts.query_starts(o), "causal": True, "num_splits": SPLITS_OF_VLLM}
     schedule = layouts.bound(VLLM_SCHEDULE, o, max_seqlen_k=max(o.host_lengths), **common)()
     of_call = {"max_seqlen_k": o.sizes.model_len, "fa_version": 3, "scheduler_metadata": schedule}
@@ -114,10 +111,9 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     workspace=lambda sizes: fa3_bytes(sizes, most_splits(sizes.q * sizes.heads, sizes.model_len)),
 )
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
-    """As SGLang ships and calls it: without a schedule, which a kernel therefore makes within each call. The
-    call limits the splits of a sequence by the width of the table, which has room for the server's context
-    length."""
-    table = layouts.finite_table(o, o.page, least_tokens=o.sizes.model_len)
+    """As SGLang ships and calls it: without a schedule, so that a kernel makes one in each call, and with a
+    table for the server's context length, by which the call limits the splits of a sequence."""
+    table = layouts.finite_table(o, o.page, min_tokens=o.sizes.model_len)
     return attend(SGLANG_WITH_CACHE, o, o.packed, table, o.unpacked, causal=True, num_splits=0)
 
 

@@ -5,8 +5,7 @@ Sources: flashinfer/mla/_core.py and csrc/cutlass_mla.cu of flashinfer 0.6.18; i
 include/flashinfer/attention mla.cuh and mla_hopper.cuh (which fill rows past the end with zeros) and
 cutlass_mla.cuh; the Python of its tags v0.2.2 to v0.6.17 and of 0.7.2.post1; for how engines call it
 v1/attention/backends/mla/flashinfer_mla.py and model_executor/warmup/kernel_warmup.py of vLLM 0.33, and
-srt/layers/attention/trtllm_mla_backend.py of SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are
-untested on hardware."""
+srt/layers/attention/trtllm_mla_backend.py of SGLang 0.5.23. Of these, fa2 and fa3 ran on an H200 (0.6.16)."""
 
 from __future__ import annotations
 
@@ -103,9 +102,8 @@ class Fa3(Fa2):
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """CUTLASS's kernel through the same wrapper, without a plan. Up to 0.6.18 its call first joins the two
-    parts of q and of the whole cache in new memory, which is in the measured time; 0.7 uses parts in place
-    that are neighbours in memory. The softmax scale is built in. No engine runs it: vLLM has the kernel
-    itself."""
+    parts of q and of the whole cache in new memory, which is in the measured time; 0.7 uses neighbouring
+    parts in place. The softmax scale is built in. No engine runs it: vLLM has the kernel itself."""
     cache = layouts.FiniteCache(o)
     run = RUN_CUTLASS.bind(
         method_of=WRAPPER.bind(workspace(o), backend="cutlass")(),
@@ -152,8 +150,7 @@ class Paged(FlashInfer):
 def trtllm(operands: MlaDecodeOperands, out: None) -> Prepared:
     """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
     values, so they get a cache without NaN. As engines do, the row keeps the counters by which the work
-    groups of a sequence meet, where FlashInfer takes them (0.6.15 or later), so that FlashInfer does not make
-    and zero new ones in each call."""
+    groups of a sequence meet (0.6.15 or later): else FlashInfer would make and zero some in each call."""
     return paged(operands, "trtllm-gen")
 
 
@@ -169,9 +166,8 @@ CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
 )
 def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
-    """FlashInfer's kernels in the CuTe DSL. vLLM runs them for numbers of heads that it does not trust
-    TensorRT-LLM's kernels with, SGLang as its backend cutedsl_mla. They load whole pages, so they get a cache
-    without NaN."""
+    """FlashInfer's kernels in the CuTe DSL: vLLM's choice where `tiles_heads` is false, and SGLang's backend
+    cutedsl_mla. They load whole pages, so they get a cache without NaN."""
     return paged(operands, "cute-dsl")
 
 
@@ -182,8 +178,7 @@ def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     requires=CUTE_DSL,
     symbols=(DECODE, COUNTER, AUTOTUNE),
     fits=takes(most_heads=128, most_q=MOST_QUERIES),
-    # Also q and outputs of the batches that the autotuner tries, of up to 8192 sequences
-    # (_TRTLLM_GEN_MLA_MAX_BATCH).
+    # With q and outputs of the autotuner's batches, of up to 8192 sequences (_TRTLLM_GEN_MLA_MAX_BATCH).
     workspace=lambda sizes: Paged().workspace(sizes) + 8192 * sizes.q * sizes.heads * 2 * (WIDTH + LATENT),
 )
 def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
@@ -203,8 +198,7 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 
 def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
-    """packed: the call gets the query tokens of all sequences one after the other, and where each sequence
-    begins among them"""
+    """packed: the call gets q packed, and where each sequence begins in it"""
     cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     page = 64 if o.page % 64 == 0 else 32
     further: dict[str, Any] = {}
@@ -221,7 +215,7 @@ def paged(o: MlaDecodeOperands, backend: str, packed: bool = False) -> Prepared:
         kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
         qk_nope_head_dim=128,  # of a head's query before absorption
-        block_tables=layouts.finite_table(o, page, TILE // page, least_tokens=o.sizes.model_len),
+        block_tables=layouts.finite_table(o, page, TILE // page, min_tokens=o.sizes.model_len),
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
         bmm2_scale=o.kv_scale,  # of weights . kv
         backend=backend,

@@ -8,13 +8,14 @@ extend_attention.py was right on a bf16 cache."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang, extend_attention
@@ -54,7 +55,6 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     any_fp8=True,
     symbols=(DECODE, SCHEDULE, EXTEND),
-    fits=takes(most_q=MOST_QUERIES),
     layout=lambda sizes: (sizes.tokens + layouts.SLACK) * (4 + 8),  # the page list, int32 and then int64
     workspace=workspace,
 )
@@ -106,9 +106,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call | Prepared:
 
 
 def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    """The call with several query tokens, by which the engine verifies drafts. The kernel takes the keys of
-    the query tokens as bf16, in a tensor of their own, and all keys before them from the cache. A mask says
-    which keys each query token sees."""
+    """The call with several query tokens. The kernel takes the keys of the query tokens as bf16, in a tensor
+    of their own, and all keys before them from the cache. A mask says which keys each query token sees."""
     device = o.q.device
     queries = o.sizes.q
     slots_of_sequences = [o.token_slots(i) for i in range(len(o.host_lengths))]
@@ -121,14 +120,9 @@ def verify(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         new_keys.copy_((rows.float() * o.kv_scale)[:, None])
 
     copy_new_keys()
-    masks = []
-    cached_ends = [0]
-    mask_ends = [0]
-    for length in o.host_lengths:
-        mask = torch.ones(queries, length, dtype=torch.uint8).tril(length - queries)
-        masks.append(mask.flatten())
-        mask_ends.append(mask_ends[-1] + mask.numel())
-        cached_ends.append(cached_ends[-1] + length - queries)
+    cached_ends = [0, *itertools.accumulate(length - queries for length in o.host_lengths)]
+    masks = [torch.ones(queries, n, dtype=torch.uint8).tril(n - queries).flatten() for n in o.host_lengths]
+    mask_ends = [0, *itertools.accumulate(map(len, masks))]
     cache = o.kv.view(-1, 1, WIDTH)
     attend = layouts.bound(
         EXTEND,

@@ -55,7 +55,7 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
         query=query,
         kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),
-        block_tables=layouts.finite_table(o, page, least_tokens=o.sizes.model_len),
+        block_tables=layouts.finite_table(o, page, min_tokens=o.sizes.model_len),
         softmax_scale=o.scale * o.kv_scale,
         output_scale=o.kv_scale,
         enable_pdl=False,

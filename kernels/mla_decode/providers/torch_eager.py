@@ -14,8 +14,7 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 
 def padded(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which of these entries each query
-    token sees, bool [batch, q, longest]. Entries past a length repeat the first token, because its values are
-    finite."""
+    token sees, bool [batch, q, longest]. Entries past a length repeat the first token, which is finite."""
     slots_of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
     slots = torch.nn.utils.rnn.pad_sequence(slots_of_sequences, batch_first=True)
     position = torch.arange(slots.shape[1], device=slots.device)
@@ -83,11 +82,8 @@ class SdpaMlaDecode(TorchMlaDecode):
     def prepare_turn(self, first: Prepared | None, o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
         import torch
 
-        slots: Any = None
-        seen: Any = None
-        rows: Any = None
-        if first:
-            slots, seen, rows = first.stationary
+        shared: Any = first.stationary if first else (None, None, None)
+        slots, seen, rows = shared
         if not (first and o.same_stationary(first.operands)):
             slots, seen = padded(o)
             if o.q.shape[1] > 1:

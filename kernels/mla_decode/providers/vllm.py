@@ -3,8 +3,7 @@ serves DeepSeek with on GPUs for which it has no other; and the two that it runs
 
 Sources: sm100_cutlass_mla_decode in _custom_ops.py and v1/attention/backends/mla/cutlass_mla.py of vLLM 0.33;
 v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32 and 0.33.
-vLLM's CPU build switches Triton off, so that its Triton kernel cannot be interpreted there. The rows of GPUs
-are untested on hardware."""
+vLLM's CPU build switches Triton off, interpreted or not. The rows of GPUs are untested on hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import math
 from kernels.binding import Function
 from kernels.lazy import torch
 from kernels.mla_decode import layouts
-from kernels.mla_decode.operands import LATENT, MOST_QUERIES, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
+from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands, MlaDecodeSizes, takes
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.vendor import BLACKWELL, Vllm, VllmCpu, vllm_operator
 
@@ -55,7 +54,7 @@ def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     needed_bytes = CUTLASS_BYTES.bind(TILE, batch, units, num_kv_splits=split_by_kernel)()
     room = torch.empty(max(WORKSPACE, needed_bytes), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
-    table = layouts.finite_table(o, o.page, TILE // o.page, least_tokens=o.sizes.model_len)
+    table = layouts.finite_table(o, o.page, TILE // o.page, min_tokens=o.sizes.model_len)
     q_parts = layouts.latent_and_rope(padded_q[:, 0])
     outputs = (padded_out[:, 0], no_log_sums)
     call = CUTLASS.bind(*outputs, *q_parts, cache.kv, o.lengths, table, room, o.scale, split_by_kernel)
@@ -79,8 +78,10 @@ TRITON = Function(
     requires="vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)",
     any_fp8=True,
     symbols=(TRITON,),
-    fits=takes(most_q=MOST_QUERIES),
-    layout=lambda sizes: one_token_table_bytes(sizes) if sizes.q > 1 else 0,
+    # The page table of `one_token_sequences`.
+    layout=lambda sizes: (
+        sizes.batch * sizes.q * (math.ceil(max(sizes.lengths()) / sizes.page) + 1) * 4 if sizes.q > 1 else 0
+    ),
     workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
@@ -94,14 +95,8 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     return split_kv(o, out, TRITON, o.sizes.model_len)
 
 
-def one_token_table_bytes(sizes: MlaDecodeSizes) -> int:
-    """The bytes of the page table of `one_token_sequences`."""
-    return sizes.batch * sizes.q * (math.ceil(max(sizes.lengths()) / sizes.page) + 1) * 4
-
-
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
-    """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
-    `longest` tokens."""
+    """`decode_attention_fwd` of vLLM or AITER, with the splits of a sequence of `longest` tokens."""
     table, lengths = layouts.one_token_sequences(o)
     rows = o.packed.shape[:2]  # sequences of one query token, and heads
     splits = splits_for(longest, layouts.compute_units(o.q.device))
@@ -165,8 +160,7 @@ def vec(o: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> Call:
     symbols=(AMX,),
     onednn_isa="AVX512_CORE_BF16",
     rebinds=True,
-    # The table of tokens' rows, int32 [batch, tokens]; the rows of that for the sequences, and the lengths,
-    # int64 [batch] each.
+    # The rows of tokens, int32 [batch, tokens]; the sequences' numbers and lengths, int64 [batch].
     stationary=lambda o: (o.split_pages(1), torch.arange(len(o.q)), o.lengths.long()),
     fits=takes("bf16", why_most_q=WHY_ONE_QUERY),
     # Partial results of 64 splits at most.

@@ -43,8 +43,7 @@ class SplitKvConfig:
     instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
 
 
-# (heads, tokens, numbers of warps, numbers of stages), from which `configurations` are made; the compiler
-# says which of them fit.
+# (heads, tokens, numbers of warps, numbers of stages); the compiler says which of them fit.
 _TILES = {
     "cuda": (
         (16, 16, (4,), (2, 3, 4, 5)),
@@ -70,8 +69,7 @@ _TILES = {
 # For few and for many rows, and for FP8 caches where they need another one. With 16 rows memory bandwidth is
 # the bound: enough programs run on a compute unit to keep its loads in flight. With 64 rows products are the
 # bound: tiles fit the fastest instructions, and steps have enough tokens that these do not wait for shared
-# memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
-# compiling, not by timing.
+# memory. Chosen by compiling, not by timing: with Triton 3.6 and 3.7 none spills, or exceeds gfx942's 64 KB.
 HEURISTIC = {
     "cuda few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
     "cuda many": SplitKvConfig(64, 64, warps=8, stages=2),
@@ -90,8 +88,7 @@ HEURISTIC = {
     "cpu many": SplitKvConfig(64, 128, per_unit=2),
 }
 FEW = 32  # the most rows that count as few
-# (architecture, heads, tokens, warps, stages) that spill with several query tokens, where rows see different
-# numbers of keys.
+# (architecture, heads, tokens, warps, stages) that spill where query tokens see different numbers of keys.
 SPILLS_AT_EDGES = {("gfx942", 16, 32, 2, 2), ("sm_90", 16, 64, 4, 2)}
 
 
@@ -158,9 +155,8 @@ class SplitKv(SuiteTriton):
         }
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound over all platforms and configurations. A plan has at most as many slots as programs,
-        or two for each sequence where that is more; and a sequence has at most one slot more than it has
-        parts of the least length."""
+        """An upper bound over all platforms and configurations. A plan has no more slots than programs, or
+        than two for each sequence; and a sequence has at most one slot more than parts of least length."""
         programs = MOST_UNITS * max(PER_UNIT) // math.ceil(rows_of(sizes) / MOST_HEADS)
         by_programs = max(programs, 2 * min(sizes.batch, programs))
         by_length = sizes.batch + sizes.tokens // (LEAST_TOKENS_PER_HEAD * LEAST_HEADS)
@@ -188,9 +184,8 @@ class SplitKv(SuiteTriton):
         # The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
         # also make a plan once a step, for the attention of all layers. A call only reads the plan.
         programs = max(1, target.units * config.per_unit // blocks)
-        split_plan = plan(
-            tuple(o.host_lengths), config.tokens, programs, LEAST_TOKENS_PER_HEAD * config.heads
-        )
+        least_tokens = LEAST_TOKENS_PER_HEAD * config.heads
+        split_plan = plan(tuple(o.host_lengths), config.tokens, programs, least_tokens)
         # Empty parts fill up the last round of programs on the dies.
         empty_parts = [Part(0, 0, 0, -1)] * (-len(split_plan.parts) % xcds)
         parts = torch.tensor([*split_plan.parts, *empty_parts], dtype=torch.int32, device=out.device)

@@ -14,9 +14,8 @@ from kernels.fp8_jit import widen
 
 @triton.jit
 def masked(scores, inside, step, seen, TOKEN: tl.constexpr, CAUSAL: tl.constexpr):
-    """Scores of a step, -inf where a row does not see a token. inside: the tokens of the part, bool
-    [BLOCK_N]; step: 0 .. BLOCK_N - 1; seen: how many tokens of the step each row sees, if CAUSAL; TOKEN: the
-    axis of tokens."""
+    """Scores, -inf where a row does not see a token. inside: which tokens are in the part; step: 0 .. BLOCK_N
+    - 1; seen: how many tokens of the step each row sees, if CAUSAL; TOKEN: the axis of tokens."""
     visible = tl.expand_dims(inside, 1 - TOKEN)
     if CAUSAL:
         visible = tl.expand_dims(step, 1 - TOKEN) < tl.expand_dims(seen, TOKEN)

@@ -39,9 +39,9 @@ class SplitPlan:
     split: tuple[SplitSequence, ...]
 
     def buffers(self, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for partial results, fp32: values [slots, heads, 512] and log-sums [slots, heads]. It has at
-        least one slot."""
-        log_sums = torch.empty(max(1, self.slots), heads, dtype=torch.float32, device=device)
+        """Room for partial results, fp32: values [slots, heads, 512] and log-sums [slots, heads]."""
+        slots = max(1, self.slots)  # no kernel gets a tensor without elements
+        log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
         return torch.empty(*log_sums.shape, LATENT, dtype=torch.float32, device=device), log_sums
 
     @property
@@ -53,8 +53,7 @@ class SplitPlan:
 def plan(lengths: tuple[int, ...], step: int, programs: int, least_tokens: int) -> SplitPlan:
     """The plan for about so many programs, which take `step` tokens at a time.
 
-    A sequence that is longer than a part is cut into parts of at least `least_tokens`, which begin at a step
-    and differ by one step at most."""
+    A longer sequence is cut into parts of at least `least_tokens`, which differ by one step at most."""
     steps = [math.ceil(length / step) for length in lengths]
     most_steps = _most_steps(steps, programs, math.ceil(least_tokens / step))
     parts, split, slots = [], [], 0

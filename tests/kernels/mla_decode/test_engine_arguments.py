@@ -10,9 +10,8 @@ import kernels
 from kernels.mla_decode.providers import aiter, flash_attn, flashinfer, sglang_triton, vllm
 
 OP = kernels.OPS["mla_decode"]
-
-
-SGLANGS, REQUESTS = sglang_triton.most_splits, aiter.REQUESTS
+SGLANGS = sglang_triton.most_splits
+REQUESTS = aiter.REQUESTS
 
 
 def listed(requests: int, model_len: int) -> int:

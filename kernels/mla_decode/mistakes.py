@@ -142,7 +142,7 @@ Edge = Callable[[Attended, torch.Tensor], torch.Tensor]
 
 
 def edge(a: Attended, row: torch.Tensor) -> torch.Tensor:
-    """The right edge."""
+    """The last key that each row should see."""
     return len(a.k) - a.operands.sizes.q + row // a.operands.heads
 
 

@@ -197,7 +197,7 @@ class MlaDecodeOperands(Operands):
         return (self.page_table[:, :, None] * factor + part).flatten(1).contiguous()
 
 
-SPARE_PAGES = 3  # pages of the cache without tokens: the one of NaN that pads the table, and two more
+SPARE_PAGES = 3  # pages of the cache without tokens: the one of NaN that pads the table, and two others
 # Scales of an FP8 cache: the largest number of either format means about 15, which is three standard
 # deviations beyond the mean of any channel.
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}

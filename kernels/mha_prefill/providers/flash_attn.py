@@ -128,7 +128,7 @@ def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
 
 
 def attend(o: MhaPrefillOperands, functions: tuple[Function, Function], **further: Any) -> Prepared:
-    """functions: of `with_fp8`"""
+    """The call for the operands' dtype. functions: a pair of `with_fp8`"""
     of_bf16, of_fp8 = functions
     # fp32 [batch, heads]: the descale of the tensor, once for each head of each sequence.
     shape = (len(o.sequences), o.q.shape[1])

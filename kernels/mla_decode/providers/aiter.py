@@ -440,5 +440,5 @@ def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 
 
 def tile_page(page: int) -> int:
-    """The page that vLLM chooses as a tile: the largest power of two that divides a page, up to 128."""
+    """The page that vLLM chooses as a tile: the largest power of two that divides the page, to 128."""
     return math.gcd(page, 128)

@@ -9,7 +9,7 @@ import kernels
 from harness.plan.entry import Entry
 from harness.plan.memory import Rotation
 from harness.plan.settings import Setting
-from harness.results.comparison import paired
+from harness.results.comparison import compare_samples
 from harness.results.schema import Cell
 from harness.run.cells import Group, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
@@ -133,4 +133,4 @@ def test_verdicts_of_groups_are_redone_from_the_record():
         assert stated.verdict == found.verdict
         assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))
     cells = {r.impl: r for r in records if isinstance(r, Cell)}
-    assert math.isnan(paired(cells[one.name].samples, cells[two.name].samples).ratio)
+    assert math.isnan(compare_samples(cells[one.name].samples, cells[two.name].samples).ratio)

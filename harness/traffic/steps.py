@@ -19,8 +19,10 @@ from shapes.scheduler import Phase
 class Step:
     """Equal steps of one rank.
 
-    phase:    its `lengths` are empty where the contexts of the requests are not known
-    decoding: requests that decode; tokens: query tokens of all of them
+    count:    how many there are
+    phase:    the requests of a step; its `lengths` are empty where their contexts are not known
+    decoding: requests that decode
+    tokens:   query tokens of all requests that decode
     """
 
     count: int
@@ -30,7 +32,7 @@ class Step:
 
     @property
     def q(self) -> int:
-        """Query tokens of each of them, the rounded mean."""
+        """Query tokens of a request that decodes, the rounded mean."""
         return round(self.tokens / self.decoding)
 
 
@@ -48,30 +50,31 @@ class Traffic:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(op, sizes) that a file itself has -> calls."""
     read: list[str] = field(default_factory=list)
-    """A line for each file."""
+    """A line on each file that was read."""
     notes: dict[str, None] = field(default_factory=dict)
     """What a reader must know of these files, each once and in order."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What was not taken, with the reason -> how often."""
     load: dict[str, float] = field(default_factory=dict)
-    """isl, osl, concurrency and range_ratio of a client's load; empty where no file says them."""
+    """isl, osl (tokens), concurrency and range_ratio of a client's load; empty where no file says them."""
 
     def note(self, text: str) -> None:
         self.notes[text] = None
 
     def q(self, evidence: str, said: int | None = None, accepted: float = 0.0) -> int:
-        """Query tokens of a step. Raises UsageError where neither the file nor the user says the drafts, and
-        where they differ.
+        """Query tokens of a request in a step: its own and its drafts. Raises UsageError where neither the
+        file nor the user says the drafts, and where the two differ.
 
-        said: the drafts that the file says; None: it says only that there are some
-        accepted: tokens that a request gets of a step, as the file says; 0: not said
+        evidence: the beginning of the error's text: what the file has
+        said:     the drafts that the file says; None: it says only that there are some
+        accepted: tokens that a step gives a request, as the file says; 0: not said
         """
         drafts = said if self.drafts is None else self.drafts
         if drafts is None:
             raise UsageError(
                 f"{evidence}, which does not say how many tokens a step verifies: give --drafts N"
             )
-        if said not in (None, drafts):
+        if said is not None and said != drafts:
             raise UsageError(f"{evidence}, as with --drafts {said}, not {drafts}")
         if (said is None and not drafts) or accepted > 1 + drafts:
             raise UsageError(f"{evidence}, which is not of --drafts {drafts}")
@@ -87,14 +90,22 @@ class Traffic:
         chunks: tuple[tuple[int, int], ...] = (),
         prompt: int | None = None,
     ) -> None:
-        """Adds steps. ctx: mean tokens of a decoding request; prompt: prompt tokens, by default those of the
-        chunks (new, prefix)."""
+        """Adds equal steps; notes as left out what `mla_decode` cannot take.
+
+        count:    the number of steps
+        decoding: requests that decode
+        q:        mean query tokens of a decoding request
+        ctx:      mean cached tokens of a decoding request; None: not known
+        chunks:   (new, prefix) of each prompt
+        prompt:   prompt tokens, by default the new ones of the chunks
+        """
         if decoding and not 1 <= round(q) <= MOST_QUERIES:
             why = f"steps of {q:.3g} tokens a decoding request; mla_decode takes 1 to {MOST_QUERIES}"
             self.left_out[why] += count
             return
-        lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()
-        prompt = sum(new for new, _ in chunks) if prompt is None else prompt
+        lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()  # equal ones
+        if prompt is None:
+            prompt = sum(new for new, _ in chunks)
         tokens = round(q * decoding)
         if decoding and tokens % decoding:
             self.note("requests of a step have different numbers of query tokens: mla_decode has their "
@@ -109,44 +120,52 @@ class Traffic:
 
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of `batch` prompts of `new` tokens together, of equal lengths or spread over a span."""
+    """(new, prefix) of each prompt.
+
+    batch:       the number of prompts
+    new, prefix: tokens of all prompts together
+    span:        `LEAST..MOST`, the new tokens over which prompts spread; empty: they are equally long
+    """
     lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)
     return tuple((max(length, 1), prefix // batch) for length in lengths)
 
 
 def cases_of(traffic: Traffic, deployment: Deployment) -> list[Case]:
-    """The cases, whose weights are calls in the mean step; where only shapes are known, each has their count.
-    Raises UsageError where there are none."""
+    """The cases of all ops. Their weights are calls in the mean step, or the number of calls where the files
+    have no steps. Raises UsageError where there are no cases."""
     place = f"{deployment.model.name} {deployment.parallel.text} traffic"
-    own = {op for op, _ in traffic.calls}
+    ops_in_files = {op for op, _ in traffic.calls}
     steps = traffic.count()
     cases = [
         Case(call.op, call.sizes, place=f"{place} {call.place}", weight=call.times)
-        for call in _calls(traffic, deployment)
-        if call.op not in own
+        for call in _calls_of_steps(traffic, deployment)
+        if call.op not in ops_in_files
     ]
-    for op in sorted(own):
-        if steps:
+    if steps:
+        for op in sorted(ops_in_files):
             traffic.note(f"{op}: the shapes are those in the files themselves, not computed from steps")
     for (op, text), calls in traffic.calls.items():
         sizes: dict[str, Size] = {**parse(text)[0]}
         if op == "fused_moe":
-            sizes |= _experts(sizes, deployment.model, traffic)
+            sizes |= _routing_sizes(sizes, deployment.model, traffic)
         cases.append(Case(op, sizes, place=f"{place}, in the file", weight=calls / (steps or 1)))
     if not cases:
         reasons = [f"{what}: {count}" for what, count in traffic.left_out.items()]
         raise UsageError("; ".join(["no shape in these files", *reasons, *traffic.notes]))
     if traffic.drafts is not None and not traffic.drafts_read:
         traffic.note(f"--drafts {traffic.drafts} changed nothing: no file leaves the tokens of a step open")
+    # Equal cases become one, which is of the place of the first.
     places = {(case.op, case.text): case.place for case in reversed(cases)}
     return [replace(case, place=places[case.op, case.text]) for case in merge(cases)]
 
 
-def _experts(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) -> dict[str, Size]:
-    """Sizes that a file leaves out: it has the experts of a rank."""
+def _routing_sizes(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) -> dict[str, Size]:
+    """All experts, their ranks and groups. A file has the experts of a rank alone, so they are the model's if
+    they fit it; else those of the file are taken as all."""
     local = int(sizes["experts"])
-    ranks, rest = divmod(model.n_routed_experts, local)
-    if rest or (int(sizes["topk"]), int(sizes["hidden"])) != (model.num_experts_per_tok, model.hidden_size):
+    ranks, remainder = divmod(model.n_routed_experts, local)
+    is_topk = int(sizes["topk"]) == model.num_experts_per_tok
+    if remainder or not is_topk or int(sizes["hidden"]) != model.hidden_size:
         traffic.note(
             f"fused_moe: {local} experts are not {model.name}'s: taken as all, routed without groups"
         )
@@ -155,16 +174,17 @@ def _experts(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traffic) ->
             "group_topk": model.topk_group}  # fmt: skip
 
 
-def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
+def _calls_of_steps(traffic: Traffic, deployment: Deployment) -> list[Call]:
+    """The calls of the mean step; none where the files have no steps."""
     steps, total = traffic.steps, traffic.count()
     if not steps:
         return []
-    # By tokens alone, a phase has as many lengths as tokens.
+    # Of these phases the tokens count alone, so they have a length, of 0, for each token.
     by_tokens = [
         Phase(step.count * step.phase.steps, (0,) * step.tokens, step.phase.prefill) for step in steps
     ]
-    unknown = [not step.phase.lengths for step in steps if step.decoding]
-    if any(unknown) and not all(unknown):
+    has_contexts = {bool(step.phase.lengths) for step in steps if step.decoding}
+    if len(has_contexts) > 1:
         traffic.note("the contexts of decoding requests are not in all steps; the others stand for those")
     by_q: dict[int, list[Phase]] = defaultdict(list)
     for step in steps:
@@ -184,8 +204,9 @@ def _calls(traffic: Traffic, deployment: Deployment) -> list[Call]:
 
 def lines(traffic: Traffic) -> list[tuple[str, str]]:
     """What was read, and what was not: (label, text)."""
-    found = [*(("read", text) for text in traffic.read), *(("note", note) for note in traffic.notes)]
-    return found + [("left out", f"{count} x {what}") for what, count in traffic.left_out.items()]
+    read = [("read", text) for text in traffic.read]
+    notes = [("note", note) for note in traffic.notes]
+    return read + notes + [("left out", f"{count} x {what}") for what, count in traffic.left_out.items()]
 
 
 def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[str, object]:

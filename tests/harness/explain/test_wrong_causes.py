@@ -207,7 +207,7 @@ def test_on_a_cpu_nothing_waits_for_the_host(tmp_path):
     alone = timed_alone(str(tmp_path / "run"), None)
     steps = steps_in(world.args[-2:], [], alone, Sides(), Log())
     on_cpu = replace(steps, after=replace(steps.after, on_cpu=True))
-    named_of = [{cause.name for cause in of.of_step(each) if cause.named} for each in (steps, on_cpu)]
+    named_of = [{cause.name for cause in of.step_causes(each) if cause.named} for each in (steps, on_cpu)]
     assert (of.IDLE in named_of[0], of.IDLE in named_of[1]) == (True, False)
 
 
@@ -351,7 +351,7 @@ def test_a_step_that_was_cut_off_is_not_counted(tmp_path):
     cut = of_events(tmp_path, [*decode_steps(1, layers=1), *decode_steps(5, layers=4, at=1.8e15)])
     assert (whole.steps, cut.steps) == (5, 5)
     assert cut.ms == pytest.approx(whole.ms, rel=0.03)
-    assert cut.calls(["fused_moe_kernel"]) == pytest.approx(whole.calls(["fused_moe_kernel"]))
+    assert cut.calls_of(["fused_moe_kernel"]) == pytest.approx(whole.calls_of(["fused_moe_kernel"]))
 
 
 def test_what_is_named_may_be_too_little(here, world):

@@ -20,7 +20,7 @@ from harness.campaign.execute import (
     CampaignRequest,
     CommandDone,
     CommandJob,
-    Steps,
+    JobMaker,
     _into,
     pack,
     run_campaign,
@@ -233,7 +233,7 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
     types = {"cpu": [SimpleNamespace(facts=None)]}
-    whole = Steps(types, [], 1e3, read_step, tmp_path, True, Shown())
+    whole = JobMaker(types, [], 1e3, read_step, tmp_path, True, Shown())
     (job,) = whole.jobs(step, "x", "cpu")
     order = job.order(job.waiting[0], 1e3)
     assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"

@@ -17,10 +17,8 @@ from harness.serving.ab.result import MOST_LOOKED_AT, SPREAD, Effect, pairs_for
 from harness.serving.ledger import Prediction
 from harness.statistics.intervals import CONFIDENCE
 
-UNEXPLAINED = 0.5
-"""The exit code is 1 where no cause explains more than this part of the difference."""
-MOSTLY = 0.75
-"""A cause of at least this part of the expected saving is said to have all of it."""
+UNEXPLAINED = 0.5  # the exit code is 1 where no cause explains more than this part of the difference
+MOSTLY = 0.75  # a cause of at least this part of the expected saving is said to have all of it
 TPOT, STEP = "TPOT", "a decode step"
 VANISHED_NOTHING = "nothing vanished"
 USUAL_RATIO = (0.7, 1.3)
@@ -54,21 +52,15 @@ class Saving:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of an expected gain.
+    """What became of an expected gain."""
 
-    says:   what happened, in a sentence
-    of:     what was to become shorter: TPOT, or a decode step
-    causes: causes with evidence, the largest first; then those not seen, and those not known
-    code:   the exit code
-    """
-
-    says: str
-    of: str
+    says: str  # what happened, in a sentence
+    of: str  # what was to become shorter: TPOT, or a decode step
     expected: Saving | None
     observed: Saving | None
-    causes: tuple[Cause, ...]
+    causes: tuple[Cause, ...]  # those with evidence, the largest first; those not seen; those not known
     notes: tuple[str, ...]
-    code: int = OK
+    code: int = OK  # the exit code
 
     @property
     def missing(self) -> float | None:

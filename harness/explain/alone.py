@@ -19,15 +19,14 @@ from shapes.names import unknown
 
 @dataclass(frozen=True)
 class CaseTimes:
-    """Microseconds of a call at a case, before and after. half_us: half the width of the interval of their
-    difference; text: the case's key; weight: how much it counts in means"""
+    """Microseconds of a call at a case."""
 
-    text: str
+    text: str  # the case's key
     sizes: Mapping[str, Size]
     before_us: float
     after_us: float
-    half_us: float
-    weight: float
+    half_us: float  # half the width of the interval of the difference of the two
+    weight: float  # how much the case counts in means
 
     @property
     def shown(self) -> str:
@@ -37,21 +36,16 @@ class CaseTimes:
 
 @dataclass(frozen=True)
 class Alone:
-    """An op timed alone, before and after a change.
-
-    before, after: the names of the two entries
-    old, new:      the kernels that only the entry before, or only that after, runs; the most time first
-    kernel_us:     kernel -> microseconds in a call, for the kernels of both
-    """
+    """An op timed alone, before and after a change."""
 
     folder: str
     op: str
-    before: str
+    before: str  # the name of the entry without the change
     after: str
     cases: tuple[CaseTimes, ...]
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-    kernel_us: Mapping[str, float]
+    old: tuple[str, ...]  # kernels that only the entry before runs, those with most time first
+    new: tuple[str, ...]  # kernels that only the entry after runs
+    kernel_us: Mapping[str, float]  # kernel -> microseconds in a call, for the kernels of both
 
     def mean(
         self, column: Literal["before_us", "after_us", "half_us"], keys: Collection[str] | None = None
@@ -70,8 +64,7 @@ class Alone:
         return KernelChange(op=self.op, factor=factor, source=self.folder)
 
 
-CellsByCase = Mapping[str, Cell]
-"""The cells of one entry, by the key of the case."""
+CellsByCase = Mapping[str, Cell]  # of one entry, by the key of the case
 
 
 def timed_alone(path: str, rows: tuple[str, str] | None) -> Alone:

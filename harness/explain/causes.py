@@ -64,53 +64,38 @@ SURER = {
 }
 """What to record to be sure of a cause that is likely."""
 
-IN_STEP = IN_SERVER * T90
-"""The part by which a saving in a server usually differs from the same saving of the op alone."""
-OF_LAUNCH = 0.01
-"""The part by which the steps of two launches of a server differ without a cause, where no A/B knows it."""
-OF_KERNEL = 3
-"""The times of one kernel differ between launches by so many times the part by which steps do."""
-LEAST = 0.1
-"""Causes below this part of the expected saving, or of what is missing, are not named."""
-SAME_CALLS = 0.02
-"""The part by which a kernel's calls in two traces may differ and count as equal."""
-FITS = 0.5
-"""Where more than this part of the calls has shapes of the run, the served shapes are those of the run."""
+# Parts of a time, if nothing else is said.
+IN_STEP = IN_SERVER * T90  # by which a saving in a server usually differs from that of the op alone
+OF_LAUNCH = 0.01  # by which the steps of two launches differ without a cause, where no A/B knows it
+OF_KERNEL = 3  # one kernel's times differ between launches by so many times the part by which steps do
+LEAST = 0.1  # causes below this part of the expected saving, or of what is missing, are not named
+SAME_CALLS = 0.02  # by which a kernel's calls in two traces may differ and count as equal
+FITS = 0.5  # where more than this part of the calls has shapes of the run, the served shapes are the run's
 
-FEWEST_KERNELS = 3
-"""The fewest kernels that can show another clock by becoming slower alike."""
-HEAVY = 0.005
-"""Kernels with less than this part of the time scatter too much to show a clock."""
-CLOCK_LAUNCHES = 1.5
-"""The factor of a clock differs from 1 by more than so many times OF_LAUNCH."""
-CLOCK_SCATTER = 1 / 3
-"""The kernels' factors are one factor if their standard deviation is below this part of (factor - 1)."""
+FEWEST_KERNELS = 3  # the fewest kernels that can show another clock by becoming slower alike
+HEAVY = 0.005  # kernels with less than this part of the time scatter too much to show a clock
+CLOCK_LAUNCHES = 1.5  # the factor of a clock differs from 1 by more than so many times OF_LAUNCH
+CLOCK_SCATTER = 1 / 3  # the standard deviation of the factors of kernels, as a part of (factor - 1)
 CLOCK_ALIKE, CLOCK_MOST = 0.5, 0.7
 """Kernels with more than the second part of the time must have factors that are off the shared one by less
 than the first part of (factor - 1). Else single kernels became slower, and it is no clock."""
-OF_MEDIAN = 1.48
-"""The standard deviation of a normal distribution over its median absolute deviation."""
+OF_MEDIAN = 1.48  # the standard deviation of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause for which less is saved than was expected, or more.
-
-    ms:       what it took of the gain; negative: it added to the gain; None: its size is not known
-    says:     a sentence for the first line
-    evidence: lines that show it
-    record:   what would tell whether there is this cause, or make it sure; empty: nothing is needed
-    """
+    """A cause for which less is saved than was expected, or more."""
 
     name: str
     sure: Sure
-    ms: float | None = None
-    says: str = ""
-    evidence: tuple[str, ...] = ()
-    record: str = ""
+    ms: float | None = None  # what it took of the gain; negative: it added to it; None: not known
+    says: str = ""  # a sentence for the first line
+    evidence: tuple[str, ...] = ()  # lines that show it
+    record: str = ""  # what would tell whether there is this cause, or make it sure; empty: nothing is needed
 
     @property
     def named(self) -> bool:
+        """Whether there is evidence of it."""
         return self.sure in ("certain", "likely")
 
     def sized(self, ms: float, evidence: Iterable[str]) -> Cause:
@@ -129,24 +114,18 @@ def _if_large(
 
 @dataclass(frozen=True)
 class Steps:
-    """The mean step of both servers, or only of that with the change, and what else is known of the op.
-
-    alone:   the run that timed the op alone, if there is one
-    fit:     how the served shapes fit the run's cases; None: they are not known
-    unlike:  how the work of the profiled steps differs, in requests or contexts; empty: it does not
-    changes: what the user expects of each op
-    """
+    """The mean step of both servers, or only of that with the change, and what else is known of the op."""
 
     before: DecodeStep | None
     after: DecodeStep
     ops: tuple[str, ...]
-    alone: Alone | None
-    fit: Fit | None
-    unlike: str
+    alone: Alone | None  # the op timed alone in a run, if there is one
+    fit: Fit | None  # how the served shapes fit the run's cases; None: they are not known
+    unlike: str  # how the work of the profiled steps differs, in requests or contexts; empty: it does not
     log: Log
     sides: Sides
     changed: ChangedOp
-    changes: tuple[KernelChange, ...] = ()
+    changes: tuple[KernelChange, ...] = ()  # what the user expects of each op
 
     @property
     def expected_ms(self) -> float | None:
@@ -293,11 +272,8 @@ def _op_causes(steps: Steps, clock: float) -> Iterator[Cause]:
 
 
 def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: float) -> Iterator[Cause]:
-    """Whether the kernel before, and the shapes, are those of the run.
-
-    before_ms: of the op in the step before
-    new_part:  the part of the calls that the new kernel took
-    """
+    """Whether the kernel before, and the shapes, are those of the run. before_ms: of the op in the step
+    before; new_part: the part of the calls that the new kernel took"""
     alone, changed, fit = steps.alone, steps.changed, steps.fit
     if alone is None or steps.before is None:
         return

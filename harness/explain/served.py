@@ -36,28 +36,23 @@ HITS = re.compile(
 REFUSED = re.compile(r"\S+ has no kernel for this linear layer type.*|Unknown vLLM environment variable.*")
 CHOSEN = re.compile(r"Using (\w+ )+backend\b.*|Use \S+ as \w+ backend.*")
 AITER = re.compile(r"\[aiter\]|aiter", re.IGNORECASE)
-SHOWN = 120
-"""The most characters of a line of a log that are shown."""
+SHOWN = 120  # the most characters of a line of a log that are shown
 
 
 @dataclass
 class Log:
-    """What logs of a server say.
-
-    missed:        op -> the shapes, or lines, for which a table had no entry, each with the number of lines
-    hits:          the number of lines that say that an entry of a table was taken
-    refused, chosen: lines that refuse a name or name a backend, each with how often it occurs
-    has_aiter:     whether AITER wrote to them
-    notes:         on lines that need not be of the change
-    """
+    """What logs of a server say."""
 
     files: tuple[str, ...] = ()
     missed: dict[str, Counter[str]] = field(default_factory=dict)
-    hits: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    chosen: Counter[str] = field(default_factory=Counter)
-    has_aiter: bool = False
-    notes: tuple[str, ...] = ()
+    """Op -> shapes, else lines, for which a table had no entry, with how many lines say it."""
+    hits: int = 0  # lines that say that an entry of a table was taken
+    refused: Counter[str] = field(
+        default_factory=Counter
+    )  # lines that refuse a name, with how many there are
+    chosen: Counter[str] = field(default_factory=Counter)  # lines that name the backend, likewise
+    has_aiter: bool = False  # whether AITER wrote to them
+    notes: tuple[str, ...] = ()  # on lines that need not be of the change
 
     def beyond(self, base: Log, names: Sequence[str]) -> Log:
         """What the log says of the change. Misses that the base log has, too, are left out. A refusal is kept
@@ -145,18 +140,12 @@ def unlike(before: Traffic, after: Traffic) -> str:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the served calls fit the run's cases.
+    """How the served calls fit the run's cases."""
 
-    cases:  the keys of the cases that some served call has
-    part:   the part of the served calls that have a case, 0..1
-    served: the sizes that most calls have, as text
-    source: the file that tells them
-    """
-
-    cases: frozenset[str]
-    part: float
-    served: str
-    source: str
+    cases: frozenset[str]  # the keys of the cases that some served call has
+    part: float  # the part of the served calls that have a case, 0..1
+    served: str  # the sizes that most calls have
+    source: str  # the file that tells them
 
 
 def fit(alone: Alone, sizes: Counter[str], source: str) -> Fit | None:

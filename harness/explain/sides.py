@@ -28,32 +28,23 @@ COUNTED = {"completed": "requests", "input_tokens": "tokens in", "output_tokens"
 
 @dataclass(frozen=True)
 class Sides:
-    """What is known of the servers without and with the change.
+    """What is known of the servers without and with the change."""
 
-    title:          what was compared, for a reader
-    effect:         on TPOT; None: the inputs do not have it
-    unread:         says of a differing name that nothing installed reads it; empty where other names differ
-    names:          of the variables and flags that differ
-    same:           why the two servers are the same; empty: they are not, or it is not known
-    launched_alike: whether they are launched with the same flags, variables and images
-    settings_known: whether names and settings were compared
-    work:           line on requests or tokens that differ -> the part by which they do; None: not counted
-    accepted:       tokens that a step gives a request, before and after; 1 without speculation
-    logs:           of the server with the change; base_logs: of that without it
-    """
-
-    title: str = ""
-    effect: Effect | None = None
-    unread: str = ""
-    names: tuple[str, ...] = ()
-    same: str = ""
-    launched_alike: bool = False
-    settings_known: bool = False
+    title: str = ""  # what was compared, for a reader
+    effect: Effect | None = None  # on TPOT; None: the inputs do not have it
+    unread: str = (
+        ""  # says of a differing name that nothing installed reads it; empty where others differ, too
+    )
+    names: tuple[str, ...] = ()  # of the variables and flags that differ
+    same: str = ""  # why the two servers are the same; empty: they are not, or it is not known
+    launched_alike: bool = False  # whether they are launched with the same variables, flags and image
+    settings_known: bool = False  # whether names and settings were compared
     work: Mapping[str, float] | None = None
-    accepted: tuple[float, float] = (1.0, 1.0)
+    """A line on requests or tokens that differ -> the part by which they do; None: they were not counted."""
+    accepted: tuple[float, float] = (1.0, 1.0)  # tokens that a step gives a request, before and after
     predictions: tuple[Prediction, ...] = ()
-    logs: tuple[str, ...] = ()
-    base_logs: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()  # files, of the server with the change
+    base_logs: tuple[str, ...] = ()  # files, of the server without it
     notes: tuple[str, ...] = ()
 
     @property

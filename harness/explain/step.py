@@ -13,14 +13,11 @@ from harness.explain.alone import Alone
 from harness.serving.trace.result import Trace, TraceStep
 from harness.statistics.intervals import CONFIDENCE, centre, students_t
 
-ONE_STEP_ERROR = 0.03
-"""The half width of the interval of a time that only one step shows, as a part of the time."""
-PAUSE_FACTOR = 1.5
-"""A step that lasts this many times as long as the median step is followed by a pause of the server."""
+ONE_STEP_ERROR = 0.03  # half the width of the interval of a time that only one step shows, as a part of it
+PAUSE_FACTOR = 1.5  # a step that lasts so many times as long as the median step is followed by a pause
 CALLS_STAYED, CALLS_GONE = 0.98, 0.02
 """Parts of a kernel's calls: with fewer than the first it lost some, with fewer than the second all."""
-MOST_STEPS = 200
-"""The most steps from which intervals are computed."""
+MOST_STEPS = 200  # the most steps from which intervals are computed
 
 
 @dataclass(frozen=True)
@@ -40,27 +37,18 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeStep:
-    """The mean decode step of one trace.
+    """The mean decode step of one trace."""
 
-    file:          the name or path of the trace
-    steps:         the number of steps over which the intervals are computed
-    kernels:       by name
-    idle_ms:       the time of a step in which nothing runs
-    half_width_ms: half the width of the 95 % interval of the ms of each op class, of the whole `step`, of its
-                   `idle` ms, and of `overlapped`, the ms by which kernels' times exceed the busy time
-    until_next:    whether a step lasts until the next one starts, else until its last kernel ends
-    launch:        how most kernels were launched; empty: the trace does not tell
-    on_cpu:        whether its kernels are operators on a CPU, between which Python runs
-    """
-
-    file: str
-    steps: int
-    kernels: Mapping[str, Kernel]
-    idle_ms: float
+    file: str  # the name or path of the trace
+    steps: int  # the number of steps over which the intervals are computed
+    kernels: Mapping[str, Kernel]  # by name
+    idle_ms: float  # the time of a step in which nothing runs
     half_width_ms: Mapping[str, float]
-    until_next: bool
-    launch: Literal["", "a graph", "single launches"]
-    on_cpu: bool
+    """Half the width of the 95 % interval of the ms of each op class, of the whole `step`, of its `idle` ms,
+    and of `overlapped`, the ms by which kernels' times exceed the busy time."""
+    until_next: bool  # whether a step lasts until the next one starts, else until its last kernel ends
+    launch: Literal["", "a graph", "single launches"]  # of most kernels; empty: the trace does not tell
+    on_cpu: bool  # whether its kernels are operators on a CPU, between which Python runs
 
     @property
     def sum_ms(self) -> float:
@@ -165,38 +153,28 @@ def _lengths_until_next(
 
 @dataclass(frozen=True)
 class KernelSwap:
-    """The kernels by which the steps without and with the change differ. Both tuples may be empty.
+    """The kernels by which the steps without and with the change differ."""
 
-    old, new: the kernels that the change takes away and brings, those with most time first
-    foreign:  where the step before has none of the run's old kernels: the op's kernel with most time there
-    guessed:  whether `new` has other names than the run's new kernels. It is taken for them because the old
-              kernels are gone
-    new_part: op -> the part of its time before whose calls went to new kernels; empty where a run names them
-    """
-
-    old: Sequence[str] = ()
-    new: Sequence[str] = ()
-    foreign: str = ""
-    guessed: bool = False
+    old: Sequence[str] = ()  # kernels that the change takes away, those with most time first
+    new: Sequence[str] = ()  # kernels that it brings
+    foreign: str = ""  # the op's kernel with most time before, where that step has none of the run's old ones
+    guessed: bool = (
+        False  # whether `new` is taken for the run's new kernels only because the old ones are gone
+    )
     new_part: Mapping[str, float] = field(default_factory=dict)
+    """Op -> the part of its time before whose calls went to new kernels; empty where a run names kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedOp:
-    """The kernels of the changed op in the steps without and with the change.
-
-    before, after: the names of all kernels of the op in either step
-    run_names:     the new kernels as the run names them, those with most time first; empty without such a run
-    calls:         calls of the op in a step
-    new_part:      the part of these calls that the new kernel took; None: the names of kernels do not tell
-    """
+    """The kernels of the changed op in the steps without and with the change."""
 
     swap: KernelSwap
-    before: Sequence[str]
+    before: Sequence[str]  # the names of all kernels of the op in the step before
     after: Sequence[str]
-    run_names: Sequence[str]
-    calls: float
-    new_part: float | None
+    run_names: Sequence[str]  # the new kernels as a run names them, the most time first; empty: none does
+    calls: float  # calls of the op in a step
+    new_part: float | None  # the part of them that the new kernel took; None: kernels' names do not tell
 
 
 def changed_op(
@@ -300,10 +278,7 @@ def _named_in(
 ) -> list[str]:
     """The kernels of the op in a step that have one of the names in a run. Where no kernel has, those that
     have one apart from template values. Kernels of other classes are left out although they may have these
-    names, as torch's products have.
-
-    other_row: the names of the kernels of the run's other row
-    """
+    names, as torch's products have. other_row: the names of the kernels of the run's other row"""
     of_op = [name for name in step.kernels if step.op_class(name) in {*ops, "unknown"}]
     stems = {_stem(name) for name in run_names}
     same_names = [name for name in run_names if name in of_op]

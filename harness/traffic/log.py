@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 from harness.traffic.steps import Traffic, even_chunks
 
-INTERVAL = 40
-"""The decode steps for which SGLang writes one line (--decode-log-interval)."""
+INTERVAL = 40  # the decode steps for which SGLang writes one line (--decode-log-interval)
 
 KV_SIZE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 KV_USE = re.compile(r"GPU KV cache usage: ([\d.]+)%")

@@ -24,8 +24,7 @@ from shapes.scheduler import Phase, Workload, simulate
 
 TRACE = re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|ph|rocprofiler-sdk-tool)"\s*:')
 """Keys of which one stands at the beginning of every trace, and in no other file."""
-MOST_STEPS = 2000
-"""The most decode steps that are taken of a client's requests, at equal distances."""
+MOST_STEPS = 2000  # the most decode steps that are taken of a client's requests, at equal distances
 FLASHINFER_GEMM = re.compile(r"gemm_.*n(\d+)_k(\d+)")
 FLASHINFER_MOE = re.compile(r"moe_fp8_block_scale_.*topk(\d+)(?:_ng\d+_kg\d+)?_e(\d+)_h(\d+)_i(\d+)")
 FLASHINFER_MLA = re.compile(r"mla_paged_decode_h(\d+)_ckv512_kpe64_ps(\d+)")

@@ -17,18 +17,12 @@ from shapes.scheduler import Phase
 
 @dataclass(frozen=True)
 class Step:
-    """Equal steps of one rank.
-
-    count:    how many there are
-    phase:    the requests of a step; its `lengths` are empty where their contexts are not known
-    decoding: requests that decode
-    tokens:   query tokens of all requests that decode
-    """
+    """Equal steps of one rank."""
 
     count: int
-    phase: Phase
-    decoding: int = 0
-    tokens: int = 0
+    phase: Phase  # its `lengths` are empty where the contexts of the requests are not known
+    decoding: int = 0  # requests that decode
+    tokens: int = 0  # query tokens of all of them
 
     @property
     def q(self) -> int:
@@ -40,21 +34,14 @@ class Step:
 class Traffic:
     """What files say."""
 
-    drafts: int | None = None
-    """Draft tokens a step, as the user says; None: not said."""
-    drafts_read: bool = False
-    """Whether a file has steps that verify drafts."""
-    dp: int = 1
-    """Groups of ranks over which a client's requests are spread; logs and traces are of one group."""
+    drafts: int | None = None  # draft tokens of a request in a step, as the user says; None: not said
+    drafts_read: bool = False  # whether a file has steps that verify drafts
+    dp: int = 1  # groups of ranks over which a client's requests spread; logs and traces are of one group
     steps: list[Step] = field(default_factory=list)
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(op, sizes) that a file itself has -> calls."""
-    read: list[str] = field(default_factory=list)
-    """A line on each file that was read."""
-    notes: dict[str, None] = field(default_factory=dict)
-    """What a reader must know of these files, each once and in order."""
-    left_out: Counter[str] = field(default_factory=Counter)
-    """What was not taken, with the reason -> how often."""
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # of (op, sizes) that a file itself has
+    read: list[str] = field(default_factory=list)  # a line on each file that was read
+    notes: dict[str, None] = field(default_factory=dict)  # what a reader must know, each once and in order
+    left_out: Counter[str] = field(default_factory=Counter)  # what was not taken, with the reason
     load: dict[str, float] = field(default_factory=dict)
     """isl, osl (tokens), concurrency and range_ratio of a client's load; empty where no file says them."""
 

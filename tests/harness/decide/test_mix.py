@@ -122,7 +122,7 @@ def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(mixed, 
     ],
 )
 def test_the_suite_of_a_deployment_is_one_that_run_takes(mixed, told, words):
-    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).words == words
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).run_options == words
     if words:
         assert suite(words[1]).cases("block_scale_gemm")
 
@@ -139,7 +139,7 @@ def test_the_suite_of_a_deployment_is_one_that_run_takes(mixed, told, words):
     ],
 )  # fmt: skip
 def test_the_flags_of_a_deployment(mixed, engine, told, flags):
-    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server == flags
+    assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server_flags == flags
 
 
 def test_the_deployment_of_most_cases_is_taken(tmp_path):
@@ -160,7 +160,7 @@ def test_a_file_of_cases_says_its_calls(mixed, tmp_path):
     file = cases_file(tmp_path / "mine.json", (mla(32), 61))
     mix = mixed([(mla(16), ROWS), (mla(64), ROWS)], cases=file)
     assert [case.decode for case in mix.cases] == pytest.approx([30.5, 30.5])
-    assert (mix.covered, mix.words, mix.server) == (1.0, ["--cases", file], [])
+    assert (mix.covered, mix.run_options, mix.server_flags) == (1.0, ["--cases", file], [])
 
 
 def test_without_a_model_each_op_has_the_same_part_of_the_time(mixed):

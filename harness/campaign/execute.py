@@ -249,21 +249,15 @@ def _into(request: AnyRequest, folder: Path) -> AnyRequest:
     that decide a plan then get their defaults, because --resume takes the plan from the folder."""
     if not (folder / "run.json").exists():
         return replace(request, out=str(folder))
-    defaults: dict[str, Any] = {
-        option.name: option.default for option in fields(request) if option.name in PLANNING
-    }
+    planning = [option for option in fields(request) if option.name in PLANNING]
+    defaults: dict[str, Any] = {option.name: option.default for option in planning}
     return replace(request, **defaults, resume=str(folder), retry=True)
 
 
 def run_campaign(
-    pool: Pool,
-    request: CampaignRequest,
-    folder: Path,
-    began: float,
-    read: ReadStep,
-    display: CampaignDisplay,
-    conclude: Callable[[Path, Sequence[Path]], None] = lambda folder, runs: None,
-) -> int:
+    pool: Pool, request: CampaignRequest, folder: Path, began: float, read: ReadStep,
+    display: CampaignDisplay, conclude: Callable[[Path, Sequence[Path]], None] = lambda folder, runs: None,
+) -> int:  # fmt: skip
     """Returns the exit code; raises HarnessError.
 
     began:    when the command began, by time.monotonic()
@@ -275,13 +269,10 @@ def run_campaign(
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
     budget_s = request.budget_s
     driver = Driver(
-        pool,
-        display.log,
-        on_begin=lambda task, device: display.task(task, device, driver),
-        ends=began + budget_s - max(END_S, END_SHARE * budget_s),
-        threads=request.threads,
+        pool, display.log, on_begin=lambda task, device: display.task(task, device, driver),
+        ends=began + budget_s - max(END_S, END_SHARE * budget_s), threads=request.threads,
         go_on=f"--resume {folder} measures the rest",
-    )
+    )  # fmt: skip
     with driver:
         types = driver.open()
         kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}

@@ -107,9 +107,8 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
         return _steps(Path(file))
     return [
         replace(step, kind=kind)
-        for kind in dict.fromkeys(kinds)
-        for step in _steps(DEFAULTS / f"{kind}.toml")
-    ]
+        for kind in dict.fromkeys(kinds) for step in _steps(DEFAULTS / f"{kind}.toml")
+    ]  # fmt: skip
 
 
 def _steps(file: Path) -> list[Step]:
@@ -183,22 +182,19 @@ class PlannedJob:
 
 
 def jobs_of(
-    steps: Sequence[Step],
-    kinds: Mapping[str, str],
-    alone: bool,
-    make: Callable[[Step, str, str], Iterable[AnyJob]],
-    log: Callable[[str], None],
-) -> Iterator[AnyJob]:
+    steps: Sequence[Step], kinds: Mapping[str, str], has_one_type: bool,
+    make: Callable[[Step, str, str], Iterable[AnyJob]], log: Callable[[str], None],
+) -> Iterator[AnyJob]:  # fmt: skip
     """The jobs of all steps on each type of devices; `log` is told of a step that has none, with the reason.
 
-    kinds: type of devices -> kind of platform
-    alone: whether there is one type, so that the names of jobs need not tell it
-    make:  gives the jobs of a step, from the step, the jobs' name and the type of devices
+    kinds:        type of devices -> kind of platform
+    has_one_type: of devices, so that the names of jobs need not tell the type
+    make:         gives the jobs of a step, from the step, the jobs' name and the type of devices
     """
     for type, kind in kinds.items():
         for step in steps:
             if step.is_for(type, kind):
-                name = step.name if alone else f"{step.name} on {type}"
+                name = step.name if has_one_type else f"{step.name} on {type}"
                 try:
                     yield from make(step, name, type)
                 except HarnessError as error:

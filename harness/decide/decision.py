@@ -266,11 +266,9 @@ def _why(launches: Launches, case: Weighed, settings: Setting) -> str:
 
 
 def _together(
-    launches: Launches,
-    by_op: Mapping[str, Sequence[Weighed]],
-    choices: Mapping[Choice, Setting],
+    launches: Launches, by_op: Mapping[str, Sequence[Weighed]], choices: Mapping[Choice, Setting],
     confidence: float,
-) -> dict[Choice, Compared]:
+) -> dict[Choice, Compared]:  # fmt: skip
     """All choices, each at a confidence at which they hold together. The choices that are clear leave their
     share of the error to the others (Holm, see harness.statistics.multiple)."""
     compared: dict[Choice, Compared] = {}

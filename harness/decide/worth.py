@@ -39,13 +39,9 @@ class Worth:
 
 
 def decided(
-    engine: str,
-    measured: Measured,
-    user_fields: Mapping[str, Any],
-    settings: Mapping[str, str],
-    margin: float = MARGIN,
-    loads: Sequence[Workload] = (),
-) -> tuple[Decision, Worth | None]:
+    engine: str, measured: Measured, user_fields: Mapping[str, Any], settings: Mapping[str, str],
+    margin: float = MARGIN, loads: Sequence[Workload] = (),
+) -> tuple[Decision, Worth | None]:  # fmt: skip
     """The decision, and what it is worth; None for that where nothing is chosen, or the mix does not count
     calls. Raises UsageError.
 

@@ -69,14 +69,9 @@ class Traffic:
         return 1 + drafts
 
     def add(
-        self,
-        count: int,
-        decoding: int = 0,
-        q: float = 1,
-        ctx: float | None = None,
-        chunks: tuple[tuple[int, int], ...] = (),
-        prompt: int | None = None,
-    ) -> None:
+        self, count: int, decoding: int = 0, q: float = 1, ctx: float | None = None,
+        chunks: tuple[tuple[int, int], ...] = (), prompt: int | None = None,
+    ) -> None:  # fmt: skip
         """Adds equal steps; notes as left out what `mla_decode` cannot take.
 
         count:    the number of steps
@@ -153,9 +148,8 @@ def _routing_sizes(sizes: Mapping[str, Size], model: ModelConfig, traffic: Traff
     ranks, remainder = divmod(model.n_routed_experts, local)
     is_topk = int(sizes["topk"]) == model.num_experts_per_tok
     if remainder or not is_topk or int(sizes["hidden"]) != model.hidden_size:
-        traffic.note(
-            f"fused_moe: {local} experts are not {model.name}'s: taken as all, routed without groups"
-        )
+        text = f"fused_moe: {local} experts are not {model.name}'s"
+        traffic.note(f"{text}: taken as all, routed without groups")
         return {"groups": 1, "group_topk": 1}
     return {"experts": model.n_routed_experts, "ep": ranks, "groups": model.n_group,
             "group_topk": model.topk_group}  # fmt: skip
@@ -202,9 +196,5 @@ def record(traffic: Traffic, deployment: Deployment, cases: list[Case]) -> dict[
         {"op": case.op, "sizes": text_of(case.sizes), "place": case.place, "weight": round(case.weight, 6)}
         for case in cases
     ]
-    return {
-        "deployment": deployment.text,
-        "sources": [": ".join(line) for line in lines(traffic)],
-        "load": traffic.load,
-        "cases": rows,
-    }
+    sources = [": ".join(line) for line in lines(traffic)]
+    return {"deployment": deployment.text, "sources": sources, "load": traffic.load, "cases": rows}

@@ -50,7 +50,7 @@ def words(text):
 def test_other_work_is_not_both_seen_and_not_seen(here, world):
     world.traces(world.server(), swap(world))
     world.results(0.0, completed=150, total_output_tokens=120_000)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     every = [cause["name"] for cause in found["causes"]]
     assert len(every) == len(set(every)) and of.WORK in names(found)
 
@@ -158,7 +158,7 @@ def test_a_small_gain_has_no_idle_device(here, world):
 def test_traces_that_are_there_are_not_asked_for(here, world):
     world.traces(world.server(), swap(world))
     world.results(0.0)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert not any("--trace" in cause["record"] for cause in found["causes"])
 
 
@@ -245,7 +245,7 @@ def test_with_noise_nothing_is_certain(here, world):
 def test_more_pairs_are_those_that_would_tell(here, world):
     """Launches 1 % apart and 1 % expected: `serving ab --dry-run` says the same number."""
     world.record(0.005 * world.step_ms, predicted_ms=0.01 * world.step_ms, noise=0.01, pairs=5)
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     (noise,) = [cause for cause in found["causes"] if cause["name"] == of.NOISE]
     effect = effects(Record(world.folder / "ab"), "quick")["tpot"]
     percent = 100 * found["expected"]["ms"] / effect.base
@@ -282,7 +282,7 @@ def test_hits_in_a_table_say_that_none_was_missed(here, world):
     world.profiled(world.swapped())
     shape = "M:16, N:2112, K:7168"
     world.log(f"[aiter] shape is {shape}, found padded_{shape} is tuned on cu_num = 304 in x, kernel y!")
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert of.TABLE in names(found, "none seen")
     world.log("[aiter] import ...")
     assert of.TABLE in names(json.loads(here("explain", *world.args, "--json", "-").stdout), "not known")
@@ -311,7 +311,7 @@ def test_both_products_of_experts_may_be_launches_of_one_kernel(here, world):
     took = 2 * world.layer[MOE]
     world.run("fused_moe", {"tokens": 16}, old=took, new=0.6 * took)
     world.traces(world.server(), world.server())
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert found["expected"]["ms"] == pytest.approx(0.4 * took * world.layers / 2e3, rel=0.01)
 
 
@@ -333,7 +333,7 @@ def test_cases_that_are_not_served_do_not_count(here, world):
 
 def test_servers_that_differ_in_more_are_noted(here, world):
     world.record(world.gain_ms, info=lambda name: {"backend": name, "chunk": 1 + len(name)})
-    found, *_ = explained(world, here)
+    found, _, _ = explained(world, here)
     assert "setting chunk: 5 -> 6" in found["notes"] and "variable QUICK: None -> 1" in found["notes"]
 
 

@@ -37,6 +37,7 @@ MOST_ROWS = 16384
 products and not the reading of the weights bound the experts, so their time grows with the rows."""
 
 NO_TABLE = Found("", None)  # the look-up of a kernel that no table decides
+TOKENS = {"block_scale_gemm": "m", "fused_moe": "tokens", "mla_decode": "batch"}  # op -> size with the tokens
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,7 @@ class Shape:
         if self.call.op == "mha_prefill":
             new = str(sizes["new"])
             return int(sizes["batch"]) * (int(new) if new.isdecimal() else 1)
-        rows = [
-            sizes[name] for name in ("m", "tokens", "batch") if name in sizes
-        ]  # the size's name in each op
-        return int(rows[0]) if rows else 0
+        return int(sizes[TOKENS[self.call.op]])
 
     def facts(self) -> dict[str, Any]:
         """The shape as the command's JSON has it."""

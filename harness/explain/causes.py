@@ -159,11 +159,8 @@ class Steps:
         """What the calls that the new kernel did not take would have saved."""
         new_part = self.changed.swap.new_part
         if new_part and self.before and self.changes and self.alone is None:
-            before = self.before
-            return sum(
-                (1 - new_part.get(change.op, 1.0)) * self._expected_of(before, change)
-                for change in self.changes
-            )
+            left = [(1 - new_part.get(change.op, 1.0), change) for change in self.changes]
+            return sum(part * self._expected_of(self.before, change) for part, change in left)
         return (1 - (self.changed.new_part or 0.0)) * (self.expected_ms or 0.0)
 
     @property

@@ -47,10 +47,8 @@ class Log:
     missed: dict[str, Counter[str]] = field(default_factory=dict)
     """Op -> shapes, else lines, for which a table had no entry, with how many lines say it."""
     hits: int = 0  # lines that say that an entry of a table was taken
-    refused: Counter[str] = field(
-        default_factory=Counter
-    )  # lines that refuse a name, with how many there are
-    chosen: Counter[str] = field(default_factory=Counter)  # lines that name the backend, likewise
+    refused: Counter[str] = field(default_factory=Counter)  # lines that refuse a name, and how often each
+    chosen: Counter[str] = field(default_factory=Counter)  # lines that name a backend, and how often each
     has_aiter: bool = False  # whether AITER wrote to them
     notes: tuple[str, ...] = ()  # on lines that need not be of the change
 
@@ -96,9 +94,8 @@ def _count(line: str, log: Log) -> None:
     log.has_aiter = log.has_aiter or bool(AITER.search(line))
     for op, pattern in MISSES.items():
         if match := pattern.search(line):
-            shape = GEMM.search(line)
             text = line[match.start() :][:SHOWN]
-            if shape:
+            if shape := GEMM.search(line):
                 text = f"m={shape['m']} n={shape['n']} k={shape['k']}"
             log.missed.setdefault(op, Counter())[text] += 1
     if HITS.search(line):

@@ -65,11 +65,8 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             line_counts["Iteration lines of vLLM"] += 1
             prompts, new, decoding, tokens = map(int, match.groups())
             cached, requests = _cached_tokens(line, kv_capacity), prompts + decoding
-            traffic.add(
-                1, decoding, q=tokens / decoding if decoding else 1,
-                ctx=cached / requests if cached and requests else None,
-                chunks=even_chunks(prompts, new, 0) if prompts and new else (), prompt=new,
-            )  # fmt: skip
+            context = cached / requests * decoding if cached and requests else None
+            traffic.add(1, decoding, tokens, context, even_chunks(prompts, new, 0), prompt=new)
             has_prompts = has_prompts or new > 0
         elif match := RUNNING.search(line):
             snapshots.append((int(match[1]), _cached_tokens(line, kv_capacity)))
@@ -86,7 +83,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
             q = 1
             if length := ACCEPT_LEN.search(line):
                 q = traffic.q(f"SGLang's log has `{length[0]}`", accepted=float(length[1]))
-            traffic.add(INTERVAL, decoding, q, ctx=cached_tokens / decoding if decoding else None)
+            traffic.add(INTERVAL, decoding, q * decoding, cached_tokens)
         elif match := GEMM.search(line):
             line_counts["GEMM lines of AITER"] += 1
             if sizes := _gemm(match, traffic):
@@ -103,7 +100,7 @@ def read_log(lines: Iterable[str], traffic: Traffic) -> str:
         said = drafts if drafts or not traffic.drafts else None
         q = traffic.q("vLLM's log has acceptance rates", said)
         for decoding, cached in snapshots:
-            traffic.add(1, decoding, q, ctx=cached / decoding if cached and decoding else None)
+            traffic.add(1, decoding, q * decoding, cached)
     traffic.calls |= Counter(dict.fromkeys(shapes, 1))  # all ranks log the same
     has = {**line_counts, "shapes": bool(shapes), "prompts": has_prompts}
     for what, note in NOTES.items():

@@ -69,26 +69,30 @@ class Traffic:
         return 1 + drafts
 
     def add(
-        self, count: int, decoding: int = 0, q: float = 1, ctx: float | None = None,
+        self, count: int, decoding: int = 0, tokens: int | None = None, context: float | None = None,
         chunks: tuple[tuple[int, int], ...] = (), prompt: int | None = None,
     ) -> None:  # fmt: skip
         """Adds equal steps; notes as left out what `mla_decode` cannot take.
 
         count:    the number of steps
         decoding: requests that decode
-        q:        mean query tokens of a decoding request
-        ctx:      mean cached tokens of a decoding request; None: not known
+        tokens:   query tokens of all of them, by default one of each
+        context:  cached tokens of all of them; None: not known
         chunks:   (new, prefix) of each prompt
         prompt:   prompt tokens, by default the new ones of the chunks
         """
-        if decoding and not 1 <= round(q) <= MOST_QUERIES:
+        if tokens is None or not decoding:
+            tokens = decoding
+        q = tokens / decoding if decoding else 1
+        if not 1 <= round(q) <= MOST_QUERIES:
             why = f"steps of {q:.3g} tokens a decoding request; mla_decode takes 1 to {MOST_QUERIES}"
             self.left_out[why] += count
             return
-        lengths = (max(round(ctx), round(q)),) * decoding if ctx else ()  # equal ones
+        lengths: tuple[int, ...] = ()
+        if decoding and context:  # requests are taken as equally long
+            lengths = (max(round(context / decoding), round(q)),) * decoding
         if prompt is None:
             prompt = sum(new for new, _ in chunks)
-        tokens = round(q * decoding)
         if decoding and tokens % decoding:
             self.note("requests of a step have different numbers of query tokens: mla_decode has their "
                       "rounded mean")  # fmt: skip
@@ -102,12 +106,14 @@ class Traffic:
 
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of each prompt.
+    """(new, prefix) of each prompt; none without new tokens.
 
     batch:       the number of prompts
     new, prefix: tokens of all prompts together
     span:        `LEAST..MOST`, the new tokens over which prompts spread; empty: they are equally long
     """
+    if not (batch and new):
+        return ()
     lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)
     return tuple((max(length, 1), prefix // batch) for length in lengths)
 

@@ -64,14 +64,9 @@ def read_trace(recorded: RecordedTrace, traffic: Traffic) -> str:
 
 def _vllm(match: re.Match[str], count: int, traffic: Traffic) -> None:
     sums = {name: int(text or 0) for name, text in match.groupdict().items()}
-    decoding, context = sums["decoding"], sums["decode_context"]
-    tokens, new = sums["tokens"] or sums["only_tokens"], sums["new"] or sums["only_new"]
-    traffic.add(
-        count, decoding, q=tokens / decoding if decoding else 1,
-        ctx=context / decoding if context and decoding else None,
-        chunks=_chunks(sums["prompts"], new, max(sums["context"] - sums["new"], 0), sums["squares"]),
-        prompt=new,
-    )  # fmt: skip
+    new, tokens = sums["new"] or sums["only_new"], sums["tokens"] or sums["only_tokens"]
+    chunks = _chunks(sums["prompts"], new, max(sums["context"] - sums["new"], 0), sums["squares"])
+    traffic.add(count, sums["decoding"], tokens, sums["decode_context"], chunks, prompt=new)
 
 
 def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
@@ -84,19 +79,11 @@ def _sglang(match: re.Match[str], count: int, traffic: Traffic) -> None:
     elif mode in ("DECODE", *VERIFIES):
         is_open = mode in VERIFIES and "g_sq" not in sums
         q = traffic.q(f"a trace of SGLang has {mode} steps") if is_open else 1
-        tokens, context = sums.get("g_sq", q * batch), sums.get("g_sk")
-        ctx = context / batch if context and batch else None
-        traffic.add(count, batch, q=tokens / max(batch, 1), ctx=ctx)
+        traffic.add(count, batch, sums.get("g_sq", q * batch), sums.get("g_sk"))
     elif is_prefill and new:
-        decoding, tokens = sums.get("g", 0), sums.get("g_sq", 0)
-        traffic.add(
-            count, decoding, q=tokens / decoding if decoding else 1,
-            ctx=sums["g_sk"] / decoding if decoding and "g_sk" in sums else None,
-            chunks=_chunks(
-                sums.get("c", batch), new, max(sums.get("c_sk", new) - new, 0), sums.get("c_sqsq", 0)
-            ),
-            prompt=new,
-        )  # fmt: skip
+        prefix = max(sums.get("c_sk", new) - new, 0)
+        chunks = _chunks(sums.get("c", batch), new, prefix, sums.get("c_sqsq", 0))
+        traffic.add(count, sums.get("g", 0), sums.get("g_sq", 0), sums.get("g_sk"), chunks, prompt=new)
     else:
         traffic.left_out[f"{mode} steps of SGLang without requests or tokens"] += count
 
@@ -111,21 +98,20 @@ def _atom(match: re.Match[str], count: int, traffic: Traffic) -> None:
             chunks = even_chunks(batch, tokens, max(prefix, 0))
         traffic.add(count, chunks=chunks, prompt=tokens)
     else:
-        ctx = sum(lengths) / batch if lengths and batch else None
-        traffic.add(count, batch, q=tokens / max(batch, 1), ctx=ctx)
+        traffic.add(count, batch, tokens, context=sum(lengths))
 
 
 READERS = {"vLLM": (VLLM, _vllm), "SGLang": (SGLANG, _sglang), "ATOM": (ATOM, _atom)}
-"""Engine -> what matches its annotations, and what adds the steps of one that occurs so often."""
+"""Engine -> the pattern of its annotations, and what adds the steps of one, which occurs `count` times."""
 
 
 def _chunks(prompts: int, new: int, prefix: int, squares: int) -> tuple[tuple[int, int], ...]:
     """(new, prefix) of each prompt of a step, from the sums of their new tokens, of their prefixes and of the
     squares of their new tokens (0: not said)."""
-    if not (prompts and new):
-        return ()
-    mean = new / prompts
-    span = span_of(mean, squares / prompts - mean**2, prompts, (1, new)) if squares else ""
+    span = ""
+    if squares and prompts:
+        mean = new / prompts
+        span = span_of(mean, squares / prompts - mean**2, prompts, (1, new))
     return even_chunks(prompts, new, prefix, span)
 
 

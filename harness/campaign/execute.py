@@ -311,10 +311,7 @@ def run_campaign(
 
 def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tuple[Sequence[Step], bool]:
     """Writes the steps of a new campaign to its folder. Returns them, and whether the devices are of one
-    type. Raises UsageError.
-
-    kinds: type of devices -> kind of platform
-    """
+    type. Raises UsageError. kinds: type of devices -> kind of platform"""
     steps, has_one_type = steps_of(file, kinds.values()), len(kinds) == 1
     content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": has_one_type}
     with files.explained(f"cannot write to {folder}", "; choose another --out"):

@@ -108,11 +108,9 @@ def read_measured(paths: Sequence[str]) -> Measured:
     if not devices:
         raise UsageError(f"no row of {', '.join(paths)} has a time")
     ((device, arch),) = devices
-    in_several_runs = [key for key, of_case in sheets.items() if len({sheet.folder for sheet in of_case}) > 1]
-    if in_several_runs:
-        notes.append(
-            f"cases in several runs: {len(in_several_runs)}; the newest run that has both rows counts"
-        )
+    in_several = [key for key, of_case in sheets.items() if len({sheet.folder for sheet in of_case}) > 1]
+    if in_several:
+        notes.append(f"cases in several runs: {len(in_several)}; the newest run that has both rows counts")
     created = {recorded.folder: recorded.run.created for recorded in recorded_runs}
     for of_case in sheets.values():
         of_case.sort(key=lambda sheet: created[sheet.folder], reverse=True)

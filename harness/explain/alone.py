@@ -16,6 +16,8 @@ from harness.serving.ledger import KernelChange
 from shapes.case import Size
 from shapes.names import unknown
 
+Column = Literal["before_us", "after_us", "half_us"]
+
 
 @dataclass(frozen=True)
 class CaseTimes:
@@ -47,9 +49,7 @@ class Alone:
     new: tuple[str, ...]  # kernels that only the entry after runs
     kernel_us: Mapping[str, float]  # kernel -> microseconds in a call, for the kernels of both
 
-    def mean(
-        self, column: Literal["before_us", "after_us", "half_us"], keys: Collection[str] | None = None
-    ) -> float:
+    def mean(self, column: Column, keys: Collection[str] | None = None) -> float:
         """The weighted mean of a column of CaseTimes over the cases with these keys, by default over all."""
         cases = [case for case in self.cases if keys is None or case.text in keys]
         return _weighted_mean([getattr(case, column) for case in cases], [case.weight for case in cases])

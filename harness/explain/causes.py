@@ -169,8 +169,7 @@ class Steps:
         return math.hypot(self.half_ms_of("step"), self.of_launch * self.after.ms)
 
     def half_ms_of(self, *keys: str) -> float:
-        """Half the width of the interval of the difference of both steps in these op classes or other keys of
-        `half_width_ms`."""
+        """Half the width of the interval of the difference of both steps in these keys of `half_width_ms`."""
         steps = [step for step in (self.before, self.after) if step]
         return math.hypot(*(step.half_width_ms.get(key, 0.0) for step in steps for key in keys))
 
@@ -298,6 +297,7 @@ def _base_and_shapes(steps: Steps, before_ms: float, new_part: float, least_ms: 
 
 
 def _not_called(steps: Steps, ms: float) -> Cause:
+    """That calls of the new kernel are missing. ms: what they would have saved"""
     changed, swap, after = steps.changed, steps.changed.swap, steps.after
     names = changed.run_names or swap.new
     kernel = short(names[0]) if names else "the new kernel"
@@ -327,12 +327,11 @@ def _not_called(steps: Steps, ms: float) -> Cause:
 
 
 def _not_in_effect(steps: Steps, ms: float) -> Cause:
-    """The same kernels run as fast as before."""
+    """That the same kernels run as fast as before, with the reason if one is known. ms: what is missing"""
     assert steps.before
-    names = [name for name in steps.changed.before if name in steps.after.kernels][:2]
-    evidence = [
-        f"{_calls(name, steps.before)} -> {_calls(name, steps.after)} a step: {name}" for name in names
-    ]
+    before, after = steps.before, steps.after
+    names = [name for name in steps.changed.before if name in after.kernels][:2]
+    evidence = [f"{_calls(name, before)} -> {_calls(name, after)} a step: {name}" for name in names]
     if reason := not_in_effect(steps.sides, steps.log) or _table_cause(steps, ms):
         return reason.sized(ms, evidence)
     says = f"The same kernels run as fast as without the change: {', '.join(map(short, names)) or 'none'}"
@@ -390,9 +389,8 @@ def _saves_less(steps: Steps, ms: float, least_ms: float) -> Cause:
     changed, after, alone = steps.changed, steps.after, steps.alone
     kernel = next(iter([*changed.swap.new, *changed.after]), "")
     evidence = [f"{_calls(kernel, after)} a step in {after.file}: {kernel}"]
-    if alone and kernel in alone.kernel_us:
-        us = figure(alone.kernel_us[kernel])
-        evidence.append(f"alone it takes {us} us ({alone.after}, {alone.folder})")
+    if alone and (us := alone.kernel_us.get(kernel)) is not None:
+        evidence.append(f"alone it takes {figure(us)} us ({alone.after}, {alone.folder})")
     if steps.before:
         times = f"{figure(steps.before.ms_of(changed.before))} -> {figure(after.ms_of(changed.after))}"
         evidence.append(f"the op takes {times} ms of a step")
@@ -455,12 +453,10 @@ def _neighbour_causes(
         noise_ms = OF_KERNEL * steps.of_launch * before.ms_of(added_ms)
         largest = sorted(added_ms, key=lambda kernel: -abs(added_ms[kernel]))[:3]
         first = short(largest[0]) if largest else ""
-        is_longer = ms > 0
         says = {
-            SLOWER: f"Other kernels became {'slower' if is_longer else 'faster'}, most of all {first}",
-            BESIDE: f"The change {'brings other kernels' if is_longer else 'takes kernels away'}: {first}",
-            WAITS: f"Communication takes {'longer' if is_longer else 'less'}: a rank waits for the slowest "
-            "one",
+            SLOWER: f"Other kernels became {'slower' if ms > 0 else 'faster'}, most of all {first}",
+            BESIDE: f"The change {'brings other kernels' if ms > 0 else 'takes kernels away'}: {first}",
+            WAITS: f"Communication takes {'longer' if ms > 0 else 'less'}: a rank waits for the slowest one",
         }[name]
         evidence = [f"{_calls(each, before)} -> {_calls(each, after)} a step: {each}" for each in largest]
         least_ms = max(steps.least_ms, steps.half_ms_of(*classes), noise_ms)
@@ -470,7 +466,8 @@ def _neighbour_causes(
 def _added_ms(
     steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """By cause and kernel, the ms that the kernel takes more than before at the clock of the step after."""
+    """Cause -> kernel -> the ms by which the kernel takes longer than before at the clock of the step
+    after."""
     after, changed = steps.after, steps.changed
     added: dict[str, dict[str, float]] = {SLOWER: {}, BESIDE: {}, WAITS: {}}
     for name in {**before.kernels, **after.kernels}.keys() - {*changed.before, *changed.after}:

@@ -36,12 +36,11 @@ def steps_in(
     if not traces:
         return None
     inputs = [_read(Path(path)) for path in traces]
-    taken_apart = [trace for trace, _ in inputs]
     served = [traffic for _, traffic in inputs]
-    before = decode_step(taken_apart[0]) if len(traces) == 2 else None
-    after = decode_step(taken_apart[-1])
+    steps = [decode_step(trace) for trace, _ in inputs]
+    before, after = (steps[0] if len(steps) == 2 else None), steps[-1]
     if before and before.until_next != after.until_next:
-        before, after = (decode_step(trace, until_next=False) for trace in taken_apart)
+        before, after = (decode_step(trace, until_next=False) for trace, _ in inputs)
     if before and before.file == after.file:
         before, after = (replace(step, file=path) for step, path in zip((before, after), traces, strict=True))
     if changes:
@@ -53,8 +52,9 @@ def steps_in(
         raise UsageError(f"{kernel} of {alone.after} {where}: are the traces swapped?")
     changed = changed_op(before, after, ops, alone)
     classes = {kernel.op_class for step in (before, after) if step for kernel in step.kernels.values()}
-    if not (changed.swap.old or changed.swap.new) and (missing := [op for op in ops if op not in classes]):
-        raise UsageError(f"no kernel of {missing[0]} in {' or '.join(dict.fromkeys(traces))}")
+    for op in ops:
+        if op not in classes and not (changed.swap.old or changed.swap.new):
+            raise UsageError(f"no kernel of {op} in {' or '.join(dict.fromkeys(traces))}")
     return Steps(
         before, after, ops, alone,
         fit=fit(alone, served_sizes(alone.op, served[-1]), after.file) if alone else None,
@@ -88,11 +88,9 @@ def _differing_op(before: DecodeStep | None, after: DecodeStep) -> tuple[str, ..
 def modelled(
     record: str | None, before: Sequence[str], changes: Sequence[KernelChange], alone: Alone | None
 ) -> tuple[Prediction, ...]:
-    """What the model of serving predicts of the change under the client's load; nothing where the inputs do
-    not say enough of the machine and the load for it.
-
-    record: a folder of `serving ab`; before: files of results without the change
-    """
+    """What the model of serving predicts of the change under the client's load, by a folder of `serving ab`
+    or files of results before; nothing where the inputs do not say enough of the machine and the load for
+    it."""
     asked = list(changes) or ([alone.change] if alone else [])
     with contextlib.suppress(UsageError):
         if record and alone:

@@ -54,11 +54,8 @@ class Log:
 
     def beyond(self, base: Log, names: Sequence[str]) -> Log:
         """What the log says of the change. Misses that the base log has, too, are left out. A refusal is kept
-        where it names the change, or where there is a base log without it.
-
-        base:  the log of the server without the change; it may have no files
-        names: of the variables and flags that the change sets
-        """
+        where it has one of the names of the change's variables and flags, or where there is a base log
+        without it. base: the log of the server without the change; it may have no files"""
         patterns = [re.compile(rf"(?<![\w-]){re.escape(name)}(?!\w)") for name in names]
         log = replace(self, refused=Counter(), missed={})
         for line, count in self.refused.items():

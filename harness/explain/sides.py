@@ -54,11 +54,8 @@ class Sides:
 
 
 def read_sides(record: str | None, arm: str, before: Sequence[str], after: Sequence[str]) -> Sides:
-    """Raises UsageError.
-
-    record:        a folder of `serving ab`, or None; arm: which of its arms, empty where it has one
-    before, after: files of results, paired in order
-    """
+    """From a folder of `serving ab` and the name of its arm, empty where it has one; else from files of
+    results before and after, paired in order. Raises UsageError."""
     if record:
         return _of_record(Path(record), arm)
     return _of_results(before, after) if before else Sides()
@@ -76,15 +73,15 @@ def _of_results(before: Sequence[str], after: Sequence[str]) -> Sides:
             several = f"results of several concurrencies ({', '.join(f'{load:g}' for load in loads)})"
             raise UsageError(f"{', '.join(files)}: {several}: give those of one load")
     pairs = list(zip(*runs, strict=True))
-    tpots = [(first.value("tpot", "mean"), second.value("tpot", "mean")) for first, second in pairs]
-    tpots_before = [first for first, second in tpots if first and second]
-    tpots_after = [second for first, second in tpots if first and second]
-    found = None
-    if tpots_before:
-        found = effect(tpots_before, tpots_after, higher=False, level=CONFIDENCE, margin=1.0)
+    both = [(first.value("tpot", "mean"), second.value("tpot", "mean")) for first, second in pairs]
+    tpots = [(first, second) for first, second in both if first and second]
+    tpot = None
+    if tpots:
+        firsts, seconds = zip(*tpots, strict=True)
+        tpot = effect(firsts, seconds, higher=False, level=CONFIDENCE, margin=1.0)
     lines = [f"before against after: {line}" for first, second in pairs for line in beside(first, second)]
     title = f"{Path(before[0]).name} and {Path(after[0]).name}"
-    return _with_work(Sides(title, found, notes=tuple(dict.fromkeys(lines))), runs)
+    return _with_work(Sides(title, tpot, notes=tuple(dict.fromkeys(lines))), runs)
 
 
 def _of_record(folder: Path, arm: str) -> Sides:
@@ -156,15 +153,13 @@ def _with_work(sides: Sides, runs: Sequence[Sequence[ServingRun]]) -> Sides:
     if not all(runs):
         return sides
     lengths = [[run.accept_length for run in runs_of_side if run.accept_length] for runs_of_side in runs]
-    accepted = sides.accepted
-    if all(lengths):
-        accepted = statistics.fmean(lengths[0]), statistics.fmean(lengths[1])
+    before, after = (statistics.fmean(of_side) if all(lengths) else 1.0 for of_side in lengths)
     wrong = [
         f"`serving load` finds its numbers wrong: {finding.message}"
         for run in chain(*runs) for finding in run.findings if finding.severity == "wrong"
     ]  # fmt: skip
     notes = (*sides.notes, *dict.fromkeys(wrong))
-    return replace(sides, work=dict(_differing_work(*runs)), accepted=accepted, notes=notes)
+    return replace(sides, work=dict(_differing_work(*runs)), accepted=(before, after), notes=notes)
 
 
 def _differing_work(before: Sequence[ServingRun], after: Sequence[ServingRun]) -> Iterator[tuple[str, float]]:

@@ -79,11 +79,9 @@ class DecodeStep:
 
 
 def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
-    """The mean decode step. Raises UsageError where the trace has none.
-
-    until_next: whether a step lasts until the next one starts. It is taken until its last kernel ends where
-                this is false, and where most decode steps are not followed by another one
-    """
+    """The mean decode step. Raises UsageError where the trace has none. until_next: whether a step lasts
+    until the next one starts; it lasts until its last kernel ends where most steps are not followed by
+    another one"""
     steps = trace.steps_of("decode")
     if not steps:
         phases = ", ".join(trace.phases())
@@ -94,7 +92,7 @@ def decode_step(trace: Trace, *, until_next: bool = True) -> DecodeStep:
     kernels = _mean_kernels(trace, sum(call_counts) / typical)  # a step that was cut off counts in part
     whole = [step for step, count in zip(steps, call_counts, strict=True) if 0.5 < count / typical < 2]
     whole = whole[:: max(1, len(whole) // MOST_STEPS)]
-    lengths = _lengths_until_next(whole, {(step.device, step.start_ns) for step in steps})
+    lengths = _until_next(whole, {(step.device, step.start_ns) for step in steps})
     if not until_next or 2 * len(lengths) < len(whole):
         until_next = False
         lengths = [(step, step.span_ns) for step in whole]
@@ -135,13 +133,11 @@ def _mean_kernels(trace: Trace, steps: float) -> dict[str, Kernel]:
     return kernels
 
 
-def _lengths_until_next(
+def _until_next(
     steps: Sequence[TraceStep], starts: Collection[tuple[str, int]]
 ) -> list[tuple[TraceStep, int]]:
     """The steps that another decode step follows without a pause, each with the ns until that one starts.
-
-    starts: device and start in ns of all decode steps of the trace
-    """
+    starts: device and start in ns of all decode steps of the trace"""
     lengths = [
         (step, max(step.period_ns, step.span_ns))
         for step in steps

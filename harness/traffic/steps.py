@@ -106,12 +106,9 @@ class Traffic:
 
 
 def even_chunks(batch: int, new: int, prefix: int, span: str = "") -> tuple[tuple[int, int], ...]:
-    """(new, prefix) of each prompt; none without new tokens.
-
-    batch:       the number of prompts
-    new, prefix: tokens of all prompts together
-    span:        `LEAST..MOST`, the new tokens over which prompts spread; empty: they are equally long
-    """
+    """(new, prefix) of each of `batch` prompts, which have `new` and `prefix` tokens together; none without
+    new tokens. span: `LEAST..MOST`, over which the new tokens of prompts spread; empty: they are equally
+    long"""
     if not (batch and new):
         return ()
     lengths = spread(parse_span(span or str(new // batch), least=0), batch, 0)

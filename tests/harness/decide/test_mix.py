@@ -113,31 +113,25 @@ def test_of_cases_at_one_place_that_counts_in_which_the_engine_has_a_row(mixed, 
     assert [case.sizes["page"] for case in mixed(cases).cases] == [128]
 
 
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"tp": 8, "dp_attention": True, "ep": 8}, ["--suite", "r1-dp-ep8"]),
-        ({"tp": 16}, ["--suite", "deepseek-r1-tp16"]),
-        ({"kv": "fp8"}, []),
-    ],
-)
+@pytest.mark.parametrize(("told", "words"), [
+    ({"tp": 8, "dp_attention": True, "ep": 8}, ["--suite", "r1-dp-ep8"]),
+    ({"tp": 16}, ["--suite", "deepseek-r1-tp16"]),
+    ({"kv": "fp8"}, []),
+])  # fmt: skip
 def test_the_suite_of_a_deployment_is_one_that_run_takes(mixed, told, words):
     assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], **{"tp": 8, **told}).run_options == words
     if words:
         assert suite(words[1]).cases("block_scale_gemm")
 
 
-@pytest.mark.parametrize(
-    ("engine", "told", "flags"),
-    [
-        ("vllm", {"tp": 4}, ["--tensor-parallel-size 4"]),
-        ("vllm", {"tp": 8, "ep": 8, "kv": "fp8"},
-         ["--tensor-parallel-size 8", "--enable-expert-parallel", "--kv-cache-dtype fp8"]),
-        ("sglang", {"tp": 8, "ep": 8, "kv": "fp8"},
-         ["--tp-size 8", "--ep-size 8", "--kv-cache-dtype fp8_e4m3"]),
-        ("sglang", {"tp": 8, "dp_attention": True}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("engine", "told", "flags"), [
+    ("vllm", {"tp": 4}, ["--tensor-parallel-size 4"]),
+    ("vllm", {"tp": 8, "ep": 8, "kv": "fp8"},
+     ["--tensor-parallel-size 8", "--enable-expert-parallel", "--kv-cache-dtype fp8"]),
+    ("sglang", {"tp": 8, "ep": 8, "kv": "fp8"},
+     ["--tp-size 8", "--ep-size 8", "--kv-cache-dtype fp8_e4m3"]),
+    ("sglang", {"tp": 8, "dp_attention": True}, []),
+])  # fmt: skip
 def test_the_flags_of_a_deployment(mixed, engine, told, flags):
     assert mixed([(mla(64, PLACE, ctx="3201..3999"), ROWS)], engine, **told).server_flags == flags
 

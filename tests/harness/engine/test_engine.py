@@ -222,17 +222,14 @@ def test_settings_change_what_runs(here, tmp_path):
     assert facts(here, *command, "--with", "CU_NUM=80")["notes"] == []
 
 
-@pytest.mark.parametrize(
-    "setting, notes",
-    [
-        ("--moe-dense-tp-size=1", []),  # the dense MLP is split differently, and the same kernel runs
-        ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
-        ("--disable-shared-experts-fusion", []),
-        ("SGLANG_ENABLE_JIT_DEEPGEM=0",
-         ["SGLANG_ENABLE_JIT_DEEPGEM: what sglang does with it on sm_90 is not recorded, so it changed "
-          "nothing here, and rows may be wrong; did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("setting, notes", [
+    ("--moe-dense-tp-size=1", []),  # the dense MLP is split differently, and the same kernel runs
+    ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
+    ("--disable-shared-experts-fusion", []),
+    ("SGLANG_ENABLE_JIT_DEEPGEM=0",
+     ["SGLANG_ENABLE_JIT_DEEPGEM: what sglang does with it on sm_90 is not recorded, so it changed "
+      "nothing here, and rows may be wrong; did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"]),
+])  # fmt: skip
 def test_a_setting_without_effect_is_reported(here, setting, notes):
     command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--dp-attention")
     assert facts(here, *command, "--with", setting)["notes"] == notes

@@ -69,7 +69,7 @@ class Step:
     op: str
     arguments: Sequence[str]  # as in a command line, after the command's name
     devices: Sequence[str] = ()  # types of devices; empty: all
-    share: float | None = None
+    share: float | None = None  # see StepTable
     expected_s: float = 60.0
     kind: str = ""  # kind of platform: cuda, rocm or cpu; empty: all
 

@@ -41,8 +41,8 @@ class Pair:
 
     case: Weighed
     sheet: Sheet
-    old: Row
-    new: Row
+    old: Row  # that of the default
+    new: Row  # that of the settings
     us: float
     """The time of the default in the session from which all of the default's times are taken. The sheet may
     be of another session: ratios carry over from one session to another, and times do not."""
@@ -193,7 +193,7 @@ class Launches:
             of_rules += [entry.settings for entry in engines.entries(self.engine, op, self.measured.arch)]
         fixed = {*SPLITS[self.engine], *NO_CHOICE, *self.base}
         candidates: list[Setting] = []
-        for settings in (*of_rules, *self.measured.varied):
+        for settings in (*of_rules, *self.measured.settings):
             added = {name: value for name, value in settings.items() if self.base.get(name) != value}
             if added and added not in candidates and fixed.isdisjoint(added):
                 candidates.append(added)

@@ -221,7 +221,7 @@ def _merged(launches: Launches, by_op: Mapping[str, Sequence[Weighed]]) -> list[
     what a candidate sets, or what a rule of the engine and a run of `toggle` set together."""
     merged: list[Setting] = [{}]
     candidates = launches.candidates
-    varied = [settings for settings in candidates if settings in launches.measured.varied]
+    varied = [settings for settings in candidates if settings in launches.measured.settings]
     for cases in by_op.values():
         of_op = [settings for settings in candidates if _runs(launches, cases, settings)]
         with_varied = [first | second for first, second in product(of_op, varied) if _agree(first, second)]

@@ -62,24 +62,22 @@ class Sheet:
 class Measured:
     """What runs of one machine measured."""
 
-    sheets: Mapping[
-        CaseKey, Sequence[Sheet]
-    ]  # in the order of BOUNDARIES; of a boundary the newest run first
+    sheets: Mapping[CaseKey, Sequence[Sheet]]  # by BOUNDARIES in order; of a boundary the newest run first
     device: str
     arch: str
     folders: Sequence[Path]
     notes: Sequence[str]
 
     @property
-    def varied(self) -> list[dict[str, str]]:
+    def settings(self) -> list[dict[str, str]]:
         """The settings that the runs measured, each without the variables that it leaves unset."""
-        varied: list[dict[str, str]] = []
+        measured: list[dict[str, str]] = []
         for sheet in chain.from_iterable(self.sheets.values()):
             for row in sheet.rows:
-                settings = {name: value for name, value in row.variables.items() if value is not None}
-                if settings and settings not in varied:
-                    varied.append(settings)
-        return varied
+                variables = {name: value for name, value in row.variables.items() if value is not None}
+                if variables and variables not in measured:
+                    measured.append(variables)
+        return measured
 
 
 def read_measured(paths: Sequence[str]) -> Measured:

@@ -272,7 +272,7 @@ def to_measure(decision: Decision) -> Iterator[str]:
         words += _case_options(decision, cases) if op in measured else mix.run_options
         flags: list[str] = []
         for choice in decision.choices:
-            if choice.op == op and choice.missing and choice.settings in launches.measured.varied:
+            if choice.op == op and choice.missing and choice.settings in launches.measured.settings:
                 for name, value in choice.settings.items():
                     flags += ["--flag", f"{name}={value}"]
         yield command("toggle" if flags else "run", *flags, *words)

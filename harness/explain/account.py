@@ -97,10 +97,10 @@ class Account:
 def account(
     ops: Sequence[str], sides: Sides, steps: Steps | None, log: Log, modelled: Sequence[Prediction] = ()
 ) -> Account:
-    """modelled: what the model of serving predicts of the change. Raises NothingRan where there is nothing to
-    compare."""
+    """The account of a change of these ops. modelled: what the model of serving predicts of the change.
+    Raises NothingRan where there is nothing to compare."""
     of = TPOT if sides.effect or steps is None else STEP
-    per_token = sides.accepted[0] if of == TPOT else 1.0
+    per_token = sides.accepted[0] if of == TPOT else 1.0  # a time of a step over its time for a token
     observed = _of_effect(sides.effect) if sides.effect else _of_steps(steps)
     predicted = _predicted((*sides.predictions, *modelled), of)
     in_step = _in_step(steps, per_token)
@@ -113,30 +113,28 @@ def account(
     notes = [*sides.notes, *_notes(sides, steps, log, ops)]
     if expected and expected.unsure:
         notes.append(f"no gain was expected with certainty: {expected.shown}")
-    made = Account("", of, expected, observed, (), tuple(notes))
-    found = [
-        cause if cause.ms is None else replace(cause, ms=cause.ms / per_token)
-        for cause in (causes.step_causes(steps) if steps else ())
-    ]
+    result = Account("", of, expected, observed, (), tuple(notes))
+    of_steps = causes.step_causes(steps) if steps else ()
+    found = [cause if cause.ms is None else replace(cause, ms=cause.ms / per_token) for cause in of_steps]
     if accept_length := _of_accept_length(sides, steps):
         found.append(accept_length)
-    found += _of_sides(made, sides, steps, log, ops, found)
+    found += _of_sides(result, sides, steps, log, ops, found)
     if predicted and in_step:
         found.append(_prediction(predicted, in_step))
     if steps and observed and _is_comparable(sides, steps):
         found += _beyond_steps(sides, steps, observed, per_token, accept_length)
-    if made.state == NOISE and made.missing is not None and observed:
+    if result.state == NOISE and result.missing is not None and observed:
         found = [_within_noise(cause, steps) for cause in found]
-        rest = made.missing - _sum_ms(found)
-        if abs(rest) > causes.LEAST * abs(made.missing):
-            found.append(Cause(NOISE, "likely", rest, _noise(made, sides.effect), (observed.text,)))
+        rest = result.missing - _sum_ms(found)
+        if abs(rest) > causes.LEAST * abs(result.missing):
+            found.append(Cause(NOISE, "likely", rest, _noise(result, sides.effect), (observed.text,)))
     named = [cause for cause in found if cause.named]
     unseen = {cause.name: cause for cause in found if cause.name not in {cause.name for cause in named}}
     found = [*named, *unseen.values()]
     found += _not_known(found, sides, steps)
     found = [replace(cause, record=_to_record(cause, sides, steps)) for cause in found]
-    made = replace(made, causes=tuple(sorted(found, key=lambda cause: _rank(cause, made.missing))))
-    return replace(made, says=_sentence(made, sides.effect, steps), code=_code(made, steps))
+    result = replace(result, causes=tuple(sorted(found, key=lambda cause: _rank(cause, result.missing))))
+    return replace(result, says=_sentence(result, sides.effect, steps), code=_code(result, steps))
 
 
 def _sum_ms(found: Sequence[Cause]) -> float:
@@ -160,16 +158,17 @@ def _seen_not_called(cause: Cause, steps: Steps | None) -> bool:
 
 def _of_effect(effect: Effect) -> Saving:
     """The saving of TPOT. One pair has no interval: it gets the one that launches of other servers give."""
-    half = 2 * math.sqrt(2) * SPREAD["tpot"][1]
+    half = 2 * math.sqrt(2) * SPREAD["tpot"][1]  # two standard deviations of a difference of launches, in %
     low, high = effect.interval or (effect.percent - half, effect.percent + half)
     of_others = "" if effect.interval else ", its interval that of other servers"
     times = f"{figure(effect.base, 4)} -> {figure(effect.arm, 4)} ms"
-    # The most percent of TPOT more are the least ms saved.
-    ms, least, most = (-effect.base * percent / 100 for percent in (effect.percent, high, low))
-    return Saving(ms, least, most, f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}")
+    text = f"TPOT {times}, {counted(effect.pairs, 'pair')}{of_others}"
+    saved_ms = -effect.base / 100  # of one per cent of TPOT more, so the most per cent are the least saving
+    return Saving(effect.percent * saved_ms, high * saved_ms, low * saved_ms, text)
 
 
 def _of_steps(steps: Steps | None) -> Saving | None:
+    """The saving of a step; None without both steps."""
     if steps is None or steps.before is None or steps.saved_ms is None:
         return None
     ms, half = steps.saved_ms, steps.half_ms
@@ -226,15 +225,15 @@ def _in_step(steps: Steps | None, per_token: float) -> Saving | None:
 
 
 def _of_sides(
-    made: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], found: Sequence[Cause]
+    result: Account, sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str], found: Sequence[Cause]
 ) -> Iterator[Cause]:
     """What names, settings, logs and the work show, beside the causes that were found. Where no trace tells
     the size of such a cause, it is all that is still missing. The size of other work is known only where the
     traces themselves are compared."""
     is_sized = steps is not None and steps.expected_ms is not None and steps.saved_ms is not None
     ms = None
-    if made.missing is not None and (not is_sized or (steps and steps.unlike)):
-        ms = made.missing - _sum_ms(found)
+    if result.missing is not None and (not is_sized or (steps and steps.unlike)):
+        ms = result.missing - _sum_ms(found)
     missed = causes.missed_table(log, ops)
     if missed and not missed.named:
         yield missed
@@ -265,8 +264,8 @@ def _is_comparable(sides: Sides, steps: Steps) -> bool:
 
 
 def _unusual_ratio(sides: Sides, steps: Steps | None) -> float:
-    """A step over TPOT where it is so unusual that a step is not what a token takes; 0: it is, or one of the
-    two is not known."""
+    """The ratio of a step to TPOT if it is so unusual that a step is not what a token takes; 0 if it is
+    usual, or not known."""
     if not sides.effect or steps is None or steps.before is None:
         return 0.0
     ratio = steps.before.ms / sides.accepted[0] / sides.effect.base
@@ -300,8 +299,9 @@ def _beyond_steps(
 ) -> Iterator[Cause]:
     """What the steps saved and TPOT does not show, apart from the accept length: other work, or stalls."""
     saved_ms = (steps.saved_ms or 0.0) / per_token
-    accept_ms = accept_length.ms or 0.0 if accept_length else 0.0
-    lost_ms = saved_ms - accept_ms - observed.ms
+    lost_ms = saved_ms - observed.ms
+    if accept_length:
+        lost_ms -= accept_length.ms or 0.0
     half_ms = math.hypot(steps.half_ms / per_token, (observed.high - observed.low) / 2)
     if abs(lost_ms) <= max(half_ms, causes.IN_STEP * abs(saved_ms)):
         yield Cause(STALLS, "none seen")
@@ -398,16 +398,18 @@ def _notes(sides: Sides, steps: Steps | None, log: Log, ops: Sequence[str]) -> I
 # In words
 
 
-def _noise(made: Account, effect: Effect | None) -> str:
+def _noise(result: Account, effect: Effect | None) -> str:
     """That the observation is too noisy to tell, and what would tell."""
-    assert made.expected
-    if made.expected.unsure:
-        return f"No gain was expected with certainty, {made.expected.shown}, and {made.of} may be unchanged"
-    expected = f"{figure(made.expected.ms)} ms that were expected"
-    text = f"The interval of {made.of} holds both no change and the {expected}"
+    assert result.expected
+    if result.expected.unsure:
+        return (
+            f"No gain was expected with certainty, {result.expected.shown}, and {result.of} may be unchanged"
+        )
+    expected = f"{figure(result.expected.ms)} ms that were expected"
+    text = f"The interval of {result.of} holds both no change and the {expected}"
     if effect is None:
         return f"{text}; longer traces would tell"
-    percent = 100 * abs(made.expected.ms) / effect.base
+    percent = 100 * abs(result.expected.ms) / effect.base
     spread = effect.launch_spread or SPREAD["tpot"][1]
     needed = pairs_for(percent, spread, CONFIDENCE, MOST_LOOKED_AT) if percent else None
     if needed is None:
@@ -415,22 +417,22 @@ def _noise(made: Account, effect: Effect | None) -> str:
     return f"{text}; {max(1, needed - effect.pairs)} more pairs would tell"
 
 
-def _sentence(made: Account, effect: Effect | None, steps: Steps | None) -> str:
+def _sentence(result: Account, effect: Effect | None, steps: Steps | None) -> str:
     """What happened, with the first cause."""
-    expected, observed, missing = made.expected, made.observed, made.missing
-    if made.state == VANISHED_NOTHING and expected and observed:
-        return _as_expected(made, expected, observed)
-    # Causes of the other sign made up for something, and do not explain what is missing.
+    expected, observed, missing = result.expected, result.observed, result.missing
+    if result.state == VANISHED_NOTHING and expected and observed:
+        return _as_expected(result, expected, observed)
+    # Causes of the other sign do not explain what is missing.
     named = [
-        cause for cause in made.named
+        cause for cause in result.named
         if cause.name != NOISE and (cause.ms is None or _sign(missing) * cause.ms > 0)
     ]  # fmt: skip
-    if made.state == NOISE:
+    if result.state == NOISE:
         seen = [cause for cause in named if _seen_not_called(cause, steps)]
         if not seen:
             of_op = [cause for cause in named if cause.name in NOT_ITS_OWN and cause.name != WORK]
             besides = f"; besides, {_lower(of_op[0].says)}" if of_op else ""
-            return f"No finding: {_lower(_noise(made, effect))}{besides}."
+            return f"No finding: {_lower(_noise(result, effect))}{besides}."
         named = seen
     likely = "Likely: " if named and named[0].sure == "likely" else ""
     if missing is None or expected is None or observed is None:
@@ -441,7 +443,7 @@ def _sentence(made: Account, effect: Effect | None, steps: Steps | None) -> str:
             give = "give --trace BEFORE AFTER with --change or --run, or an A/B with --predict"
             why = f"what was expected is not known in ms: {give}"
         return f"It cannot be told what vanished, as {why}."
-    no_loss = _without_vanished_gain(made.of, expected, observed)
+    no_loss = _without_vanished_gain(result.of, expected, observed)
     if not named:
         lost = f"{figure(missing)} of the {figure(expected.ms)} ms that were expected are missing"
         what = no_loss or f"It is not known where the gain went: {lost}"
@@ -468,24 +470,24 @@ def _without_vanished_gain(of: str, expected: Saving, observed: Saving) -> str:
     return "" if expected.ms > 0 else f"The loss is larger than expected: {longer}, {what}"
 
 
-def _as_expected(made: Account, expected: Saving, observed: Saving) -> str:
-    saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {made.of} are saved"
+def _as_expected(result: Account, expected: Saving, observed: Saving) -> str:
+    saved = f"{figure(observed.ms)} of {figure(expected.ms)} ms of {result.of} are saved"
     if expected.unsure:
         no_gain = f"No gain was expected with certainty, {expected.shown}"
-        return f"{no_gain}; of {made.of} {observed.shown} are saved."
+        return f"{no_gain}; of {result.of} {observed.shown} are saved."
     if expected.ms < 0:
-        longer = f"{made.of} became {figure(-observed.ms)} ms longer"
+        longer = f"{result.of} became {figure(-observed.ms)} ms longer"
         return f"As predicted, it is a loss: {longer}, {figure(-expected.ms)} ms were expected."
-    if other := _not_its_own(made):
+    if other := _not_its_own(result):
         is_part = other.ms is not None and abs(other.ms) < MOSTLY * expected.ms
         all_of_it = "all " if is_part else ""
         return f"What was saved is not {all_of_it}the change's own, {saved}: {_lower(other.says)}."
     return f"Nothing vanished: {saved}."
 
 
-def _not_its_own(made: Account) -> Cause | None:
+def _not_its_own(result: Account) -> Cause | None:
     """The first cause with which what was saved cannot be what the change saved."""
-    for cause in made.named:
+    for cause in result.named:
         if cause.name in NOT_ITS_OWN and (cause.ms is None or cause.ms > 0):
             return cause
     return None
@@ -499,18 +501,18 @@ def _lower(says: str) -> str:
     return says[0].lower() + says[1:]
 
 
-def _code(made: Account, steps: Steps | None) -> int:
+def _code(result: Account, steps: Steps | None) -> int:
     """The exit code."""
-    if made.state == VANISHED_NOTHING:
-        return FAILED if _not_its_own(made) else OK
-    if made.state == NOISE and not any(_seen_not_called(cause, steps) for cause in made.named):
+    if result.state == VANISHED_NOTHING:
+        return FAILED if _not_its_own(result) else OK
+    if result.state == NOISE and not any(_seen_not_called(cause, steps) for cause in result.named):
         return FAILED
-    if made.missing is None:
-        return OK if any(cause.sure == "certain" for cause in made.named) else FAILED
-    return OK if made.named and abs(made.rest or 0.0) <= UNEXPLAINED * abs(made.missing) else FAILED
+    if result.missing is None:
+        return OK if any(cause.sure == "certain" for cause in result.named) else FAILED
+    return OK if result.named and abs(result.rest or 0.0) <= UNEXPLAINED * abs(result.missing) else FAILED
 
 
-def facts(made: Account) -> JsonObject:
+def facts(result: Account) -> JsonObject:
     """The account as the command's JSON has it."""
-    rows = [asdict(cause) | {"share": made.share(cause.ms)} for cause in made.causes]
-    return {**asdict(made), "causes": rows, "missing": made.missing, "rest": made.rest}
+    rows = [asdict(cause) | {"share": result.share(cause.ms)} for cause in result.causes]
+    return {**asdict(result), "causes": rows, "missing": result.missing, "rest": result.rest}

@@ -122,10 +122,10 @@ def _entry(recorded: RecordedRun, entries: Mapping[str, CellsByCase], baseline: 
     if label in entries:
         return label
     first_setting = next(iter(recorded.run.settings), "")
-    base = next(iter(entries.get(baseline, {}).values()), None)
+    base_cell = next(iter(entries.get(baseline, {}).values()), None)
     for name, cells in entries.items():
-        cell = next(iter(cells.values()))
-        is_setting = cell.setting == label and base is not None and cell.impl == base.impl
+        cell = next(iter(cells.values()))  # an entry has one implementation and one setting in all cases
+        is_setting = cell.setting == label and base_cell is not None and cell.impl == base_cell.impl
         if is_setting or (cell.impl == label and cell.setting == first_setting):
             return name
     known = [*entries, *recorded.run.settings]

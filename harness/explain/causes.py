@@ -24,6 +24,7 @@ from harness.serving.names import COMMUNICATION
 
 Sure = Literal["certain", "likely", "none seen", "not known"]
 
+# The names of causes.
 CALLS, UNREAD, SAME, TABLE = "not called", "not read", "the same server", "table missed"
 REFUSED, BASE, SHAPES, LESS = "refused", "another kernel before", "other shapes", "less in the step"
 NO_EFFECT = "without effect"

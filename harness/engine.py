@@ -123,7 +123,6 @@ class Shape:
         return int(sizes[TOKENS[self.call.op]])
 
     def facts(self) -> dict[str, Any]:
-        """The shape as the command's JSON has it."""
         found = self.found
         return {
             "op": self.call.op, "sizes": dict(self.sizes), "share": round(self.share, 6),
@@ -152,7 +151,6 @@ class EngineView:
         return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
 
     def facts(self) -> dict[str, Any]:
-        """The view as the command's JSON has it."""
         request = self.request
         return {
             "engine": self.release, "arch": self.target.arch, "device": self.device,
@@ -364,7 +362,6 @@ class Changes:
     changes: Sequence[tuple[Shape, Shape]]  # shapes that run something else, the largest share of time first
 
     def facts(self) -> dict[str, Any]:
-        """The changes as the command's JSON has them."""
         changes = []
         for shape_before, shape_after in self.changes:
             before, after = shape_before.facts(), shape_after.facts()

@@ -72,8 +72,6 @@ class CampaignRequest:
 
 @dataclass(frozen=True)
 class CommandDone:
-    """What an agent says of a command that it has run."""
-
     code: int | None  # the exit code; None where it was killed
     output: str  # the end of what it printed
     files: Mapping[str, bytes]  # path within `{out}` -> content
@@ -211,8 +209,6 @@ class CampaignDisplay(RaceDisplay, Protocol):
 
 @dataclass(frozen=True)
 class JobMaker:
-    """Makes the jobs of steps."""
-
     types: Mapping[str, Sequence[Opened]]  # the devices by type
     calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float

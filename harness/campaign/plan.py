@@ -79,7 +79,6 @@ class Step:
 
     @property
     def casewise(self) -> bool:
-        """Whether its cases are measured one by one."""
         return self.command in CASEWISE
 
     def wall_s(self, budget_s: float) -> float:

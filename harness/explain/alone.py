@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from harness.results.schema import Cell
 from harness.serving.ledger import KernelChange
 from shapes.case import Size
 from shapes.names import unknown
-
-Column = Literal["before_us", "after_us", "half_us"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class Alone:
     new: tuple[str, ...]  # kernels that only the entry after runs
     kernel_us: Mapping[str, float]  # kernel -> microseconds in a call, for the kernels of both
 
-    def mean(self, column: Column, keys: Collection[str] | None = None) -> float:
-        """The weighted mean of a column of CaseTimes over the cases with these keys, by default over all."""
+    def mean(self, column: str, keys: Collection[str] | None = None) -> float:
+        """The weighted mean of `before_us`, `after_us` or `half_us` over these cases, by default over all."""
         cases = [case for case in self.cases if keys is None or case.text in keys]
         return _weighted_mean([getattr(case, column) for case in cases], [case.weight for case in cases])
 

@@ -70,11 +70,9 @@ class DecodeStep:
         return self.kernels[name].op_class if name in self.kernels else ""
 
     def ms_of(self, names: Iterable[str]) -> float:
-        """Milliseconds of these kernels in the step."""
         return sum(self.kernels[name].ms for name in names if name in self.kernels)
 
     def calls_of(self, names: Iterable[str]) -> float:
-        """Calls of these kernels in the step."""
         return sum(self.kernels[name].calls for name in names if name in self.kernels)
 
 

@@ -34,9 +34,7 @@ def another_kernel_ran(world):
 def table_missed(world):
     world.run("fused_moe", {"tokens": 16}, old=world.layer[MOE], new=0.6 * world.layer[MOE])
     world.traces(world.server(), world.server())
-    world.log(
-        "Using default MoE config. Performance might be sub-optimal! Config file not found at E=257.json"
-    )
+    world.log("Using default MoE config. Performance might be sub-optimal! Config file not found at E=257")
     return [0.4 * world.ms(world.layer[MOE])]
 
 

@@ -180,9 +180,8 @@ def test_a_sweep_is_no_pairs(here, tmp_path):
         rows = [json.dumps(SGLANG_ROW | {"max_concurrency": each}) for each in (1, 16)]
         (tmp_path / f"{side}.jsonl").write_text("\n".join(rows) + "\n")
     files = ("--before", tmp_path / "before.jsonl", "--after", tmp_path / "after.jsonl")
-    assert "results of several concurrencies (1, 16): give those of one load" in error_line(
-        here("explain", *files)
-    )
+    said = "results of several concurrencies (1, 16): give those of one load"
+    assert said in error_line(here("explain", *files))
 
 
 def test_a_file_is_not_both_sides(here, world):
@@ -273,9 +272,8 @@ def test_one_pair_has_the_interval_of_other_servers(here, world):
     found, text, code = explained(world, here)
     assert text.startswith("Nothing vanished") and code == 0
     assert found["observed"]["text"].endswith("1 pair, its interval that of other servers")
-    assert found["observed"]["high"] - found["observed"]["low"] == pytest.approx(
-        0.068 * world.step_ms, rel=0.05
-    )
+    width_ms = found["observed"]["high"] - found["observed"]["low"]
+    assert width_ms == pytest.approx(0.068 * world.step_ms, rel=0.05)
 
 
 def test_hits_in_a_table_say_that_none_was_missed(here, world):
@@ -289,9 +287,7 @@ def test_hits_in_a_table_say_that_none_was_missed(here, world):
 
 
 def test_a_miss_of_the_served_shape_is_certain(here, tmp_path):
-    miss = (
-        "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x!"
-    )
+    miss = "[aiter] shape is M:{}, N:2112, K:7168, not found tuned config in /a8w8_blockscale.csv, will use x"
     sure = {}
     for m in (16, 512):
         world = World(tmp_path / str(m), random.Random("miss"))

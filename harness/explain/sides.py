@@ -54,8 +54,8 @@ class Sides:
 
 
 def read_sides(record: str | None, arm: str, before: Sequence[str], after: Sequence[str]) -> Sides:
-    """From a folder of `serving ab` and the name of its arm, empty where it has one; else from files of
-    results before and after, paired in order. Raises UsageError."""
+    """From a folder of `serving ab` and the name of the server with the change, empty where it has one such
+    server; else from files of results before and after, paired in order. Raises UsageError."""
     if record:
         return _of_record(Path(record), arm)
     return _of_results(before, after) if before else Sides()
@@ -130,7 +130,7 @@ def _logs(record: Record, arm: str) -> tuple[str, ...]:
 
 
 def _same(record: Record, arm: str) -> tuple[str, bool]:
-    """Why the servers of an arm and of the base are the same, or empty, and whether they are launched alike.
+    """Why a server and that without the change are the same, or empty, and whether they are launched alike.
 
     Settings that a server reports do not show what variables or an image change. So servers with the same
     settings count as the same only where their flags alone differ.

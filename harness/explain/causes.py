@@ -433,6 +433,7 @@ def _clock(before: DecodeStep, after: DecodeStep, changed: ChangedOp) -> tuple[f
 def _clock_cause(steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]) -> Cause:
     if len(ratios) < FEWEST_KERNELS:
         return Cause(CLOCKS, "not known")
+    # What the clock adds to the kernels that the change leaves alone, and to the changed op.
     ms = (clock - 1) * before.ms_of(ratios) + steps.after.ms_of(steps.changed.after) * (1 - 1 / clock)
     percent = f"{100 * abs(clock - 1):.2g} % {'slower' if ms > 0 else 'faster'}"
     span = f"from {min(ratios.values()):.3f} to {max(ratios.values()):.3f}"
@@ -448,7 +449,7 @@ def _neighbour_causes(
 ) -> Iterator[Cause]:
     """Other kernels: slower ones, new and gone ones, and communication, which waits for the slowest rank."""
     after = steps.after
-    for name, added_ms in _added_ms(steps, before, clock, ratios).items():
+    for cause, added_ms in _added_ms(steps, before, clock, ratios).items():
         ms = sum(added_ms.values())
         classes = {before.op_class(kernel) or after.op_class(kernel) for kernel in added_ms}
         noise_ms = OF_KERNEL * steps.of_launch * before.ms_of(added_ms)
@@ -458,20 +459,19 @@ def _neighbour_causes(
             SLOWER: f"Other kernels became {'slower' if ms > 0 else 'faster'}, most of all {first}",
             BESIDE: f"The change {'brings other kernels' if ms > 0 else 'takes kernels away'}: {first}",
             WAITS: f"Communication takes {'longer' if ms > 0 else 'less'}: a rank waits for the slowest one",
-        }[name]
+        }[cause]
         evidence = [f"{_calls(each, before)} -> {_calls(each, after)} a step: {each}" for each in largest]
         least_ms = max(steps.least_ms, steps.half_ms_of(*classes), noise_ms)
-        yield _if_large(name, ms, least_ms, says, evidence, "certain" if name == BESIDE else "likely")
+        yield _if_large(cause, ms, least_ms, says, evidence, "certain" if cause == BESIDE else "likely")
 
 
 def _added_ms(
     steps: Steps, before: DecodeStep, clock: float, ratios: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Cause -> kernel -> the ms by which the kernel takes longer than before at the clock of the step
-    after."""
+    """Cause -> kernel -> the ms by which it takes longer than before, at the clock of the step after."""
     after, changed = steps.after, steps.changed
     added: dict[str, dict[str, float]] = {SLOWER: {}, BESIDE: {}, WAITS: {}}
-    for name in {**before.kernels, **after.kernels}.keys() - {*changed.before, *changed.after}:
+    for name in (before.kernels.keys() | after.kernels.keys()) - {*changed.before, *changed.after}:
         before_ms, after_ms = before.ms_of([name]), after.ms_of([name])
         op_class = before.op_class(name) or after.op_class(name)
         noise_ms = max(OF_KERNEL * steps.of_launch * before_ms, steps.half_ms_of(op_class))

@@ -28,7 +28,6 @@ class BlockScaleGemm(Op):
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
     engine_like = "triton.split_k"  # the dequantised weights of a whole rank fit on no device
     axes = ("row", "column")
-    sums = True
     operands = staticmethod(generate)
     reference = staticmethod(reference)
 

@@ -33,7 +33,6 @@ class FusedMoe(Op):
     engine_like = "triton.grouped"  # the dequantised weights of a whole rank fit on no device
     turns = True
     axes = ("token", "column")
-    sums = True
     operands = staticmethod(generate)
     reference = staticmethod(reference)
 

@@ -78,12 +78,12 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
 @pytest.mark.parametrize("name", kernels.OPS)
 def test_what_is_said_of_a_case(snapshot, name):
     op = kernels.OPS[name]
-    facts = ("boundaries", "baseline", "engine_like", "lengths", "turns", "axes", "sums", "unsaid")
+    facts = ("boundaries", "baseline", "engine_like", "lengths", "turns", "axes", "unsaid")
     lines = [f"{fact}: {getattr(op, fact)}" for fact in facts]
     lines += [f"{arch}: {dict(op.defaults(arch))}" for arch in (*architectures(), *OTHERS)]
     for given in cases(name):
         sizes = op.sizes(given)
-        lines += ["", " ".join(f"{n}={v}" for n, v in op.said(sizes).items()), *of_op(op, sizes)]
+        lines += ["", " ".join(f"{n}={v}" for n, v in op.case_sizes(sizes).items()), *of_op(op, sizes)]
         rows = kernels.implementations(name)
         lines += [of_row(row, sizes) for row in rows]
         for row in rows:

@@ -29,9 +29,9 @@ from kernels.mistakes import (
     fp8,
     fp8_truncated,
     fp16,
-    kept,
     listed,
     put,
+    truncated_to,
 )
 
 LOG2E = math.log2(math.e)
@@ -253,7 +253,7 @@ SHARED_MISTAKES: Mapping[str, Wrong] = {
     "scores in bf16": output_with(Arithmetic(round_scores=bf16)),
     "scores in fp16": output_with(Arithmetic(round_scores=fp16)),
     "weights in FP8": output_with(Arithmetic(round_weights=partial(fp8, E4M3))),
-    "weights of 5 bits": output_with(Arithmetic(round_weights=partial(kept, 5))),
+    "weights of 5 bits": output_with(Arithmetic(round_weights=partial(truncated_to, 5))),
     "result in bf16 after each token": output_with(Arithmetic(round_result=bf16, block=1)),
     "sum in bf16 after each token": output_with(Arithmetic(round_total=bf16, block=1)),
     "exp2 by straight lines": output_with(Arithmetic(exp2=exp2_linear)),
@@ -276,7 +276,7 @@ OUTPUT_MISTAKES: Mapping[str, Round] = {
     "columns in pairs swapped": lambda out: out.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
     "added to what the output held": lambda out: out.float() * 2.0,
     "output 2 percent too large": lambda out: out.float() * 1.02,
-    "output of 5 bits": lambda out: kept(5, out.float()),
+    "output of 5 bits": lambda out: truncated_to(5, out.float()),
 }
 
 # What both ops can do wrong in all sequences of a call that rounds to FP8.

@@ -31,9 +31,9 @@ from kernels.mistakes import (
     fp8,
     fp8_truncated,
     fp16,
-    kept,
     listed,
     put,
+    truncated_to,
 )
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -271,21 +271,21 @@ IN_CORE: Mapping[str, Variant] = {
     "a's padded scales read unpadded": reads(a_scale=padded_and_read_unpadded),
     "a's scales in fp16": reads(a_scale=lambda t: fp16(t.a_scale)),
     "a of the next row": reads(a=lambda t: t.operands.a_q.float()[(t.rows + 1) % t.operands.sizes.m]),
-    "a without the lowest bit": reads(a=lambda t: kept(3, t.a)),
+    "a without the lowest bit": reads(a=lambda t: truncated_to(3, t.a)),
     "b read in the other FP8 format": reads(b=in_the_other_format),
     "b with the largest code read as the one below": reads(b=without_the_largest_code),
-    "b without the lowest bit": reads(b=lambda t: kept(3, t.b)),
+    "b without the lowest bit": reads(b=lambda t: truncated_to(3, t.b)),
     "b of the neighbouring column": reads(b=lambda t: b_of(t.operands, t.columns ^ 1)),
     "b without the last element of K": reads(b=lambda t: put(t.b, (..., -1), 0.0)),
     "b shuffled for MFMA, read row by row": reads(b=shuffled),
     "sums of codes in fp16": by(step=16, inner=fp16),
-    "sums of codes of 8 bits": by(step=32, inner=partial(kept, 8)),
+    "sums of codes of 8 bits": by(step=32, inner=partial(truncated_to, 8)),
     "the sum in bf16 after each 16 products": bf16_after_16_products,
     "partial sums in fp16": by(parts=4, part=fp16),
-    "partial sums of 6 bits": by(parts=4, part=partial(kept, 6)),
+    "partial sums of 6 bits": by(parts=4, part=partial(truncated_to, 6)),
     "dequantised to fp16": by(wide=(fp16, fp16)),
     "dequantised weights in FP8": by(wide=(exact, partial(fp8, E4M3))),
-    "dequantised weights of 6 bits": by(wide=(exact, partial(kept, 6))),
+    "dequantised weights of 6 bits": by(wide=(exact, partial(truncated_to, 6))),
 }
 
 
@@ -303,7 +303,7 @@ OUTPUTS: Mapping[str, Compute] = {
     "added to what the output held": row(lambda x: x * 2),
     "a row 1 percent too small": row(lambda x: x.float() * 0.99),
     "a row in fp16": row(torch.Tensor.half),
-    "a row of 6 bits": row(lambda x: kept(6, x.float())),
+    "a row of 6 bits": row(lambda x: truncated_to(6, x.float())),
 }
 
 
@@ -349,7 +349,7 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed(places(IN_OTHER_CALLS), "with_quant", form="W8A16: {}"),
     Mistake("W8A16: activations in FP8", in_one_place(multiply, quantised), "with_quant"),
     *listed({**places(IN_CORE), **OUTPUTS}),
-    Mistake("a row truncated to 5 bits", row(lambda x: kept(5, x.float())), truncates=True),
+    Mistake("a row truncated to 5 bits", row(lambda x: truncated_to(5, x.float())), truncates=True),
     *listed(QUANTISERS_IN_ALL_ROWS, "with_quant", "fp8", "quantiser: {}"),
     *listed(QUANTISERS_IN_ONE_ROW, "with_quant", "fp8", "quantiser, one row: {}"),
 )

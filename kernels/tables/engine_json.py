@@ -20,7 +20,7 @@ from typing import Any
 
 from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.files import Files, Place, TableError, beside
+from kernels.tables.files import Files, Place, TableError, within
 from kernels.tuning import Target
 
 Config = Mapping[str, Any]
@@ -162,7 +162,7 @@ class EngineTables:
         experts: how many experts this rank has, including the shared expert where it is fused
         """
         name = self._name(target, f"E={experts},N={inter}")
-        shown = str(beside(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        shown = str(within(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
         self._asked[name] = None
         if self._invariant:
             return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
@@ -272,7 +272,7 @@ class EngineTables:
             if said and said["device"] == device:
                 rest = said["rest"] or ""
                 if rest == wanted:
-                    yield from self._of_table(self._load(beside(folder, name)))
+                    yield from self._of_table(self._load(within(folder, name)))
                 elif rest.replace(" ", "") == wanted.replace(" ", ""):
                     unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
             elif said and _model(said["device"]) == _model(device) != "":
@@ -391,11 +391,11 @@ class EngineTables:
         """The places where a file exists. The engine uses the first. Raises TableError."""
         folders: list[Place] = [self._rules.gemm]
         if name.startswith("E"):
-            exact = beside(self._moe_root, _version_folder(target))
-            if self.engine == "sglang" and self._files.has(place := beside(exact, name)):
+            exact = within(self._moe_root, _version_folder(target))
+            if self.engine == "sglang" and self._files.has(place := within(exact, name)):
                 yield place
             folders = [folder for folder in self._folders if folder != exact]
-        yield from (place for folder in folders if self._files.has(place := beside(folder, name)))
+        yield from (place for folder in folders if self._files.has(place := within(folder, name)))
 
     def _first(self, target: Target, name: str) -> Configurations | None:
         place = next(self._places(target, name), None)
@@ -425,7 +425,7 @@ class EngineTables:
                     versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
                     raise TableError(f"the name {name} is not triton_ and a version") from None
-        return [beside(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
+        return [within(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:

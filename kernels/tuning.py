@@ -220,16 +220,9 @@ def _read(path: Path) -> Iterator[StoredChoice]:
     """The choices of a file. Raises StoredError."""
     try:
         file = json.loads(path.read_bytes())
+        of_all = (file["kind"], file["arch"], file["device"], file["measured"])
         for choice in file["choices"]:
-            yield StoredChoice(
-                file["kind"],
-                file["arch"],
-                file["device"],
-                file["measured"],
-                choice["case"],
-                dict(choice["features"]),
-                text_of(choice["config"]),
-            )
+            yield StoredChoice(*of_all, choice["case"], dict(choice["features"]), text_of(choice["config"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else error
         raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

@@ -329,8 +329,8 @@ class Implementation:
     # other live operands is prepared in almost no time, and a serving engine under test can call this
     # implementation.
     rebinds: ClassVar[bool] = False
-    # Whether a compiler writes another program for each size. Then the outputs at one size say nothing of
-    # those at another, and each is checked.
+    # Whether a compiler writes another program for each size, so that outputs at one size say nothing of
+    # those at another.
     per_size: ClassVar[bool] = False
 
     @property

@@ -27,7 +27,7 @@ def decides_without(op: str, row: str) -> str:
         return ""
     start = max(starts, key=len)
     if start == "flashinfer" and op not in ("block_scale_gemm", "fused_moe"):
-        return ""  # FlashInfer profiles no tactics of attention
+        return ""  # this text is about GEMM and MoE
     return WITHOUT_TABLES[start]
 
 

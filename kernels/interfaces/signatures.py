@@ -37,9 +37,7 @@ def of(function: Callable[..., Any]) -> inspect.Signature | None:
     # One of torch's operators has a schema, or its overload `default` has one.
     schema = getattr(getattr(function, "default", function), "_schema", None)
     if schema:
-        for signature in _schema(_without_result(str(schema))).values():
-            return signature
-        return None
+        return next(iter(_schema(_without_result(str(schema))).values()), None)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

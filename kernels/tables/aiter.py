@@ -369,10 +369,10 @@ def _unknown_names(
     """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
     their lists are not read here."""
     if family is MOE:
-        columns, folders = ("kernelName1", "kernelName2"), ("fmoe/*", "fmoe_2stages")
+        columns, folders = ["kernelName1", "kernelName2"], ["fmoe/*", "fmoe_2stages"]
         ck_names = set[str]()
     else:
-        columns, folders = ("kernelName",), ("fp8gemm_blockscale",)
+        columns, folders = ["kernelName"], ["fp8gemm_blockscale"]
         ck_names = _ck_names(files, family)
     assembly_names = _assembly_names(files, arch, folders)
     bad = []
@@ -390,7 +390,7 @@ def _unknown_names(
         yield f"of kernel {first_name}, which this AITER does not have", [row for row, _ in bad]
 
 
-def _assembly_names(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
+def _assembly_names(files: Files, arch: str, folders: list[str]) -> set[str]:
     """The names of the assembly kernels; empty where their lists are missing. folders: those of the lists"""
     names = set()
     for root in ("hsa", "aiter_meta/hsa"):

@@ -260,8 +260,8 @@ class Prepared:
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """As `inputs`, but without side effects: a subclass whose `inputs` changes something overrides it. Live
-        operands that only `load` can write are left out."""
+        """As `inputs`, but without side effects: a subclass whose `inputs` changes something overrides it.
+        Live operands that only `load` can write are left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:

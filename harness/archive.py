@@ -114,5 +114,7 @@ def _member(archive: Path, name: str) -> bytes:
 def _opened(archive: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(archive)
-    except (OSError, zipfile.BadZipFile) as error:
+    except zipfile.BadZipFile:
+        raise BrokenArchive(f"cannot read {archive}: it is no zip archive, or it is broken") from None
+    except OSError as error:
         raise BrokenArchive(f"cannot read {archive}: {one_line(error)}") from None

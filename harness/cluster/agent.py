@@ -46,15 +46,16 @@ class Device:
 
     id: str  # its name in the pool
     type: str  # H200, MI300X, cpu ...
-    beside: int = 1  # devices that share the memory of its machine, itself among them
+    beside: int = 1  # how many devices share the memory of its machine, itself among them
     device: str | None = None  # as torch calls it; None: the first GPU that its agent sees, else the CPU
     is_gpu: bool = False  # whether it must be a GPU
     threads: int | None = None  # of each worker, on a CPU; None: the agent's default
-    node: str = ""  # of a Ray cluster
+    node: str = ""  # the id of its node in a Ray cluster
     resources: Mapping[str, float] = field(default_factory=dict)  # what its agent takes of that node
 
     def obey(self, agent: Agent) -> Opened:
-        agent.device, agent.platform = self, choose_device(self.device)
+        agent.device = self
+        agent.platform = choose_device(self.device)
         if self.is_gpu and agent.platform.kind == "cpu":
             raise NothingRan(f"a device of type {self.type} is a GPU, but its agent sees none")
         own = agent.hold()
@@ -79,7 +80,7 @@ class CaseOrder:
         own, plan = agent.hold(), self.plan
         case = case_of(plan.record.cases[0])
         if plan.record.race is not None:
-            kernels.import_plugins()  # their configurations are looked at in this process
+            kernels.import_plugins()  # this process lists the configurations of their implementations
             plan = with_configs(plan, agent.platform, agent.opened.target)
         measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.beside)
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
@@ -139,20 +140,21 @@ class Agent:
 
 def device_used(platform: Platform, type: str) -> DeviceUsed:
     """The record of a device of a cluster."""
-    host, cpus = socket.gethostname(), sorted(ALLOWED) if platform.kind == "cpu" else []
-    part = platform.uuid or (f"cpu{_ranges(cpus)}" if cpus else platform.device)
-    return DeviceUsed(name=f"{host}/{part}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
+    host = socket.gethostname()
+    cpus = sorted(ALLOWED) if platform.kind == "cpu" else []
+    name = f"cpu{_ranges(cpus)}" if cpus else (platform.uuid or platform.device)
+    return DeviceUsed(name=f"{host}/{name}", type=type, host=host, uuid=platform.uuid, cpus=cpus)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[list[int]] = []
+    ranges: list[tuple[int, int]] = []  # both ends
     for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            ranges.append([number])
-    return ",".join("-".join(map(str, pair)) for pair in ranges)
+            ranges.append((number, number))
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)
 
 
 class TimeIsUp(BaseException):
@@ -179,14 +181,15 @@ class ThisMachine:
         return [self.device]
 
     def send(self, id: str, order: Order) -> None:
-        """Sends an order to a device's agent, which has answered the last one. The first, which is the
-        device, starts the agent."""
-        # A command is killed at its deadline by the agent itself, and answered.
-        seconds = order.deadline_s if isinstance(order, CaseOrder) else math.inf
+        """Sends an order to a device's agent, which has answered the last one. The first order is the device
+        itself, and starts the agent."""
+        # Only a case is stopped here. A command, the other order with a deadline, ends itself and is
+        # answered.
+        deadline_s = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:
-            if math.isfinite(seconds):
-                signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+            if math.isfinite(deadline_s):
+                signal.setitimer(signal.ITIMER_REAL, max(deadline_s, 1e-3))
             self.answers.append(self.agent.answer(id, order))
         except TimeIsUp:
             pass

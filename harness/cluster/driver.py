@@ -1,5 +1,5 @@
-"""The driver of devices: it gives tasks to agents and takes their answers. A device that fails, hangs or goes
-costs no case: another device measures it."""
+"""The driver of devices: it gives tasks to agents and takes their answers. If a device fails, hangs or
+leaves, another device measures its case."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from harness.run.device import DeviceFacts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LOOK_S = 5.0  # seconds between two looks for devices that have joined or left
+LOOK_S = 5.0  # the pool is asked for its devices every so many seconds
 STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
-LONGEST_S = 7200.0  # a task that takes so many seconds more than ten times what is expected has failed
-NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
+LONGEST_S = 7200.0  # a task has failed if it takes so many seconds more than 10 times the expected ones
+NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do a waiting task
 MOST_FAILURES = 2
-"""After so many failures in a row a device is left out. After so many failures a task is given up; one that
-is bound to a device is given up at its first."""
-EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; the last task has the rest
+"""After so many failures in a row a device is left out. After so many failures a task is given up; a task
+that is bound to a device is given up at its first failure."""
+EARLIER = 0.7  # the weight of the earlier estimate of a task's overhead; that of the last task is 1 - EARLIER
 
 Pool = ThisMachine | RayPool
 
@@ -49,9 +49,9 @@ class Job:
     name: str
     type: str
     rank: int  # jobs of a lower rank come first; those of one rank take turns
-    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given yet; the best first
+    waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given to a device; the next first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    overhead_s: float = field(default=0.0, kw_only=True)  # beside measuring: a guess, then an average
+    overhead_s: float = field(default=0.0, kw_only=True)  # seconds beside measuring: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -76,7 +76,7 @@ class Job:
         raise NotImplementedError
 
     def take_back(self, task: Task) -> None:
-        """Notes that an order was not finished."""
+        """Notes that the order for a task was not finished."""
 
     def joined(self, device: Opened) -> None:
         """Adds the tasks that come with a device that joined late."""
@@ -90,18 +90,18 @@ def next_task(
 ) -> Task | None:
     """Takes the task that comes next for a device; None where none fits the time.
 
-    It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
-    tasks were given. Time is kept for tasks that only this device may do.
+    It is taken from the job of the lowest rank; among jobs of one rank, from the job that has given the
+    fewest tasks. A task that any device may do leaves time for the tasks that only this device may do.
 
     failed: the tasks that are left to other devices, because this one failed at them
     """
     jobs = [job for job in jobs if job.type == type and job.waiting]
-    owed_s = sum(job.expected_s for job in jobs for task in job.waiting if task.device == device)
+    bound_s = sum(job.expected_s for job in jobs for task in job.waiting if task.device == device)
     for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
         for index, task in enumerate(job.waiting):
-            others_s = 0.0 if task.device else owed_s
-            mine = task.device in ("", device) and task not in failed
-            if mine and job.expected_s + others_s <= left_s:
+            kept_s = 0.0 if task.device else bound_s
+            may_do = task.device in ("", device) and task not in failed
+            if may_do and job.expected_s + kept_s <= left_s:
                 del job.waiting[index]
                 job.given += 1
                 return task
@@ -113,8 +113,8 @@ class Member:
     """A device that has an agent."""
 
     device: Device
-    began: float  # when its start, and then its task, began, by the clock
-    until: float  # when that has taken far too long; requests to workers have deadlines of their own
+    began: float  # by the driver's clock: when its start began, and later its task
+    until: float  # when the start or the task has taken far too long
     opened: Opened | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None
 
@@ -129,16 +129,18 @@ class Driver:
 
     pool: Pool
     log: Callable[[str], None]
-    on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
+    on_begin: Callable[[Task, str], None] = lambda *_: (
+        None
+    )  # gets each task that begins, and its device's name
     ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
-    go_on: str = ""  # how a person goes on where the pool is gone
+    go_on: str = ""  # what a person does to measure the rest, if the pool is gone
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.jobs: dict[str, Job] = {}  # by name
         self.calibrations: list[Calibration] = []  # of devices, as far as they are known
-        self.there: set[str] = set()  # ids of the devices that the pool had at the last look
+        self.present: set[str] = set()  # ids of the devices that the pool had when it was last asked
         self.members: dict[str, Member] = {}  # by id
         self.refused: dict[str, str] = {}  # ids of devices that are left out, and why
         # By type, the device that the others of the type must be like; empty until all have started.
@@ -146,9 +148,9 @@ class Driver:
         self.names: set[str] = set()  # of all devices that were taken
         self.failures = Counter[str]()  # how often each device failed in a row
         self.tried: dict[Task, list[str]] = {}  # the devices that failed at a task
-        self.failed = False  # whether there is work that no device did, though there was time
-        self.looked = -math.inf
-        self.idle_since: float | None = None
+        self.failed = False  # whether there is work that no device did although there was time
+        self.asked_pool = -math.inf  # when the pool was last asked for its devices
+        self.idle_since: float | None = None  # since when no device has a task
 
     def __enter__(self) -> Self:
         return self
@@ -161,9 +163,10 @@ class Driver:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
     def open(self) -> dict[str, list[Opened]]:
-        """Starts an agent on each device and waits until each has told what it is, so that what does not fit
-        is said before anything is measured. Returns the devices of each type. Raises NothingRan."""
-        self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
+        """Starts an agent on each device and waits until each has said what it is, so that a device that does
+        not fit is left out before anything is measured. Returns the devices of each type. Raises
+        NothingRan."""
+        self._work(min(self.ends, self.clock() + STARTING_S), self._all_have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
             self._welcome(member)
@@ -184,8 +187,8 @@ class Driver:
         self.jobs |= {job.name: job for job in jobs}
 
     def run(self) -> None:
-        """Works until all is done that can be, or the time is up. Raises PoolGone where the pool is gone, and
-        what a job raises that cannot record."""
+        """Works until all tasks are done that can be, or the time is up. Raises PoolGone where the pool is
+        gone, and what a job raises that cannot record a result."""
         self._work(self.ends, self._is_over)
         for member in self.members.values():
             if member.task:
@@ -193,36 +196,37 @@ class Driver:
                 self.jobs[member.task.job].take_back(member.task)
 
     def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
+        """Starts agents, gives tasks and takes answers until a time, or until it is over."""
         while self.clock() < ends:
-            self._look()
+            self._start_agents()
             for member in self.members.values():
                 if member.opened and not member.task:
-                    self._give(member)
+                    self._give_task(member)
             if is_over():
                 return
             for answer in self.pool.wait(max(0.0, min(1.0, ends - self.clock()))):
-                self._take(answer)
+                self._take_answer(answer)
             for member in list(self.members.values()):
                 if self.clock() > member.until:
                     reason = "it takes far longer than anything should"
-                    self._take(Answer(member.device.id, None, reason, lost=True))
+                    self._take_answer(Answer(member.device.id, None, reason, lost=True))
 
-    def _look(self) -> None:
+    def _start_agents(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
-        if self.clock() < self.looked + LOOK_S:
+        if self.clock() < self.asked_pool + LOOK_S:
             return
-        self.looked = self.clock()
+        self.asked_pool = self.clock()
         devices = self.pool.devices()
-        self.there = {device.id for device in devices}
+        self.present = {device.id for device in devices}
         for device in devices:
             if device.id not in self.members and device.id not in self.refused:
                 self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
                 self.pool.send(device.id, replace(device, threads=self.threads))
 
-    def _have_started(self) -> bool:
+    def _all_have_started(self) -> bool:
         """Whether each device that is there has told what it is, or is left out."""
-        started = {id for id, member in self.members.items() if member.opened}
-        return self.there <= started | self.refused.keys() and len(started) == len(self.members)
+        are_starting = any(not member.opened for member in self.members.values())
+        return not are_starting and self.present.issubset([*self.members, *self.refused])
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""
@@ -230,11 +234,11 @@ class Driver:
         if any(member.task for member in members):
             self.idle_since = None
             return False
-        # A device that has started could do none of these: it is of another type, or it failed at them.
+        # The devices that have started cannot do what still waits: they are of another type, or failed at it.
         left_s = self.ends - self.clock()
         fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
-        waiting = sum(not task.device for job in fitting for task in job.waiting)
-        if not waiting:
+        waiting = len([task for job in fitting for task in job.waiting if not task.device])
+        if waiting == 0:
             return True
         if self.idle_since is None:
             self.idle_since = self.clock()
@@ -245,12 +249,14 @@ class Driver:
         self.log(f"no device is left for {waiting} of what waits")
         return True
 
-    def _alone(self, member: Member) -> bool:
-        return sum(other.device.type == member.device.type for other in self.members.values()) == 1
+    def _is_only_of_type(self, member: Member) -> bool:
+        return [other.device.type for other in self.members.values()].count(member.device.type) == 1
 
-    def _give(self, member: Member) -> None:
+    def _give_task(self, member: Member) -> None:
         left_s, name = self.ends - self.clock(), member.name
-        failed = [] if self._alone(member) else [task for task in self.tried if name in self.tried[task]]
+        failed = [task for task, names in self.tried.items() if name in names]
+        if self._is_only_of_type(member):
+            failed = []
         while task := next_task(self.jobs.values(), name, member.device.type, left_s, failed):
             job = self.jobs[task.job]
             order = job.order(task, left_s)
@@ -260,59 +266,61 @@ class Driver:
                 self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
                 return
-            job.waiting.clear()  # its budget is spent
+            job.waiting.clear()  # the job's budget is spent
 
-    def _take(self, answer: Answer) -> None:
+    def _take_answer(self, answer: Answer) -> None:
         member = self.members.get(answer.device)
         if member is None:
             return
-        task, member.task, member.until = member.task, None, math.inf
+        task = member.task
+        member.task, member.until = None, math.inf
         if answer.result is None:
-            self._failed(member, task, answer)
+            self._note_failure(member, task, answer)
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.typical:
                 self._welcome(member)
         else:
             assert task is not None and member.opened is not None
-            wall_s, job = self.clock() - member.began, self.jobs[task.job]
+            job, wall_s = self.jobs[task.job], self.clock() - member.began
             measured_s = job.take(task, answer.result, member.opened, wall_s)
             job.learn(max(0.0, wall_s - measured_s))
             self.failures.pop(member.device.id, None)
 
-    def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
-        """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
-        agent that was lost is started again, unless the device failed too often in a row."""
+    def _note_failure(self, member: Member, task: Task | None, answer: Answer) -> None:
+        """Notes that a device failed, hung or died in a task or, without a task, as it was opened. An agent
+        that was lost is started again, unless the device failed too often in a row."""
         name, id = member.name, member.device.id
         self.failures[id] += 1
         is_out = self.failures[id] >= MOST_FAILURES
         if task is not None:
-            then = self._return(task, member)
+            consequence = self._take_back(task, member)
             if is_out:
-                then += f"; {name} is left out, as it failed {MOST_FAILURES} times in a row"
+                consequence += f"; {name} is left out, as it failed {MOST_FAILURES} times in a row"
                 self.refused[id] = ""
-            self.log(f"{name}: {answer.error}, in {task.key}: {then}")
+            self.log(f"{name}: {answer.error}, in {task.key}: {consequence}")
         elif is_out or not answer.lost:
             self._refuse(member, f"{name}: {answer.error}")
         if answer.lost or id in self.refused:
             self._remove(member)
         if answer.lost:
-            self.looked = self.clock()  # delays the next look until the pool knows whether the node is gone
+            self.asked_pool = self.clock()  # the pool may not know yet that the node is gone
 
-    def _return(self, task: Task, member: Member) -> str:
+    def _take_back(self, task: Task, member: Member) -> str:
         """Takes a task back from a device that failed at it. Another device gets it next; a device that is
         alone gets it again after the job's others. A task that is bound to the device, or that failed
         MOST_FAILURES times, is given up. Returns what becomes of the task, in words."""
-        job, tried = self.jobs[task.job], self.tried.setdefault(task, [])
+        job = self.jobs[task.job]
         job.take_back(task)
         job.given -= 1
-        tried.append(member.name)
+        names = self.tried.setdefault(task, [])
+        names.append(member.name)
         if task.device:
             return "given up"
-        if len(tried) >= MOST_FAILURES:
+        if len(names) >= MOST_FAILURES:
             self.failed = True
-            return f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
-        if self._alone(member):
+            return f"given up, as {' and '.join(dict.fromkeys(names))} failed at it"
+        if self._is_only_of_type(member):
             job.waiting.append(task)
             return "tried again later"
         job.waiting.appendleft(task)
@@ -351,14 +359,15 @@ class Driver:
 
 
 def most_alike(devices: Sequence[Opened]) -> Opened:
-    """The first of the devices that most others are like."""
-    return max(devices, key=lambda a: sum(not differences(a.facts, b.facts) for b in devices))
+    """The device that most others are like; the first of several."""
+    return max(devices, key=lambda a: len([b for b in devices if not differences(a.facts, b.facts)]))
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """What forbids two devices to measure one run, in words (`X for Y`: b has X where a has Y): the device,
-    its driver, the number of threads on CPUs, any library's version, or the suite's commit."""
-    machine = ["device", "arch", "driver", *(["threads"] if a.platform.kind == "cpu" else [])]
+    """The facts in which two devices differ and so cannot measure one run, in words (`X for Y`: b has X where
+    a has Y): the device, its driver, the number of threads on CPUs, any library's version, the suite's
+    commit."""
+    machine = ["device", "arch", "driver"] + (["threads"] if a.platform.kind == "cpu" else [])
     return [
         f"{name} {of_b or 'missing'} for {of_a or 'missing'}"
         for name, of_a, of_b in differing(a.provenance, b.provenance, machine, ("versions", "git"))

@@ -32,13 +32,13 @@ from harness.tune.race import (
 from kernels.platform import Platform
 from shapes.case import Case
 
-MOST = 3.0  # a case may take this many times its budget, if its first rounds need more than the budget
+MOST_TIMES = 3.0  # a case may take this many times its budget, if its first rounds need more than the budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
     "cpu": ("m=64 n=512 k=7168",),
     "gpu": ("m=64 n=2112 k=7168", "m=8192 n=2112 k=7168"),  # few rows read memory, many compute
 }
-CALIBRATION_S = 3.0
+CALIBRATION_S = 3.0  # seconds of measuring of each calibration case
 
 
 def expected_overhead_s(suite: str, kind: str) -> float:
@@ -64,14 +64,14 @@ class RunJob(Job):
         self.measure_s = plan.per_case_s
         kind = plan.record.provenance["machine"]["platform"]
         self.overhead_s = expected_overhead_s(plan.record.suite, kind)
-        self.given_s: dict[str, float] = {}  # for cases that are being measured
-        self.met: dict[str, DeviceUsed] = {}  # devices that measured a case in this command, by name
-        # What is recorded of devices, in earlier commands too.
-        self.of_devices: list[Record] = [*journal.devices(), *journal.calibrations()]
-        # Cases that are measured again come last: what broke may break again.
+        self.granted_s: dict[str, float] = {}  # the budget of each case that is being measured
+        self.used: dict[str, DeviceUsed] = {}  # devices that measured a case in this command, by name
+        # The recorded devices and calibrations, those of earlier commands too.
+        self.device_records: list[Record] = [*journal.devices(), *journal.calibrations()]
+        # Cases that are measured again come last: they failed, and may fail again.
         self.before = journal.finished()
-        again = sorted(self.run.left, key=lambda key: key in self.before)
-        self.waiting.extend(Task(self.name, key) for key in again)
+        keys = sorted(self.run.left, key=lambda key: key in self.before)
+        self.waiting.extend(Task(self.name, key) for key in keys)
 
     @property
     def cases(self) -> int:
@@ -89,35 +89,37 @@ class RunJob(Job):
 
     def order(self, task: Task, left_s: float) -> CaseOrder | None:
         plan, spent_s = self.run.plan, self.run.spent_s
-        share_s, most_s = plan.per_case_s, MOST * plan.per_case_s
-        if self.device_count:
-            most_s = plan.budget_s * self.device_count - spent_s - sum(self.given_s.values())
-            if (spent_s or self.given_s) and most_s < ENOUGH * plan.per_case_s:
+        share_s, most_s = plan.per_case_s, MOST_TIMES * plan.per_case_s
+        if self.device_count > 0:
+            # The whole budget that is neither spent nor granted.
+            most_s = plan.budget_s * self.device_count - spent_s - sum(self.granted_s.values())
+            is_first = spent_s == 0 and not self.granted_s
+            if not is_first and most_s < ENOUGH * plan.per_case_s:
                 return None
-            queue = [self.run.all[each.key] for each in (task, *self.waiting)]
-            share_s, _ = budget.allowance(most_s, queue, plan.per_case_s)
-        self.given_s[task.key] = share_s
+            unfinished = [self.run.all[waiting.key] for waiting in (task, *self.waiting)]
+            share_s, _ = budget.allowance(most_s, unfinished, plan.per_case_s)
+        self.granted_s[task.key] = share_s
         return CaseOrder(_of_case(plan, task.key), min(share_s, left_s), min(most_s, left_s), left_s)
 
     def take_back(self, task: Task) -> None:
-        self.given_s.pop(task.key, None)
+        self.granted_s.pop(task.key, None)
 
     def take(self, task: Task, result: Any, by: Opened, wall_s: float) -> float:
-        """Records the case at once, with what is not recorded yet of devices, so that a kill loses none."""
-        self.given_s.pop(task.key, None)
-        self.met[by.used.name] = by.used
-        self.run.take(task.key, result, self._new_of_devices())
+        """Records the case at once, and what is new of devices: a kill of this process must lose nothing."""
+        self.granted_s.pop(task.key, None)
+        self.used[by.used.name] = by.used
+        self.run.take(task.key, result, self._new_device_records())
         return measured_s(result)
 
-    def _new_of_devices(self) -> list[Record]:
+    def _new_device_records(self) -> list[Record]:
         """The devices that measured a case, and their calibrations, as far as they are not recorded yet."""
-        of_met = [made for made in self.calibrations if made.device in self.met]
-        new = [record for record in [*self.met.values(), *of_met] if record not in self.of_devices]
-        self.of_devices += new
+        calibrations = [made for made in self.calibrations if made.device in self.used]
+        new = [made for made in [*self.used.values(), *calibrations] if made not in self.device_records]
+        self.device_records += new
         return new
 
     def end(self) -> None:
-        if new := self._new_of_devices():
+        if new := self._new_device_records():
             keep(self.run.journal, new)
 
     def outcome(self, before_s: float = 0.0) -> Outcome:
@@ -144,9 +146,9 @@ class CalibrationJob(Job):
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
         self.measure_s, self.overhead_s = CALIBRATION_S, expected_overhead_s("smoke", kind)
         request = Request(op=CALIBRATION_OP, case=CALIBRATION_CASES[kind], boundary="core", launch="eager")
-        planned = plan_run(request, facts.platform)
-        only = {"implementations": [planned.baseline], "provenance": facts.provenance}
-        self.plan = RunPlan.of(planned.model_copy(update=only), request)
+        record = plan_run(request, facts.platform)
+        changes = {"implementations": [record.baseline], "provenance": facts.provenance}
+        self.plan = RunPlan.of(record.model_copy(update=changes), request)
         if len(self.devices) > 1:  # a single device is compared with no other
             self._add(self.devices)
 
@@ -167,28 +169,25 @@ class CalibrationJob(Job):
         name = by.used.name
         for cell in (record for record in result if isinstance(record, Cell)):
             if cell.time_us and cell.low_us and cell.high_us:
-                shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
-                made = Calibration(device=name, type=self.type, when=self.when, **shared)
-                self.driver.calibrations.append(made)
+                measured = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
+                calibration = Calibration(device=name, type=self.type, when=self.when, **measured)
+                self.driver.calibrations.append(calibration)
             else:
                 self.driver.log(f"{name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S
 
 
 def calibration_jobs(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
-    """The jobs before and after all others."""
-    passes: tuple[tuple[Literal["first", "last"], int], ...] = (("first", -1), ("last", 1 << 30))
+    """The jobs that calibrate devices of a type before and after all other jobs."""
+    ranks: dict[Literal["first", "last"], int] = {"first": -1, "last": 1 << 30}
     return [
         CalibrationJob(f"calibration of {type}, {when}", type, rank, when, list(devices), driver)
-        for when, rank in passes
+        for when, rank in ranks.items()
     ]
 
 
 def run_on_cluster(
-    request: Request,
-    request_of: Callable[[Platform], Request],
-    display: Display,
-    pool: Pool | None = None,
+    request: Request, request_of: Callable[[Platform], Request], display: Display, pool: Pool | None = None
 ) -> int:
     """As `harness.run.execute.run`, on the devices of one type of a pool, by default the cluster's.
     request_of: what the command asks for on a device of the pool"""
@@ -202,9 +201,9 @@ def run_on_cluster(
         display.log(f"{len(record.cases)} cases on {count} of {type}: {names}")
 
         def on_case(case: Case, records: Sequence[Record]) -> None:
-            known = {used.name for used in job.of_devices if isinstance(used, DeviceUsed)}
-            if max(count, len(known)) == 1:
-                records = [each.nameless if isinstance(each, CaseDone) else each for each in records]
+            used = {device.name for device in job.device_records if isinstance(device, DeviceUsed)}
+            if max(count, len(used)) == 1:  # a single device needs no name in the display
+                records = [made.nameless if isinstance(made, CaseDone) else made for made in records]
             display.case(record, case, records)
 
         cases = RunCases(plan, journal, on_case)
@@ -234,7 +233,8 @@ def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
     if len(types) > 1:
         choices = " or ".join(sorted(types))
         raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
-    return next(iter(driver.open().items()))
+    ((type, devices),) = driver.open().items()
+    return type, devices
 
 
 def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> tuple[Journal, RunPlan]:

@@ -32,15 +32,15 @@ THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 LONG_PATH = 40
 """Where the path of the temporary folder has so many characters, Ray is given another folder: it has sockets
 there, and the path of a socket has at most 107."""
-HEAD_S, HEAD_GONE_S = 2.0, 6.0
-"""Seconds to wait for one connection to the head, and seconds without any after which the head is gone."""
+HEAD_S = 2.0  # seconds to wait for one connection to the head
+HEAD_GONE_S = 6.0  # after so many seconds without a connection the head is gone
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
 """Seconds for an actor to begin: its node loads Python and the suite. An actor that takes longer waits for a
 device that another driver has."""
-BEAT_S, HANG_S = 10.0, 60.0
-"""Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
+BEAT_S = 10.0  # seconds between signs of life that an agent is asked for
+HANG_S = 60.0  # an agent hangs if it gives no sign of life for so many seconds
 
 
 def join(address: str) -> ModuleType:
@@ -54,8 +54,8 @@ def join(address: str) -> ModuleType:
         raise NothingRan(
             "--cluster needs Ray, which is not installed: python tools/set_up.py --extra cluster"
         )
-    looked_for = address == "auto"
-    address = _running() if looked_for else address
+    is_auto = address == "auto"
+    address = _running() if is_auto else address
     if address and (reason := _refusal(address)):
         raise UsageError(f"no Ray cluster at {address!r}: {reason}")
     if not address or _is_loopback(address):
@@ -68,18 +68,14 @@ def join(address: str) -> ModuleType:
         raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # Ray prints pages about nodes that died; the driver says it in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
-    options: dict[str, Any] = {"address": "auto" if looked_for else address}  # `auto` also looks for a token
+    options: dict[str, Any] = {"address": "auto" if is_auto else address}  # `auto` also looks for a token
     if not address:
-        gpus = sum(platform.kind != "cpu" for platform in devices().values())
+        gpus = len([platform for platform in devices().values() if platform.kind != "cpu"])
         folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
         options = {"address": "local", "include_dashboard": False, "num_gpus": gpus, "_temp_dir": folder}
     try:
-        ray.init(
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": _environment()},
-            **options,
-        )
+        runtime = {"env_vars": _environment()}
+        ray.init(log_to_driver=False, logging_level="ERROR", runtime_env=runtime, **options)
     except (OSError, RuntimeError, ValueError) as error:
         if "node info" in str(error):
             how = f"`ray start --address={address}` makes it one"
@@ -132,8 +128,8 @@ def _our_address() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The variables of agents: those of the driver that steer kernels, and the path of the suite. Ray says
-    which devices an agent sees."""
+    """The variables of agents: those of the driver that steer kernels, and the path of the suite. Variables
+    that hide devices are left out, as Ray sets them for each agent."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -150,8 +146,8 @@ class PoolGone(HarnessError):
 
 
 def require_head(address: str) -> None:
-    """Waits until the head of a cluster answers. Raises PoolGone where it does not for a while. It is asked
-    before each call of Ray's, which would wait for a minute and then end this process."""
+    """Waits until the head of a cluster answers. Raises PoolGone if it does not within HEAD_GONE_S. This
+    comes before each call of Ray's: without a head, Ray would wait for a minute and then end this process."""
     until = time.monotonic() + HEAD_GONE_S
     while _refusal(address, HEAD_S):
         if time.monotonic() >= until:
@@ -191,12 +187,12 @@ def _without_niceness() -> list[str]:
 
 @dataclass
 class _Actor:
-    """A Ray actor with an agent. Its calls give references to what they will return."""
+    """A Ray actor with an agent. Its calls return references to their results."""
 
     agent: Any
-    beat: Any  # the sign of life that was asked for last
-    asked: float  # when that was
-    task: Any = None  # the order that it obeys
+    beat: Any  # reference to the sign of life that was asked for last
+    asked: float  # when it was asked for, by time.monotonic
+    task: Any = None  # reference to the answer to the order that the agent obeys
     begun: bool = False  # whether the actor has given a sign of life
 
 
@@ -211,18 +207,22 @@ class RayPool:
         methods"""
         self.ray = join(address)
         self.head: str = self.ray.get_runtime_context().gcs_address
-        self.type, self.agent = type and known_type(type), agent
+        self.type = known_type(type) if type else None
+        self.agent = agent
         self.actors: dict[str, _Actor] = {}
 
     def devices(self) -> Sequence[Device]:
         require_head(self.head)
-        found: list[tuple[str, Device]] = []  # the devices, each with its host
+        with_host: list[tuple[str, Device]] = []
         for node in self.ray.nodes():
             if node["Alive"]:
-                found += [(node["NodeManagerHostname"], device) for device in _devices(node)]
-        cpu_devices = Counter(host for host, device in found if not device.is_gpu)
-        wanted = [pair for pair in found if self.type in (None, pair[1].type)]
-        return [replace(device, beside=max(1, cpu_devices[host])) for host, device in wanted]
+                with_host += [(node["NodeManagerHostname"], device) for device in _devices(node)]
+        cpu_devices = Counter(host for host, device in with_host if not device.is_gpu)
+        return [
+            replace(device, beside=max(1, cpu_devices[host]))
+            for host, device in with_host
+            if self.type in (None, device.type)
+        ]
 
     def send(self, id: str, order: Order) -> None:
         if isinstance(order, Device):  # the first order to a device, which has no agent yet

@@ -35,11 +35,15 @@ if TYPE_CHECKING:
     from triton import JITFunction
     from triton.compiler import CompiledKernel
 
-NICE = 10
-PROGRESS_S = 10.0
+NICENESS = 10  # of the processes that compile
+PROGRESS_S = 10.0  # seconds between two lines of progress
+
+# Matrix instructions in the assembly of AMD and NVIDIA.
 MATRIX = re.compile(r"\b(?:v_s?mfmac?_\w+|wgmma\.mma_async[\w.:]*|tcgen05\.mma\.[\w.:]*|mma\.sync[\w.:]*)")
-PRODUCT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x(\w+)> \* tensor<\d+x(\d+)x(\w+)>")
-DTYPES = {"f8E4M3FN": "fp8", "f8E4M3FNUZ": "fp8", "bf16": "bf16"}
+
+# A product [m, k] x [k, n] in Triton's IR.
+PRODUCT = re.compile(r"\btt\.dot\b.*: tensor<(?P<m>\d+)x(?P<k>\d+)x(?P<dtype>\w+)> \* tensor<\d+x(?P<n>\d+)x")
+DTYPES = {"f8E4M3FN": "fp8", "f8E4M3FNUZ": "fp8", "bf16": "bf16"}  # by Triton's names
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,8 @@ def resources_of(compiled: CompiledKernel, log: str) -> Resources:
     text = compiled.asm["amdgcn" if amd else "ptx"]
     counts = _amd(text) if amd else _nvidia(text, log, compiled.asm["cubin"])
     products = [
-        Product(int(m), int(n), int(k), DTYPES.get(a, a))
-        for m, k, a, n, _ in PRODUCT.findall(compiled.asm["ttir"])
+        Product(int(found["m"]), int(found["n"]), int(found["k"]), DTYPES.get(found["dtype"], found["dtype"]))
+        for found in PRODUCT.finditer(compiled.asm["ttir"])
     ]
     return Resources(
         **counts,
@@ -103,6 +107,7 @@ def _amd(text: str) -> JsonObject:
 
 
 def _nvidia(text: str, log: str, cubin: bytes) -> JsonObject:
+    """The counts in PTX, in the log of ptxas and in the machine code."""
     frame, stores = _match(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log).groups()
     threads = [int(n) for n in _match(r"\.(?:max|req)ntid\s+([\d, ]+)", text)[1].split(",")]
     remarks = re.findall(r"Potential Performance Loss: ([^\n]*?)(?: in the function| in function|\n|$)", log)
@@ -123,27 +128,34 @@ def _match(pattern: str, text: str) -> re.Match[str]:
 
 
 def _text_bytes(elf: bytes) -> int:
-    """The bytes of all code sections of an ELF file (64 bits, little-endian)."""
-    first, (size, count) = struct.unpack_from("<Q", elf, 40)[0], struct.unpack_from("<HH", elf, 58)
-    sections = [struct.unpack_from("<IIQQQQ", elf, first + i * size) for i in range(count)]
-    executable = 4
-    return sum(length for _, _, flags, _, _, length in sections if flags & executable)
+    """The bytes of all code sections of an ELF file (64 bits, little-endian; see elf(5))."""
+    (headers_at,) = struct.unpack_from("<Q", elf, 40)  # e_shoff
+    header_size, header_count = struct.unpack_from("<HH", elf, 58)  # e_shentsize, e_shnum
+    executable = 4  # SHF_EXECINSTR
+    code_bytes = 0
+    for at in range(headers_at, headers_at + header_count * header_size, header_size):
+        flags, _, _, size = struct.unpack_from("<QQQQ", elf, at + 8)  # sh_flags, sh_addr, sh_offset, sh_size
+        if flags & executable:
+            code_bytes += size
+    return code_bytes
 
 
 def compile_launch(kernel: str, arch: str, data: str) -> Resources:
-    """Compiles what a KernelLaunch describes, in this process."""
+    """Compiles a KernelLaunch in this process, given by its fields. An error is in the result."""
     from triton import knobs
 
     log = io.StringIO()
     with (
         pretended(architectures()[arch]),
-        tempfile.TemporaryDirectory() as cache,
+        tempfile.TemporaryDirectory() as empty_folder,
         knobs.cache.scope(),
         knobs.compilation.scope(),
         knobs.nvidia.scope(),
     ):
-        # What Triton finds in its own cache leaves no log of the assembler.
-        knobs.cache.dir, knobs.compilation.always_compile, knobs.nvidia.dump_ptxas_log = cache, True, True
+        # A kernel that Triton finds in its own cache leaves no log of the assembler.
+        knobs.cache.dir = empty_folder
+        knobs.compilation.always_compile = True
+        knobs.nvidia.dump_ptxas_log = True
         try:
             with contextlib.redirect_stdout(log):
                 compiled = _function(kernel).preload(data)
@@ -164,36 +176,38 @@ def compile_all(
     compile_each: compiles what the cache does not know; default: on the CPUs that this process may use
     where:        begins the lines of progress
     """
+    compile_each = compile_each or _compile_here
     keys = [key_of(launch) for launch in launches]
-    wanted = dict(zip(keys, launches, strict=True))
-    results = {key: known for key in wanted if (known := _recall(key)) is not None}
-    todo = {key: launch for key, launch in wanted.items() if key not in results}
-    shown = time.monotonic()
-    for i, (key, result) in enumerate((compile_each or _compile_here)(todo), 1):
+    by_key = dict(zip(keys, launches, strict=True))
+    results = {key: cached for key in by_key if (cached := _cached(key)) is not None}
+    todo = {key: launch for key, launch in by_key.items() if key not in results}
+    shown_at = time.monotonic()
+    for count, (key, result) in enumerate(compile_each(todo), 1):
         results[key] = result
         if not result.error:
             # A cache that cannot be written is no error.
             with contextlib.suppress(OSError):
                 files.replace(_file(key), json.dumps(asdict(result)))
-        if time.monotonic() - shown > PROGRESS_S:
-            shown = time.monotonic()
-            print(f"{where}{i} of {len(todo)} configurations compiled", file=sys.stderr, flush=True)
+        if time.monotonic() - shown_at > PROGRESS_S:
+            shown_at = time.monotonic()
+            print(f"{where}{count} of {len(todo)} configurations compiled", file=sys.stderr, flush=True)
     return [results[key] for key in keys]
 
 
 def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-    """A compiler that dies breaks the pool: each launch that is left then has a pool of its own."""
+    """Compiles on the CPUs that this process may use. A compiler that dies breaks the pool; each launch
+    without a result then gets a pool of its own."""
     if not todo:
         return
-    left = dict(todo)
+    missing = dict(todo)
     with _pool(min(len(os.sched_getaffinity(0)), len(todo))) as pool:
         futures = {_submit(pool, launch): key for key, launch in todo.items()}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(futures):
                 result = future.result()
-                del left[futures[future]]
+                del missing[futures[future]]
                 yield futures[future], result
-    for key, launch in left.items():
+    for key, launch in missing.items():
         with _pool(1) as pool:
             try:
                 yield key, _submit(pool, launch).result()
@@ -203,9 +217,9 @@ def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resou
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that, stopped early, only ends what is being compiled. Its processes are spawned: in a forked
-    one torch's threads would be missing."""
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICE,))
+    """A pool of processes. If it is left early, what is being compiled is finished and the rest is not begun.
+    Processes are spawned, as a forked one would lack torch's threads."""
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICENESS,))
     try:
         yield pool
     finally:
@@ -217,6 +231,7 @@ def _submit(pool: ProcessPoolExecutor, launch: KernelLaunch) -> Future[Resources
 
 
 def _function(kernel: str) -> JITFunction:
+    """The function of a kernel `module:name`. Plug-ins are imported first if they may bring the module."""
     module, _, name = kernel.partition(":")
     if module not in sys.modules:
         kernels.import_plugins()
@@ -227,7 +242,7 @@ def _function(kernel: str) -> JITFunction:
 
 @functools.cache
 def _compiler() -> str:
-    """What decides a result beside the launch: the compiler, its variables, and this file, the reader."""
+    """What decides a result beside the launch: the compiler, its variables, and this file, which reads it."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -245,7 +260,8 @@ def _file(key: str) -> Path:
     return cache() / "compile" / f"{key}.json"
 
 
-def _recall(key: str) -> Resources | None:
+def _cached(key: str) -> Resources | None:
+    """The cached result; None if there is none, or none that can be read."""
     try:
         entry: JsonObject = json.loads(_file(key).read_bytes())
         return Resources(**entry | {"products": [Product(**product) for product in entry["products"]]})

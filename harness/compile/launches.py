@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
 
-OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim")
-"""Options of Triton's that are part of a configuration."""
-MARKS = {"tt.divisibility": ":16", "tt.pointer_range": ":2G"}
+OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim")  # Triton's, that are part of a configuration
+MARKS = {"tt.divisibility": ":16", "tt.pointer_range": ":2G"}  # by Triton's attribute (see `arguments`)
 
 
 @dataclass
@@ -50,25 +49,28 @@ class KernelLaunch:
     @property
     def config(self) -> str:
         """Constants and options, as `BLOCK_M=64 num_warps=4`."""
-        read = json.loads(self.data)
-        names = list(read["signature"])
-        places = [names[at[0]] for at in read["constant_keys"]]
-        options = {name: read["options"].get(name) for name in OPTIONS}
-        words = dict(zip(places, read["constant_vals"], strict=True))
-        words |= {name: value for name, value in options.items() if value}
-        return " ".join(f"{name}={value}" for name, value in words.items())
+        data = json.loads(self.data)
+        parameters = list(data["signature"])
+        values: dict[str, Any] = {}
+        for path, value in zip(data["constant_keys"], data["constant_vals"], strict=True):
+            values[parameters[path[0]]] = value  # a path begins with the index of the parameter
+        values |= {name: data["options"][name] for name in OPTIONS if data["options"].get(name)}
+        return " ".join(f"{name}={value}" for name, value in values.items())
 
     @property
     def arguments(self) -> str:
         """Types of the arguments that are no constants, as Triton writes them. A star marks a pointer, `:16`
         an address or size that 16 divides, `:2G` a tensor within 2 GB."""
-        read = json.loads(self.data)
-        known = dict(zip((at[0] for at in read["attrs_keys"]), read["attrs_vals"], strict=True))
-        return " ".join(
-            f"{name}={kind}" + "".join(MARKS.get(mark, "") for mark, _ in known.get(i, []))
-            for i, (name, kind) in enumerate(read["signature"].items())
-            if kind != "constexpr"
-        )
+        data = json.loads(self.data)
+        attributes: dict[int, list[list[Any]]] = {}  # by the index of the parameter: names with values
+        for path, named_values in zip(data["attrs_keys"], data["attrs_vals"], strict=True):
+            attributes[path[0]] = named_values
+        words = []
+        for index, (name, kind) in enumerate(data["signature"].items()):
+            if kind != "constexpr":
+                marks = [MARKS.get(attribute, "") for attribute, _ in attributes.get(index, [])]
+                words.append(f"{name}={kind}{''.join(marks)}")
+        return " ".join(words)
 
 
 def shipped(op: str) -> list[Case]:
@@ -84,21 +86,21 @@ def implementations(op: str) -> list[SuiteTriton]:
 def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[KernelLaunch]:
     """What all Triton implementations of an op launch for the cases, each launch once, with the texts of its
     cases. The architecture gives sizes that a case leaves open."""
-    it = kernels.OPS[op]
-    seen: dict[tuple[str, str], KernelLaunch] = {}
+    definition = kernels.OPS[op]
+    distinct: dict[tuple[str, str], KernelLaunch] = {}
     for case in cases:
-        sizes = it.sizes({**it.defaults(architecture.arch), **case.sizes})
+        sizes = definition.sizes({**definition.defaults(architecture.arch), **case.sizes})
         for implementation in implementations(op):
             if not implementation.fits(sizes).ok:
                 continue
-            operands = it.empty_operands(sizes, "meta")
+            operands = definition.empty_operands(sizes, "meta")
             try:
-                found = launches_of(it, implementation, architecture, operands, sizes)
+                made = launches_of(definition, implementation, architecture, operands, sizes)
             except Unsupported:
                 continue
-            for launch in found:
-                seen.setdefault((launch.kernel, launch.data), launch).cases.append(case.text)
-    return list(seen.values())
+            for launch in made:
+                distinct.setdefault((launch.kernel, launch.data), launch).cases.append(case.text)
+    return list(distinct.values())
 
 
 def narrowed(op: Op, implementation: SuiteTriton, sizes: DataclassInstance) -> Operands:
@@ -118,15 +120,14 @@ def launches_of(
 ) -> list[KernelLaunch]:
     """What one call launches, in order, each launch once. If the operands are of a wider boundary than the
     implementation's, the suite's own kernels that come before are included. Raises Unsupported."""
-    with recorded_launches(architecture) as calls:
+    with recorded_launches(architecture) as recorded:
         _call(op, implementation, architecture, operands, sizes)
-    found = [
-        KernelLaunch(op.name, implementation.name, kernel, architecture.arch, data)
-        for kernel, data in dict.fromkeys(calls)
-    ]
-    for launch in found:
+    launches = []
+    for kernel, data in dict.fromkeys(recorded):
+        launch = KernelLaunch(op.name, implementation.name, kernel, architecture.arch, data)
         launch.excuse = implementation.older_instructions.get(launch.name, "")
-    return found
+        launches.append(launch)
+    return launches
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""The survey of compiled kernels: what runs launch on each target, and why one must not be shipped."""
+"""The survey of compiled kernels: what runs launch on each target, and why a kernel must not be shipped."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ def compiles(
     ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
 ) -> list[JsonObject]:
     """A row for each kernel, configuration and target, as in `compile --json`."""
-    wanted: list[KernelLaunch] = []
+    all_launches: list[KernelLaunch] = []
     for op in ops:
         cases = shipped(op)
         for target in targets:
-            if not (found := launches(op, target, cases)):
+            made = launches(op, target, cases)
+            if not made:
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
-            wanted += found
-    results = compile_all(wanted, compile_each)
-    return [row(launch, resources) for launch, resources in zip(wanted, results, strict=True)]
+            all_launches += made
+    results = compile_all(all_launches, compile_each)
+    return [row(launch, resources) for launch, resources in zip(all_launches, results, strict=True)]
 
 
 def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
@@ -106,7 +107,8 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
     )
     arch = architecture.arch
     reasons = [f"takes {taken} {what}; {arch} has {limit}" for what, taken, limit in limits if taken > limit]
-    if not architecture.resident(resources.registers, 0, 0, _waves(resources, architecture))[0]:
+    resident, _ = architecture.resident(resources.registers, 0, 0, _waves(resources, architecture))
+    if resident == 0:
         what = f"{resources.threads} threads of {resources.registers} registers"
         reasons.append(f"{what} are more than a compute unit has")
     if resources.scratch_bytes:
@@ -139,13 +141,13 @@ def _products(launch: KernelLaunch, resources: Resources, architecture: Architec
     the older instruction that its implementation declares."""
     for product in resources.products:
         tile = f"{product.m}x{product.n}x{product.k} in {product.dtype}"
-        wanted = architecture.instructions.get(product.dtype)
-        wide = product.m >= architecture.rows
-        if wanted is None:
+        fast = architecture.instructions.get(product.dtype)
+        has_rows = product.m >= architecture.rows
+        if fast is None:
             yield f"multiplies {tile}, for which {architecture.arch} has no fast instruction"
-        elif _any(wanted, resources):
+        elif _any(fast, resources):
             continue
-        elif wide or product.dtype not in architecture.older:
+        elif has_rows or product.dtype not in architecture.older:
             yield f"multiplies {tile} without {architecture.arch}'s instruction for it"
         elif not launch.excuse:
             yield f"multiplies {tile}, fewer rows than {architecture.arch}'s instruction has, undeclared"
@@ -158,4 +160,5 @@ def _products(launch: KernelLaunch, resources: Resources, architecture: Architec
 
 
 def _any(pattern: str, resources: Resources) -> bool:
+    """Whether the code has a matrix instruction of a pattern."""
     return any(re.fullmatch(pattern, instruction) for instruction in resources.instructions)

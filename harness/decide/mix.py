@@ -23,7 +23,7 @@ from shapes.deployment import Call, served
 from shapes.lengths import parse_span
 from shapes.models import model, named_model
 from shapes.scheduler import Workload, simulate
-from shapes.suites import SPREAD, cases_file
+from shapes.suites import DEPLOYED, cases_file
 
 BEYOND = 2.0
 """A factor beyond the measured sizes, up to which the nearest case stands for a call."""
@@ -288,7 +288,7 @@ def _words(request: EngineRequest, measured: Measured) -> list[str]:
     if request.kv != "bf16":
         return []
     parallel = request.deployed(measured.arch).parallel
-    suites = {(model, split): name for name, model, split in SPREAD}
+    suites = {deployed: name for name, deployed in DEPLOYED.items()}
     otherwise = f"{request.model.name}-{parallel.text.replace(' ', '-')}"
     return ["--suite", suites.get((request.model.name, parallel), otherwise)]
 

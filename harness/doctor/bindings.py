@@ -26,10 +26,13 @@ from kernels.interfaces.library_source import LibrarySource, NotThere, Signature
 from kernels.platform import distributions, version
 from kernels.vendor import Vendor, is_older, last_read
 
-BINDS, BREAKS, OLDER, UNKNOWN = "binds", "breaks", "too old", "not told"
-"""The status of a row: all calls fit; a call does not fit; the release is older than the row's first; the
-sources do not contain the signature of any call, or of the row's torch operator (they lack functions of C++
-and functions that an import makes)."""
+# The status of a row:
+BINDS = "binds"  # all calls whose signatures are known fit
+BREAKS = "breaks"  # a call does not fit
+OLDER = "too old"  # the release is older than the row's first
+UNKNOWN = "not told"
+"""No signature is known, or not that of the row's torch operator: sources lack functions of C++ and functions
+that an import makes."""
 
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
@@ -63,24 +66,25 @@ class RowBinding:
     implementation: str
     library: str
     version: str
-    status: str
+    status: str  # BINDS, BREAKS, OLDER or UNKNOWN
     reason: str  # what does not fit, or which signatures are unknown
     without: str  # optional arguments that this version lacks
     last_read: str  # the newest release that the row was written for, where this release is newer; else empty
 
 
 def bindings(releases: Sequence[Release]) -> list[RowBinding]:
-    """For each release the rows that use it and run on its platforms."""
-    using = {row: libraries(row) for row in rows()}
+    """How the rows that use each release, and run on its platforms, bind to it."""
+    libraries_of = {row: libraries(row) for row in rows()}
     return [
         _bind(row, release)
         for release in releases
-        for row, names in using.items()
+        for row, names in libraries_of.items()
         if release.library in names and set(row.kinds) & set(release.kinds)
     ]
 
 
 def rows() -> list[Vendor]:
+    """The implementations that call functions of a library."""
     everything = (i for op in kernels.OPS for i in kernels.implementations(op))
     return [i for i in everything if isinstance(i, Vendor) and i.symbols]
 
@@ -112,8 +116,11 @@ def _root(module: str) -> str:
 
 def _bind(row: Vendor, release: Release) -> RowBinding:
     root = _root(release.library)
-    complaints: dict[str, None] = {}
-    unknown, without, known, is_silent = [], set(), 0, False
+    complaints: dict[str, None] = {}  # each once, in order
+    unknown: list[str] = []  # places whose signatures are not known
+    lacking: set[str] = set()  # optional arguments
+    known = 0  # functions whose signatures are known
+    has_unknown_operator = False  # an operator is the kernel itself
     for entry in row.symbols:
         alternatives = _alternatives(entry)
         packages = {_root(place) for symbol in alternatives for place in symbol.places}
@@ -126,40 +133,47 @@ def _bind(row: Vendor, release: Release) -> RowBinding:
             complaints[complaint] = None
         elif symbol and (signature or not isinstance(symbol, Function)):
             known += 1
-            without |= symbol.lacks(signature)
+            lacking |= symbol.lacks(signature)
         else:
             unknown.append(alternatives[0].places[0])
-            is_silent |= isinstance(symbol, Operator)  # the kernel itself
-    first = row.first_versions.get(release.library, "")
+            has_unknown_operator |= isinstance(symbol, Operator)
+    first_version = row.first_versions.get(release.library, "")
     status, reason = BINDS, ""
-    if is_older(release.version, first):
-        status, reason = OLDER, f"needs {first} or later"
+    if is_older(release.version, first_version):
+        status, reason = OLDER, f"needs {first_version} or later"
     elif complaints:
         status, reason = BREAKS, "; ".join(complaints)
     elif unknown:
+        status = UNKNOWN if has_unknown_operator or known == 0 else BINDS
         reason = f"not told: {', '.join(unknown)}"
-        if is_silent or not known:
-            status = UNKNOWN
-    lacking, newest = ", ".join(sorted(without)), last_read(release.library, release.version)
-    return RowBinding(row.op, row.name, release.library, release.version, status, reason, lacking, newest)
+    return RowBinding(
+        op=row.op,
+        implementation=row.name,
+        library=release.library,
+        version=release.version,
+        status=status,
+        reason=reason,
+        without=", ".join(sorted(lacking)),
+        last_read=last_read(release.library, release.version),
+    )
 
 
 def _first(
     alternatives: Sequence[Symbol], source: SignatureSource
 ) -> tuple[Symbol | None, inspect.Signature | None, str]:
-    """The first alternative that exists, its signature, and what does not fit (empty where it fits). Where
-    none exists: None, None, and what is missing."""
-    missing = ""
+    """The first alternative that exists, its signature (None: not known), and what does not fit (empty where
+    it fits). Where none exists: None, None, and that the first is missing."""
+    missing: list[str] = []
     for symbol in alternatives:
         when = f"{symbol.when}: " if symbol.when else ""
         try:
             signature = symbol.signature_in(source)
         except NotThere as error:
-            missing = missing or f"{when}{error}"
+            missing.append(f"{when}{error}")
             continue
         complaint = symbol.complaint(signature)
         return symbol, signature, f"{when}{complaint}" if complaint else ""
-    return None, None, missing
+    return None, None, missing[0]
 
 
 def wanted_libraries() -> list[str]:
@@ -183,27 +197,31 @@ def releases_in(path: Path) -> list[Release]:
         return [_release(library, path, source) for library in wanted_libraries() if source.has(library)]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, SyntaxError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
+        if isinstance(error, zipfile.BadZipFile):
+            reason = "it is no zip archive, or it is broken"
         raise UsageError(
             f"{path} is no folder of packages, wheel, or file of recorded signatures: {reason}"
         ) from None
 
 
 def _release(library: str, path: Path, source: LibrarySource) -> Release:
-    """Takes the version from the metadata beside the library, or from the end of the folder's name
-    (`aiter-0.1.20`); else the name of the folder stands for it."""
-    beside = [path, path.parent] if path.is_dir() else [path]
-    if found := _distribution(library, [str(place) for place in beside]):
+    """A library's release in a folder or wheel. Its version is that of the metadata beside the library, or
+    that at the end of the folder's name (`aiter-0.1.20`); else it is the name of the folder."""
+    with_metadata = [path, path.parent] if path.is_dir() else [path]
+    if found := _distribution(library, [str(place) for place in with_metadata]):
         return Release(library, found.version, source, _kinds(found))
     name = path.resolve().name
-    number = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
-    return Release(library, number[1] if number else name, source)
+    version_in_name = re.search(r"(?:^|[-_@])v?(\d+\.\d[\w.+]*)$", name)
+    return Release(library, version_in_name[1] if version_in_name else name, source)
 
 
 def _distribution(library: str, path: Sequence[str] | None = None) -> importlib.metadata.Distribution | None:
-    """A distribution that contains a library, on `path` or else on Python's own."""
+    """The first distribution on `path`, by default Python's own, that contains a library."""
     names = {canonicalize_name(name) for name in distributions(library)}
-    found = importlib.metadata.distributions(path=sys.path if path is None else [*path])
-    return next((one for one in found if canonicalize_name(one.metadata["Name"] or "") in names), None)
+    for distribution in importlib.metadata.distributions(path=sys.path if path is None else [*path]):
+        if canonicalize_name(distribution.metadata["Name"] or "") in names:
+            return distribution
+    return None
 
 
 def _kinds(distribution: importlib.metadata.Distribution | None) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import kernels
@@ -27,7 +28,7 @@ from kernels.vendor import Vendor, last_read
 
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05
-SECONDS = 2.5  # the seconds of samples for each workload
+SECONDS = 2.5  # of samples for each workload
 
 
 def examine(
@@ -39,21 +40,21 @@ def examine(
 ) -> JsonObject:
     """Returns the facts about this machine, in SI units, as `doctor --json` writes them: `machine`, without
     what is not known; `devices`, a description of each; `libraries`, their versions; `ceilings` and
-    `instruments`, with `problem` alone where they could not be measured; `datasheet`; `conditions`;
+    `instruments`, each with `problem` alone where it could not be measured; `datasheet`; `conditions`;
     `runs here`, `timed` or `checked only` by op and implementation; `what would improve it`.
 
     conditions: clocks and the like, as the driver gives them now
-    complaints: what is wrong with them
-    quick:      measure nothing, and give the ceilings of an earlier time if there are any
+    complaints: what is wrong with the conditions, a line each
+    quick:      measures nothing; the ceilings are those of an earlier time, if there are any
     monitor:    watches the machine while it is measured
     """
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
-    # The advice comes first, as measuring would disturb what it looks at.
-    improve = [*complaints, *advice(here, threads)]
+    # Advice is sought before measuring, which would change what it rests on.
+    improvements = [*complaints, *advice(here, threads)]
     if wrong_build := torch_advice(here):
-        improve.insert(0, wrong_build)
-    runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
+        improvements.insert(0, wrong_build)
+    usable = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
         "devices": {device: f"{p.kind} {p.arch} {p.name}" for device, p in devices().items()},
@@ -62,8 +63,8 @@ def examine(
         "datasheet": datasheets(here),
         "instruments": {} if quick else _instruments(here, threads),
         "conditions": dict(conditions or {}),
-        "runs here": {f"{i.op} {i.name}": "checked only" if i.interpreted(here) else "timed" for i in runs},
-        "what would improve it": improve,
+        "runs here": {f"{i.op} {i.name}": "checked only" if i.interpreted(here) else "timed" for i in usable},
+        "what would improve it": improvements,
     }
 
 
@@ -77,36 +78,38 @@ def _ceilings(here: Platform, threads: int, quick: bool, monitor: Monitor) -> Js
 
 
 def _instruments(here: Platform, threads: int) -> JsonObject:
-    """The steps of the clock, and how far two preparations of one workload differ. Infinite numbers become
-    null; the noise is infinite where the machine was too disturbed to tell it."""
+    """The steps of the clock, and how far two preparations of each workload differ. Infinite numbers become
+    None; the noise is infinite where the machine was too disturbed to tell it."""
     try:
-        with meters(here, threads, 2) as pair:
-            clock, pairs = pair[0].ask("clock", 60), clock_differences(pair)
+        with meters(here, threads, 2) as workers:
+            clock = workers[0].ask("clock", 60)
+            comparisons = self_comparisons(workers)
     except WorkerFailure as failure:
         return {"problem": failure.reason}
-    found: JsonObject = {"clock": clock}
-    for workload, seen in pairs.items():
-        numbers = {"ratio": seen.ratio, "low": seen.low, "high": seen.high, "floor": noise_of(seen)}
-        found[workload] = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    return found
+    facts: JsonObject = {"clock": clock}
+    for workload, made in comparisons.items():
+        numbers = {"ratio": made.ratio, "low": made.low, "high": made.high, "floor": noise_of(made)}
+        facts[workload] = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return facts
 
 
-def clock_differences(pair: list[WorkerProcess], seconds: float = SECONDS) -> dict[str, Comparison]:
-    """Compares each workload with itself. Each of the two workers prepares it anew in every block, so the
-    ratio is what two equal implementations differ by on this machine. Raises WorkerFailure."""
-    samples = {str(i): lambda w=w: w.ask("sample", 60, at_least=SAMPLE_S) for i, w in enumerate(pair)}
-    found = {}
-    for workload in WORKLOADS:
+def self_comparisons(workers: Sequence[WorkerProcess], seconds: float = SECONDS) -> dict[str, Comparison]:
+    """Compares each workload with itself, in two workers that prepare it anew in every block. So the ratio is
+    what two equal implementations differ by on this machine. Raises WorkerFailure."""
+    return {workload: _self_comparison(workers, workload, seconds) for workload in WORKLOADS}
 
-        def prepare(*_: object, workload: str = workload) -> None:
-            for worker in pair:
-                worker.ask("prepare", 120, workload=workload)
 
-        rounds = measure(samples, Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare))
-        for reason in rounds.dropped.values():
-            raise WorkerFailure("error", reason)
-        found[workload] = compare(rounds.series("0"), rounds.series("1"), blocks=rounds.blocks)
-    return found
+def _self_comparison(workers: Sequence[WorkerProcess], workload: str, seconds: float) -> Comparison:
+    def prepare(block: int, lasting: Collection[str]) -> None:
+        for worker in workers:
+            worker.ask("prepare", 120, workload=workload)
+
+    first, second = [partial(worker.ask, "sample", 60, at_least=SAMPLE_S) for worker in workers]
+    policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
+    rounds = measure({"first": first, "second": second}, policy)
+    if rounds.dropped:
+        raise WorkerFailure("error", next(iter(rounds.dropped.values())))
+    return compare(rounds.series("first"), rounds.series("second"), blocks=rounds.blocks)
 
 
 def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
@@ -123,46 +126,49 @@ def advice(here: Platform, threads: int, root: Path = Path("/")) -> list[str]:
 def _libraries(here: Platform) -> list[str]:
     """The libraries that implementations for this platform lack, and the libraries that are newer than the
     releases that their implementations were written for."""
-    lacks: dict[str, list[str]] = {}
-    newer: dict[tuple[str, str], str] = {}
+    rows_without: dict[str, list[str]] = {}  # by reason
+    newer: dict[str, str] = {}  # the last release that was read, by library and release
     for row in (row for op in kernels.OPS for row in kernels.implementations(op)):
         support = row.available(here)
         if not support.ok and "not installed" in support.reason:
-            lacks.setdefault(support.reason, []).append(row.name)
+            rows_without.setdefault(support.reason, []).append(row.name)
         if isinstance(row, Vendor) and here.kind in row.kinds:
             library = row.library or row.provider
             if read := last_read(library, row.version):
-                newer[library, row.version] = read
-    lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in lacks.items()]
+                newer[f"{library} {row.version}"] = read
+    lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in rows_without.items()]
     return lines + [
-        f"{library} {release} is newer than {read}, the last that its rows were read against: "
+        f"{release} is newer than {read}, the last that its rows were read against: "
         "`harness doctor --bind` says which calls still fit"
-        for (library, release), read in newer.items()
+        for release, read in newer.items()
     ]
 
 
 def _cpu(root: Path, threads: int) -> Iterator[str]:
+    """Lines of advice about the governor, threads, the quota and pages of memory."""
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(root, "proc/self/status"), re.MULTILINE)
-    ours = sorted(cpus_in(allowed[1])) if allowed else []
-    governors = {_text(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor") for cpu in ours}
+    cpus = sorted(cpus_in(allowed[1])) if allowed else []
+    governors = {_text(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus}
     if slow := governors - {"", "performance"}:
-        wanted = "clocks drift less under `cpupower frequency-set -g performance`"
-        yield f"the frequency governor is {', '.join(sorted(slow))}: {wanted}"
+        how = "clocks drift less under `cpupower frequency-set -g performance`"
+        yield f"the frequency governor is {', '.join(sorted(slow))}: {how}"
     # Each thread is bound to a core of its own, and to one NUMA node as long as that has enough cores.
-    nodes = [len(node) for node in cores(root, set(ours))]
-    if ours and threads > sum(nodes):
-        yield f"{threads} threads share {sum(nodes)} cores, unbound: run with --threads {sum(nodes)} at most"
-    elif ours and threads > nodes[0]:
-        keep = f"--threads {nodes[0]} keeps to one node"
-        yield f"{threads} threads span NUMA nodes, and where memory lies changes times: {keep}"
-    if (cpus := quota(root)) < threads:
-        how = f"raise its quota, or run with --threads {max(1, int(cpus))}"
-        yield f"the control group may use {cpus:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
+    cores_of_nodes = [len(node) for node in cores(root, set(cpus))]
+    all_cores, most_cores = sum(cores_of_nodes), cores_of_nodes[0]
+    if cpus and threads > all_cores:
+        yield f"{threads} threads share {all_cores} cores, unbound: run with --threads {all_cores} at most"
+    elif cpus and threads > most_cores:
+        how = f"--threads {most_cores} keeps to one node"
+        yield f"{threads} threads span NUMA nodes, and where memory lies changes times: {how}"
+    if (limit := quota(root)) < threads:
+        how = f"raise its quota, or run with --threads {max(1, int(limit))}"
+        yield f"the control group may use {limit:g} CPUs, so {threads} threads are stopped in mid-call: {how}"
     path = "sys/kernel/mm/transparent_hugepage/enabled"
-    mode = re.search(r"\[(\w+)\]", _text(root, path))
-    if mode and mode[1] != "always" and "hugetlb=1" not in os.environ.get("GLIBC_TUNABLES", ""):
+    in_use = re.search(r"\[(\w+)\]", _text(root, path))
+    mode = in_use[1] if in_use else "always"
+    if mode != "always" and "hugetlb=1" not in os.environ.get("GLIBC_TUNABLES", ""):
         how = "set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
-        if mode[1] == "never":
+        if mode == "never":
             how = f"`echo madvise > /{path}`, then {how}"
         yield f"operands lie in 4 KiB pages, which reads a few percent slower than huge ones: {how}"
     if why := unseen():
@@ -170,7 +176,8 @@ def _cpu(root: Path, threads: int) -> Iterator[str]:
 
 
 def _persistence(here: Platform) -> list[str]:
-    """nvidia-smi tells the mode of whole GPUs only. Untested on hardware."""
+    """A line if the driver unloads an idle GPU. nvidia-smi tells it of whole GPUs only. Untested on
+    hardware."""
     device = here.uuid or here.device.partition(":")[2] or "0"
     query = ("-i", device, "--query-gpu=persistence_mode", "--format=csv,noheader")
     if device.startswith("MIG-") or smi(*query)[0] != "Disabled":

@@ -32,22 +32,23 @@ def control_groups(root: Path = SYSTEM) -> list[Path]:
 
 
 def quota(root: Path = SYSTEM) -> float:
-    """The smallest limit of a control group, in CPUs (1.5: one and a half CPUs' time); infinite without."""
+    """The smallest limit of the control groups, in CPUs (1.5: the time of one and a half CPUs); infinite
+    where no group has a limit."""
     limits = [math.inf]
     for folder in control_groups(root):
         with contextlib.suppress(OSError):  # version 2: microseconds in each period, or `max`
-            share, period = (folder / "cpu.max").read_text("utf-8").split()
-            if share != "max":
-                limits.append(int(share) / int(period))
+            limit, period_us = (folder / "cpu.max").read_text("utf-8").split()
+            if limit != "max":
+                limits.append(int(limit) / int(period_us))
         with contextlib.suppress(OSError):  # version 1: -1 means no limit
-            share, period = ((folder / f"cpu.cfs_{of}_us").read_text("utf-8") for of in ("quota", "period"))
-            if int(share) > 0:
-                limits.append(int(share) / int(period))
+            limit_us = int((folder / "cpu.cfs_quota_us").read_text("utf-8"))
+            if limit_us > 0:
+                limits.append(limit_us / int((folder / "cpu.cfs_period_us").read_text("utf-8")))
     return min(limits)
 
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""A user who sets one of these variables binds threads without us."""
+"""Variables that bind threads. Where the user sets one of them, the suite binds none."""
 
 HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() or 1))
@@ -56,23 +57,27 @@ ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() 
 
 def nodes(root: Path = SYSTEM) -> list[set[int]]:
     """The CPUs of each NUMA node; one node with all CPUs where the system does not list nodes."""
-    folders = sorted(root.glob("sys/devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:]))
-    lists = [cpus_in(file.read_text("utf-8")) for folder in folders if (file := folder / "cpulist").exists()]
-    return [cpus for cpus in lists if cpus] or [set(range(os.cpu_count() or 1))]
+    files = sorted(
+        root.glob("sys/devices/system/node/node[0-9]*/cpulist"),
+        key=lambda file: int(file.parent.name.removeprefix("node")),
+    )
+    with_cpus = [cpus for file in files if (cpus := cpus_in(file.read_text("utf-8")))]
+    return with_cpus or [set(range(os.cpu_count() or 1))]
 
 
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
-    """By NUMA node, the one with the most first: a hardware thread of each core that may be used."""
+    """For each NUMA node, the one with the most cores first: one allowed CPU (hardware thread) of each
+    core."""
     by_node = []
     for node in nodes(root):
-        firsts: dict[frozenset[int], int] = {}
+        cpu_of_core: dict[frozenset[int], int] = {}  # a core is named by its hardware threads
         for cpu in sorted(node & allowed):
             file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
             siblings = cpus_in(file.read_text("utf-8")) if file.exists() else {cpu}
-            firsts.setdefault(frozenset(siblings), cpu)
-        if firsts:
-            by_node.append(list(firsts.values()))
-    return sorted(by_node, key=lambda node: -len(node)) or [sorted(allowed)]
+            cpu_of_core.setdefault(frozenset(siblings), cpu)
+        if cpu_of_core:
+            by_node.append(list(cpu_of_core.values()))
+    return sorted(by_node, key=len, reverse=True) or [sorted(allowed)]
 
 
 def cpus_in(text: str) -> set[int]:
@@ -94,16 +99,16 @@ def pinned(threads: int) -> list[int] | str:
 
     # A parallel region that has enough work for each thread starts the threads and binds them.
     torch.empty(threads << 17).fill_(0.0)
-    bound: dict[
-        int, None
-    ] = {}  # threads of torch's own pool, which no kernel uses, share the main thread's CPU
+    # Each CPU once: threads of torch's own pool, which no kernel uses, share that of the main thread.
+    bound: list[int] = []
     for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):
             listed = re.search(r"^Cpus_allowed_list:(.*)", (task / "status").read_text("utf-8"), re.MULTILINE)
-            if listed and len(cpus := cpus_in(listed[1])) == 1:
-                bound |= dict.fromkeys(cpus)
+            cpus = cpus_in(listed[1]) if listed else set()
+            if len(cpus) == 1 and not cpus <= set(bound):
+                bound += cpus
     if len(bound) == threads:
-        return list(bound)
+        return bound
     binding = ", ".join(f"{name}={os.environ[name]}" for name in BINDING if name in os.environ)
     return f"no: {binding}" if binding else f"no: {threads} threads are more than there are physical cores"
 
@@ -117,16 +122,16 @@ class MainThread:
     """
 
     def __init__(self) -> None:
-        self.bound: set[int] | None = None
+        self.bound: set[int] | None = None  # the CPUs that OpenMP bound it to, as far as `release` saw it
 
     def release(self) -> None:
         """Remembers the CPUs that the thread is bound to, and lets it run on all of its NUMA node."""
         if HAS_AFFINITY:
-            now = os.sched_getaffinity(0)
-            around = {cpu for node in nodes() if node & now for cpu in node & ALLOWED}
-            if now < around:
-                self.bound = now
-                os.sched_setaffinity(0, around)
+            current = os.sched_getaffinity(0)
+            of_its_nodes = {cpu for node in nodes() if node & current for cpu in node & ALLOWED}
+            if current < of_its_nodes:
+                self.bound = current
+                os.sched_setaffinity(0, of_its_nodes)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

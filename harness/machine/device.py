@@ -21,12 +21,14 @@ from kernels.platform import BUILDS, Platform, detect, devices, run, unseen, ver
 
 
 def choose_device(name: str | None = None) -> Platform:
-    """Returns the platform of `cpu`, `cuda` or `cuda:1`, or of the first GPU here that a name such as
-    `MI300X` or `gfx942` means; without a name that of the first GPU, or of the CPU where there is no GPU.
-    Without a name it also writes a line to stderr if a GPU that seems to be present cannot be used. Raises
-    UsageError, which lists the devices."""
+    """The platform of the device that a command names. Raises UsageError, which lists the devices.
+
+    name: `cpu`, `cuda`, `cuda:1`, or a name such as `MI300X` or `gfx942` for the first such GPU here; None:
+          the first GPU, or the CPU where there is none. With None it also writes a line to stderr if a GPU
+          seems to be present and cannot be used.
+    """
     try:
-        platform = detect(name and _first_of_kind(name))
+        platform = detect(_first_of_kind(name) if name else name)
     except LookupError as error:
         raise UsageError(str(error)) from None
     if name is None and (why := unseen()):
@@ -41,17 +43,17 @@ def choose_device(name: str | None = None) -> Platform:
 
 
 def _first_of_kind(name: str) -> str:
-    """torch's name of the device, or of the first GPU of the kind, that a name in any capitals means; any
-    other name as it is. The name of a part of a GPU has the part, and whole GPUs go first."""
+    """torch's name of the device, or of the first GPU of the type, that a name in any capitals means; any
+    other name as it is. Whole GPUs go before parts of GPUs, which only a name with the part means."""
     asked = name.lower()
-    found: list[tuple[bool, bool, int, str]] = []
+    ranks: dict[str, tuple[bool, bool]] = {}  # by device; the lowest rank is taken, and the first of equals
     for gpu in devices().values():
-        kind, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
-        word = re.search(rf"(?<![a-z0-9]){re.escape(asked)}(?![a-z0-9])", gpu.name.lower())
-        meant = asked in (kind, gpu.arch) or (word and asked.endswith(part))
-        if asked == gpu.device or (meant and gpu.kind != "cpu"):
-            found.append((asked != kind, part != "", len(found), gpu.device))
-    return min(found)[-1] if found else name
+        type, part = known_type(gpu.name).lower(), part_of(gpu.name).lower()
+        is_word_of_name = re.search(rf"(?<![a-z0-9]){re.escape(asked)}(?![a-z0-9])", gpu.name.lower())
+        is_meant = asked in (type, gpu.arch) or (is_word_of_name and asked.endswith(part))
+        if asked == gpu.device or (is_meant and gpu.kind != "cpu"):
+            ranks[gpu.device] = (asked != type, part != "")
+    return min(ranks, key=ranks.__getitem__) if ranks else name
 
 
 def torch_advice(here: Platform) -> str:
@@ -62,10 +64,11 @@ def torch_advice(here: Platform) -> str:
 
 
 LIBRARIES = [
-    *("torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn"),
-    *("flash_attn", "flash_attn_interface", "flash_attn.cute"),
-    *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
-]
+    "torch", "triton", "vllm", "aiter", "flashinfer", "flash_mla", "deep_gemm", "cudnn", "flash_attn",
+    "flash_attn_interface", "flash_attn.cute", "sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy",
+    "pandas", "pydantic",
+]  # fmt: skip
+"""Modules whose versions a record has."""
 
 STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
@@ -110,9 +113,10 @@ def steers(variable: str) -> bool:
 
 def driver(platform: Platform) -> str:
     """The version of the GPU's driver, as the kernel module or else nvidia-smi tells it; empty if unknown."""
-    name = {"cuda": "nvidia", "rocm": "amdgpu"}.get(platform.kind, "")
-    module = Path("/sys/module", name, "version")
-    if name and module.exists():
+    if platform.kind == "cpu":
+        return ""
+    module = Path("/sys/module", {"cuda": "nvidia", "rocm": "amdgpu"}[platform.kind], "version")
+    if module.exists():
         return module.read_text("utf-8").strip()
     if platform.kind != "cuda":
         return ""
@@ -129,9 +133,8 @@ def differing(
     machine: the facts of the machine that count
     groups:  the other groups, of which all facts count
     """
-    names = {"machine": machine}
     for group in ("machine", *groups):
         of_a, of_b = a.get(group, {}), b.get(group, {})
-        for name in names.get(group, sorted(of_a | of_b)):
+        for name in machine if group == "machine" else sorted(of_a | of_b):
             if of_a.get(name) != of_b.get(name):
                 yield name, of_a.get(name), of_b.get(name)

@@ -38,7 +38,7 @@ def choose_cases(
         else:
             chosen = suite(suite_name or "smoke")
             if not chosen.cases(op.name):
-                raise UsageError(chosen.without(op.name))
+                raise UsageError(chosen.why_no_cases(op.name))
             cases = [
                 op.case({**op.defaults(arch), **c.sizes}, boundary=b, place=c.place, weight=c.weight)
                 for c in chosen.cases(op.name)

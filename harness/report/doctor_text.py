@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from harness.report.terminal import WIDTH
+from harness.report.terminal import line_width
 from harness.report.text import duration, significant
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _aligned(lines: Lines) -> str:
     width = max(LABEL, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
         start = f"  {label:<{width}}" if label else "  - "
-        wrapper = textwrap.TextWrapper(WIDTH, start, " " * len(start))
+        wrapper = textwrap.TextWrapper(line_width(), start, " " * len(start))
         wrapper.break_long_words = wrapper.break_on_hyphens = False
         parts.append(wrapper.fill(text))
     return "\n".join(parts)

@@ -216,7 +216,7 @@ def _cases(ops: Sequence[str], platform: Platform, suite_name: str) -> list[Row]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not any(cases for *_, cases in by_op):
-        raise UsageError(chosen[0].without(ops[0]))
+        raise UsageError(chosen[0].why_no_cases(ops[0]))
     return [
         {
             "suite": name,

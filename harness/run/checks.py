@@ -409,13 +409,13 @@ class CaseChecks:
                     attempt([entry], worker.prepare, entry)
                 if worker.living:
                     attempt(worker.living, worker.load, self.seeds["live"], which)
-                self._check_each(worker, "live", "with other live operands: ", which=which, fill=SPOILT)
+                self._check_each(worker, "live", "with other live operands: ", set_index=which, fill=SPOILT)
             for entry in worker.living:
                 if entry.impl.plugin and not entry.interpreted:
                     self._check_reading(worker, entry)
             self._open(worker, "other", has_copies)
             beside_first = 1 if has_copies else 0
-            self._check_each(worker, "other", "with other operands: ", which=beside_first)
+            self._check_each(worker, "other", "with other operands: ", set_index=beside_first)
             if "lengths" in self.seeds:
                 self._open(worker, "lengths")
                 self._check_each(worker, "lengths", "with other pages of the same lengths: ")

@@ -57,20 +57,22 @@ def raced_configs(
         table = tables[case.key]
         baseline, origin, first = dict(table.now), table.origin, None
         neighbours = near_entries(table, implementation.tables.m_of(sizes))
-        for name, file in table.files.items():
-            files[name] = {str(m): dict(entry) for m, entry in file.items()}
+        files = {
+            name: {str(m): dict(entry) for m, entry in file.items()} for name, file in table.files.items()
+        }
     else:
         choice = implementation.choose(target, sizes)
         first = baseline = values(choice.config)
         origin = choice.origin
         neighbours = [stored.config for stored in implementation.stored(target, sizes)]
-    every = list(implementation.configurations(target, sizes))
-    random.Random(case.key).shuffle(every)
-    ordered = dict.fromkeys([*neighbours[:NEIGHBOURS], *every])
+    shuffled = list(implementation.configurations(target, sizes))
+    random.Random(case.key).shuffle(shuffled)
+    ordered = dict.fromkeys([*neighbours[:NEIGHBOURS], *shuffled])  # each once
     others = [config for config in ordered if values(config) != baseline]
     raced, pruned = _fitting(implementation, target, sizes, others, keep)
-    if left := len(others) - len(raced) - pruned.total():
-        pruned[NOT_KEPT] = left
+    not_kept = len(others) - len(raced) - pruned.total()
+    if not_kept:
+        pruned[NOT_KEPT] = not_kept
     search = ConfigSearch(
         baseline=baseline,
         origin=origin,
@@ -100,39 +102,43 @@ def _fitting(
     op = kernels.OPS[implementation.op]
     operands = narrowed(op, implementation, sizes)
     where = f"{target.arch} {implementation.name}: "
-    left, fitting = list(configs), list[Any]()
-    while left and len(fitting) < keep:
-        count = keep - len(fitting)
-        batch, left = left[:count], left[count:]
-        launched: dict[Any, list[KernelLaunch]] = {}
+    fitting: list[DataclassInstance] = []
+    begin = 0
+    while begin < len(configs) and len(fitting) < keep:
+        batch = configs[begin : begin + keep - len(fitting)]
+        begin += len(batch)
+        launches_by_config: dict[Any, list[KernelLaunch]] = {}
         for config in batch:
             forced = implementation.configured(values(config))
             try:
-                launched[config] = launches_of(op, forced, architecture, operands, sizes)
+                launches_by_config[config] = launches_of(op, forced, architecture, operands, sizes)
             except Exception as error:  # costs this configuration, not the command
                 refused[one_line(error)] += 1
-        wanted = [one for each in launched.values() for one in each]
-        compiled = iter(compile_all(wanted, where=where))
-        for config, launches in launched.items():
-            reasons = [why for one in launches for why in violations(one, next(compiled), architecture)]
-            if reasons:
-                refused["; ".join(dict.fromkeys(reasons))] += 1
+        of_batch = [(config, launch) for config, made in launches_by_config.items() for launch in made]
+        compiled = compile_all([launch for _, launch in of_batch], where=where)
+        reasons: dict[Any, list[str]] = {config: [] for config in launches_by_config}
+        for (config, launch), resources in zip(of_batch, compiled, strict=True):
+            reasons[config] += violations(launch, resources, architecture)
+        for config, why in reasons.items():
+            if why:
+                refused["; ".join(dict.fromkeys(why))] += 1
             else:
                 fitting.append(config)
     return fitting, refused
 
 
 def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
-    """What the engine takes at each M but does not take now, that of the nearest M first.
+    """What the engine takes at other M, each once, that of the nearest M first; without what it takes now.
 
     The engines' older tuners tried tiles that the present ones do not try. Entries with other fields than
     EngineConfig are left out.
     """
-    found: dict[EngineConfig, None] = {}
-    for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
+    by_m = next(iter(table.files.values()))  # the files of a table have the same entries
+    near: dict[EngineConfig, None] = {}
+    for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):
         with contextlib.suppress(TypeError):
-            found[EngineConfig(**entry)] = None
-    return [config for config in found if values(config) != table.now]
+            near[EngineConfig(**by_m[other_m])] = None
+    return [config for config in near if values(config) != table.now]
 
 
 def ask_tables(

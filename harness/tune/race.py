@@ -33,11 +33,16 @@ from kernels.tuning import TUNED, Target, Tunable
 from shapes.case import Case, merge, text_of
 from shapes.suites import suites
 
-KEEP, PER_CASE = 24, "30s"  # the defaults of --keep and --per-case
-CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
-"""Seconds beside measuring, for a case and for each of its configurations. On an H100 cases of four to seven
-configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
-row, which are compiled only then, took 23 to 41 s (results/h200/tune-*)."""
+KEEP = 24  # the default of --keep
+PER_CASE = "30s"  # the default of --per-case
+
+# Seconds beside measuring that a case takes, and each of its configurations, and each of an engine's row,
+# which is compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s
+# (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's row took 23 to 41 s
+# (results/h200/tune-*).
+CASE_S = 12.0
+CONFIG_S = 1.0
+ENGINE_CONFIG_S = 2.0
 
 Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
 
@@ -77,7 +82,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
-    for implementation in implementations:  # what cannot be raced is said before the device is waited for
+    for implementation in implementations:  # a race that is impossible fails before the wait for the device
         if request.resume:
             resume(request, surroundings(platform), race=True)
         else:
@@ -85,7 +90,9 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     if request.dry_run:
         display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
-    races, codes, threads = [], [], worker_threads(request.threads)
+    races: list[Race] = []
+    codes: list[int] = []
+    threads = worker_threads(request.threads)
     with own_device(platform) as device:
         for line in device.busy:
             display.log(f"note: {line}")
@@ -95,7 +102,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
         else:
             facts = device_facts(device, threads)
         for implementation in implementations:
-            cases, this = begin_race(implementation, request, facts, target, display)
+            cases, race = begin_race(implementation, request, facts, target, display)
             name = f"{platform.name or platform.kind} {implementation.name}"
             display.log(f"racing {name}; rounds in {cases.journal.folder}")
             with resumable("tune", cases.journal):
@@ -103,7 +110,7 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
                 outcome = measure(cases, device, display.progress)
             display.end(cases.plan.record, outcome)
             codes.append(exit_code(outcome.records))
-            races.append(this)
+            races.append(race)
     return race_result(codes, races, display.log)
 
 
@@ -144,18 +151,22 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
     keep = request.keep or KEEP
     target = target_of(platform, worker_threads())
     for implementation in implementations:
-        name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
+        name, op = implementation.name, kernels.OPS[implementation.op]
         planned = plan_race(implementation, request, platform)
-        cases = [case_of(each) for each in planned.cases]
+        cases = [case_of(planned_case) for planned_case in planned.cases]
+        configurations = 0
         for case in cases:
-            known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
-            count = min(keep, known) + 1
-            entries += count
-            yield f"{name}: {case.text}: up to {count} of {known} configurations"
-        is_engine = isinstance(implementation, EngineTuned)
-        overhead_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
-        each = f"{name}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {entries} configurations"
-        yield f"{each}: {planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
+            known = len(list(implementation.configurations(target, op.sizes(case.sizes))))
+            raced = min(keep, known) + 1  # the baseline, too
+            configurations += raced
+            yield f"{name}: {case.text}: up to {raced} of {known} configurations"
+        config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
+        overhead_s = CASE_S * len(cases) + config_s * configurations
+        word = "case" if len(cases) == 1 else "cases"
+        yield (
+            f"{name}: {len(cases)} {word}, {configurations} configurations: {planned.budget_s:.0f} s of "
+            f"measuring, beside it about {overhead_s:.0f} s"
+        )
         if isinstance(implementation, EngineTuned):
             yield (
                 f"{name}: against what the engine takes now; what is faster goes into "
@@ -168,8 +179,8 @@ def race_result(
 ) -> tuple[int, list[Row]]:
     """The exit code of races, and their rows. With --check each case whose present configuration was beaten
     has a line and fails the command."""
-    rows = [row for each in races for row in each.rows]
-    beaten = [line for each in races if not each.stores for line in each.beaten]
+    rows = [row for race in races for row in race.rows]
+    beaten = [line for race in races if not race.stores for line in race.beaten]
     for line in beaten:
         log(line)
     if FAILED in codes or beaten:
@@ -193,9 +204,9 @@ def begin_race(
 
 
 def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform) -> Run:
-    """As harness.run.folder.plan_run, of the cases that an implementation takes here, at the narrowest
-    boundary of its call. All have the same weight: each is a question of its own. Raises NothingRan where
-    there is none."""
+    """The record of a race, as harness.run.folder.plan_run makes that of a run. It has the cases that an
+    implementation takes here, at the narrowest boundary of its call. All cases have the same weight, as each
+    is a question of its own. Raises NothingRan where there is no case."""
     op = kernels.OPS[implementation.op]
     boundary = next(b for b in BOUNDARIES if b in implementation.boundaries)
     if request.suite or request.case:
@@ -203,17 +214,17 @@ def plan_race(implementation: Tunable, request: TuneRequest, platform: Platform)
     else:
         names = [name for name, suite in suites().items() if list(suite.cases(op.name))]
         cases = merge(c for name in names for c in select.choose_cases(op, name, (), boundary, platform.arch))
-    takes = {case.key: implementation.supports(case, platform) for case in cases}
-    able = [case for case in cases if takes[case.key].ok]
-    if not able:
-        reason = next(iter(takes.values())).reason
+    supports = {case.key: implementation.supports(case, platform) for case in cases}
+    supported = [case for case in cases if supports[case.key].ok]
+    if not supported:
+        reason = supports[cases[0].key].reason
         raise NothingRan(f"{implementation.name} takes none of these cases: {reason}")
-    at, of = parse_shard(request.shard)
-    chosen = [replace(case, weight=1 / len(able)) for case in able[at - 1 :: of]]
+    shard, shards = parse_shard(request.shard)
+    of_shard = [replace(case, weight=1 / len(supported)) for case in supported[shard - 1 :: shards]]
     suite = "ad hoc" if request.case else request.suite or "all"
-    name, asked = implementation.name, replace(request, per_case=request.per_case or PER_CASE)
+    request = replace(request, per_case=request.per_case or PER_CASE)
     race = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
-    return record_of(asked, platform, suite, chosen, [name], name, race)
+    return record_of(request, platform, suite, of_shard, [implementation.name], implementation.name, race)
 
 
 def with_configs(plan: RunPlan, platform: Platform, target: Target) -> RunPlan:
@@ -280,11 +291,11 @@ class Race:
         self.rows.append(row)
         search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
-        # Where the baseline failed, another configuration stands in for it.
+        # `against` is another configuration where the baseline failed; then nothing beat the baseline.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
-            of = f"{row['target']} {name} {case.text}"
-            self.beaten.append(f"{of}: {text_of(winner)} is faster than what is used now")
+            raced = f"{row['target']} {name} {case.text}"
+            self.beaten.append(f"{raced}: {text_of(winner)} is faster than what is used now")
         assert record.race is not None
         folder = Path(record.race.folder)
         file: Path | None = None

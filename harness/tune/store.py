@@ -24,7 +24,6 @@ from shapes.case import Case
 
 ABOUT = "What `python -m harness tune` measured."
 
-
 OPPOSITE = {"faster": "slower", "slower": "faster"}  # if the two sides are exchanged; other verdicts stay
 
 
@@ -36,25 +35,25 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     """
     cells = {r.name: r for r in records if isinstance(r, Cell)}
     done = next(r for r in records if isinstance(r, CaseDone))
-    verdicts = [
-        v
-        for v in records
-        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
-    ]
+    of_baseline = [v for v in records if isinstance(v, Verdict) and v.about == "baseline"]
+    verdicts = [v for v in of_baseline if v.ratio is not None and v.noise is not None]
     search = done.search
     if not verdicts or search is None:
         return None
+    # A verdict compares a challenger, `a`, with the baseline, `b`.
     best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
-    this, other, verdict = cells[best.a], cells[best.b], str(best.verdict)
-    ratio, low, high = best.ratio, best.low, best.high
-    if verdict != "faster":
-        this, other, verdict = other, this, OPPOSITE.get(verdict, verdict)
-        ratio, low, high = (1 / value if value else None for value in (ratio, high, low))
+    verdict, ratio, low, high = str(best.verdict), best.ratio, best.low, best.high
+    if verdict == "faster":
+        chosen, other = cells[best.a], cells[best.b]
+    else:
+        chosen, other = cells[best.b], cells[best.a]
+        verdict = OPPOSITE.get(verdict, verdict)
+        ratio, low, high = _inverse(ratio), _inverse(high), _inverse(low)
     return {
         "case": case.text,
         "features": implementation.features(kernels.OPS[case.op].sizes(case.sizes)),
-        "config": this.config or search.baseline,
-        "time_us": _short(this.time_us),
+        "config": chosen.config or search.baseline,
+        "time_us": _short(chosen.time_us),
         "verdict": verdict,
         "ratio": _short(ratio),
         "low": _short(low),
@@ -67,8 +66,8 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
         "raced": search.raced,
         "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
         "conditions": _conditions(done),
-        "launch": this.launch,
-        "cache": this.cache,
+        "launch": chosen.launch,
+        "cache": chosen.cache,
         "run": run.id,
         "created": run.created,
         **_made_with(run),
@@ -98,11 +97,15 @@ def _made_with(run: Run) -> dict[str, str]:
 def _conditions(done: CaseDone) -> dict[str, float]:
     """The median of each quantity that the device's monitor read."""
     values: dict[str, list[float]] = {}
-    for group in done.conditions:
-        for name, seen in group.items():
-            if isinstance(seen, Mapping) and "median" in seen:
-                values.setdefault(name, []).append(seen["median"])
-    return {name: statistics.median(seen) for name, seen in values.items()}
+    for conditions in done.conditions:
+        for quantity, readings in conditions.items():
+            if isinstance(readings, Mapping) and "median" in readings:
+                values.setdefault(quantity, []).append(readings["median"])
+    return {quantity: statistics.median(medians) for quantity, medians in values.items()}
+
+
+def _inverse(ratio: float | None) -> float | None:
+    return 1 / ratio if ratio else None
 
 
 def _short(value: float | None) -> float | None:
@@ -136,11 +139,11 @@ def store(
     provenance: of this choice. The choice keeps its `source`; the file has the rest as of the last write
     unless_newer: whether a choice of the same case stays if its run began later
     """
-    merged = {old["case"]: old for old in read(file)["choices"]}
-    old = merged.get(choice["case"])
-    if unless_newer and old and old["created"] > choice["created"]:
+    by_case = {stored["case"]: stored for stored in read(file)["choices"]}
+    stored = by_case.get(choice["case"])
+    if unless_newer and stored and stored["created"] > choice["created"]:
         return
-    merged[choice["case"]] = {**choice, "source": provenance["source"]}
+    by_case[choice["case"]] = {**choice, "source": provenance["source"]}
     content = {
         "kind": target.kind,
         "arch": target.arch,
@@ -148,7 +151,7 @@ def store(
         "measured": True,
         "about": ABOUT,
         "provenance": dict(provenance),
-        "choices": [merged[case] for case in sorted(merged)],
+        "choices": [by_case[case] for case in sorted(by_case)],
     }
     with files.explained(f"cannot write {file}", "; give another folder by --out"):
         files.replace(file, _text(content))
@@ -168,12 +171,13 @@ def read(file: Path) -> dict[str, Any]:
 def _text(content: Mapping[str, Any]) -> str:
     """JSON with one line for each entry of a list, so that diffs are readable."""
 
-    def value(of: Any) -> str:
-        if not isinstance(of, list) or not of:
-            return json.dumps(of)
-        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in of) + "\n ]"
+    def text_of_value(value: Any) -> str:
+        if not isinstance(value, list) or not value:
+            return json.dumps(value)
+        return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
 
-    return "{\n" + ",\n".join(f" {json.dumps(name)}: {value(of)}" for name, of in content.items()) + "\n}\n"
+    members = [f" {json.dumps(name)}: {text_of_value(value)}" for name, value in content.items()]
+    return "{\n" + ",\n".join(members) + "\n}\n"
 
 
 def store_winner(
@@ -188,13 +192,17 @@ def store_winner(
 
     tables: the files, each with what the engine takes at present by M (EngineTable.files)
     """
-    for name, present in tables.items():
+
+    def number(key: str) -> int:
+        return int(key) if key.isdigit() else -1  # a key that is no M comes first
+
+    for name, used_by_engine in tables.items():
         file = folder / name
         try:
-            there = json.loads(file.read_bytes()) if file.exists() else {}
-            merged = {**present, **there, str(m): dict(config)}
-            ordered = sorted(merged.items(), key=lambda entry: int(entry[0]) if entry[0].isdigit() else -1)
-            files.replace(file, json.dumps(dict(ordered), indent=4) + "\n")
+            in_file = json.loads(file.read_bytes()) if file.exists() else {}
+            merged = {**used_by_engine, **in_file, str(m): dict(config)}
+            ordered = {key: merged[key] for key in sorted(merged, key=number)}
+            files.replace(file, json.dumps(ordered, indent=4) + "\n")
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"cannot merge a winner into {file}: {error}; give another --out") from None
     return folder / next(iter(tables))

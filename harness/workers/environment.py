@@ -35,7 +35,8 @@ def thread_environment(
         return {}
     places = [cpu for node in cores() for cpu in node]
     environment = {"OMP_NUM_THREADS": str(threads)}
-    if not any(name in BINDING for name in (*os.environ, *(variables or {}))) and threads <= len(places):
+    are_bound = any(name in BINDING for name in (*os.environ, *(variables or {})))
+    if not are_bound and threads <= len(places):
         environment |= {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in places)}
     return environment
 
@@ -45,7 +46,8 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 anew at each call can take most of the time of an allocating call, and cause most of its noise."""
 
 DEFAULTS = {
-    # A waiting worker must not take a core from the one that is being timed.
+    # Milliseconds for which threads of Intel's OpenMP spin: a waiting worker must not take a core from the
+    # worker that is being timed.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.
@@ -73,10 +75,10 @@ def worker_environment(
     path = [tree or str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     # Workers run in the project's folder, the user perhaps in another one.
-    wanted = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
-    environment[kernels.PLUGINS] = os.pathsep.join(wanted)
-    whole = DEFAULTS | environment | home_environment() | dict(extra)
-    return {name: value for name, value in whole.items() if value is not None}
+    imported = [str(path) for path in kernels.plugin_files() if path.is_dir() or str(path) in plugins]
+    environment[kernels.PLUGINS] = os.pathsep.join(imported)
+    merged = DEFAULTS | environment | home_environment() | dict(extra)
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def home_environment() -> dict[str, str]:

@@ -27,7 +27,7 @@ def worker_pids() -> list[int]:
 
 
 class WorkerFailure(Exception):
-    """A request that gave no answer."""
+    """Why a request gave no answer."""
 
     def __init__(self, status: Status, reason: str) -> None:
         """status: error, unsupported, crashed or timeout"""
@@ -37,7 +37,7 @@ class WorkerFailure(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether the process has ended with it."""
+        """Whether the process has ended, too."""
         return self.status in ("crashed", "timeout")
 
 
@@ -84,7 +84,7 @@ class WorkerProcess:
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         """Sends a request and waits at most `deadline` seconds for its answer; raises WorkerFailure."""
         doing = "prepare or its first call" if request == "prepare" else request
-        # What it printed during an earlier request is no explanation for a crash in this one.
+        # Lines that it printed during an earlier request do not explain a crash in this one.
         self.log_start = self.log.stat().st_size
         self._signal(signal.SIGCONT)
         try:

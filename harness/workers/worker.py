@@ -1,5 +1,5 @@
 """A worker: the process of several entries. If the process dies, the entry that it was working on fails, and
-a new process takes its place for the others."""
+a new process replaces it for the others."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ class Worker:
         self.deadlines = deadlines
         self.log = log
         self.process: WorkerProcess | None = None
-        self.restore: list[tuple[str, dict[str, Any]]] = []
-        self.prepared: set[str] = set()
-        self.ended = False
+        self.restore: list[
+            tuple[str, dict[str, Any]]
+        ] = []  # requests, with arguments, that lead to this stage
+        self.prepared: set[str] = set()  # entries that are prepared in this process
+        self.ended = False  # whether no new process may start
 
     @property
     def living(self) -> list[Entry]:
@@ -64,7 +66,8 @@ class Worker:
         return process, int(environment.get("OMP_NUM_THREADS") or self.threads)
 
     def start(self) -> None:
-        """Starts a process and makes its device ready. Raises WorkerFailure."""
+        """Starts a process and makes its device ready. Raises WorkerFailure, also once the worker has
+        ended."""
         if self.ended:
             raise WorkerFailure("error", "its case has ended")
         process, threads = self.new_process()
@@ -111,12 +114,13 @@ class Worker:
         # Only `open`, the first request, comes before it: an earlier `fresh` or `load` no longer holds.
         self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
-    def load(self, seeds: dict[str, Any], which: int = 0) -> None:
+    def load(self, seeds: dict[str, Any], set_index: int = 0) -> None:
         """Loads new live operands for all prepared entries, on one of the sets."""
-        self._stage(self.restore, "load", seeds=seeds, which=which)
+        self._stage(self.restore, "load", seeds=seeds, set_index=set_index)
 
     def _stage(self, before: list[tuple[str, dict[str, Any]]], request: str, **arguments: Any) -> Any:
-        """Makes a request that a process which replaces this one repeats, after the requests `before`."""
+        """Makes a request, and keeps it for a process that replaces this one, which repeats the requests
+        `before` and then this one."""
         self.restore = before
         self.ready()
         self.restore = [*before, (request, arguments)]
@@ -161,7 +165,7 @@ class Worker:
 def attempt(
     entries: Iterable[Entry], action: Callable[P, Answer], *arguments: P.args, **keywords: P.kwargs
 ) -> Answer | None:
-    """The action's result; None where it fails, and the failure is written down against the entries."""
+    """The action's result; None where it raises WorkerFailure, which is then the failure of the entries."""
     try:
         return action(*arguments, **keywords)
     except WorkerFailure as failure:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from harness.errors import one_line
-from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
+from harness.machine.monitor.base import Blind, GpuMonitor, GpuReading, Holder, Monitor, WorkerPids
 from kernels.gpus import VARIABLES, visible
 from kernels.platform import Platform
 
@@ -40,7 +40,10 @@ AT_WORK = 50
 
 
 def open_amd(
-    platform: Platform, ours: Ours, smi: ModuleType | None = None, environment: Mapping[str, str] = os.environ
+    platform: Platform,
+    worker_pids: WorkerPids,
+    smi: ModuleType | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Monitor:
     """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing.
     smi: the library; None means amdsmi."""
@@ -60,7 +63,7 @@ def open_amd(
         handles = visible("rocm", known, lambda handle: _unique_name(smi, handle), environment)
         index = int(platform.device.partition(":")[2] or 0)
         if index < len(handles):
-            return AmdMonitor(platform, ours, smi, handles[index])
+            return AmdMonitor(platform, worker_pids, smi, handles[index])
         hiding = " and ".join(name for group in VARIABLES["rocm"] for name in group if name in environment)
         left = f", of which {hiding} leave {len(handles)}" if hiding else ""
         return Blind(f"amdsmi shows {len(known)} devices{left}: {platform.device} is none of these")
@@ -79,10 +82,12 @@ def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
     for handle in handles:
         with contextlib.suppress(AttributeError, ValueError, smi.AmdSmiException):
             numbered.append((int(smi.amdsmi_get_gpu_kfd_info(handle)["node_id"]), handle))
-    return [handle for _, handle in sorted(numbered, key=operator.itemgetter(0))] or list(handles)
+    numbered.sort(key=operator.itemgetter(0))
+    return [handle for _, handle in numbered] if numbered else list(handles)
 
 
 def _unique_name(smi: ModuleType, handle: object) -> str:
+    """The UUID as HIP gives it; empty where the library does not tell it."""
     try:
         return str(smi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"])
     except (AttributeError, smi.AmdSmiException):
@@ -96,13 +101,15 @@ def _number(value: object) -> float | None:
 
 class AmdMonitor(GpuMonitor):
     clock_name = "GFX clock"
-    library_name, error, _message = "this amdsmi", "AmdSmiException", staticmethod(_message)
+    library_name = "this amdsmi"
+    error_name = "AmdSmiException"
+    _message = staticmethod(_message)
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 
-    def __init__(self, platform: Platform, ours: Ours, smi: ModuleType, handle: object) -> None:
-        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters of the last reading
-        super().__init__(platform, ours, smi, handle)
+    def __init__(self, platform: Platform, worker_pids: WorkerPids, smi: ModuleType, handle: object) -> None:
+        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters at the last reading
+        super().__init__(platform, worker_pids, smi, handle)
 
     def begin(self) -> None:
         super().begin()
@@ -111,41 +118,45 @@ class AmdMonitor(GpuMonitor):
     def _metrics(self) -> dict[str, object]:
         return self._ask("GPU metrics", ["amdsmi_get_gpu_metrics_info"]) or {}
 
-    def _look(self) -> Look:
+    def _read(self) -> GpuReading:
         metrics = self._metrics()
         if not metrics:
-            return Look()
+            return GpuReading()
         values = {}
         for quantity, keys in QUANTITIES.items():
-            if numbers := [n for key in keys if (n := _number(metrics.get(key))) is not None]:
-                values[quantity] = numbers[0]
+            numbers = [_number(metrics.get(key)) for key in keys]
+            known = [number for number in numbers if number is not None]
+            if known:
+                values[quantity] = known[0]
             else:
                 self.notes.unread[quantity] = "the device does not tell it"
         activity = _number(metrics.get("average_gfx_activity"))
         busy = None if activity is None else activity >= AT_WORK
         if busy is False:
             values.pop("memory_clock_mhz", None)
-        return Look(values, self._slowest(metrics), busy, self._slowed(metrics))
+        return GpuReading(values, self._slowest(metrics), busy, self._slowed(metrics))
 
     def _slowest(self, metrics: Mapping[str, object]) -> float | None:
         """MHz of the slowest die, for which a kernel waits. The library gives 0 or N/A for absent dies."""
-        listed = metrics.get("current_gfxclks")
-        several: Sequence[object] = listed if isinstance(listed, list) else []
-        clocks = [n for n in map(_number, [*several, metrics.get("current_gfxclk")]) if n]
+        by_die = metrics.get("current_gfxclks")
+        listed = by_die if isinstance(by_die, list) else []
+        numbers = [_number(value) for value in [*listed, metrics.get("current_gfxclk")]]
+        clocks = [number for number in numbers if number]
         if not clocks:
             self.notes.unread["gfx_clock_mhz"] = "the device does not tell it"
         return min(clocks, default=None)
 
     def _slowed(self, metrics: Mapping[str, object]) -> frozenset[str]:
-        """The reasons that were on since the last reading."""
+        """The reasons for a slowdown since the last reading."""
         elapsed, slowed = self._residencies(metrics)
-        before, slowed_before = self.last
+        elapsed_before, slowed_before = self.last
         self.last = elapsed, slowed
         if not slowed:
             return frozenset([THROTTLED]) if metrics.get("throttle_status") is True else frozenset()
-        if elapsed <= before:
+        if elapsed <= elapsed_before:
             return frozenset()
-        return frozenset(r for r in slowed.keys() & slowed_before.keys() if slowed[r] > slowed_before[r])
+        counted = slowed.keys() & slowed_before.keys()
+        return frozenset(reason for reason in counted if slowed[reason] > slowed_before[reason])
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
         metrics = self._metrics()

@@ -1,4 +1,5 @@
-"""What monitors share: their interface, notes of readings, the check of clocks; and what those of GPUs share.
+"""What all monitors share (their interface, notes of readings, the check of clocks), and what those of GPUs
+do.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.
@@ -19,7 +20,7 @@ from typing import Any
 from harness.files import JsonObject
 from kernels.platform import Platform
 
-Ours = Callable[[], Sequence[int]]  # returns the process ids of the living workers
+WorkerPids = Callable[[], Sequence[int]]  # returns the process ids of the living workers
 
 MIN_CLOCK = 0.75  # a clock below this share of the same work's highest is a disturbance, as in nvbench
 
@@ -33,13 +34,15 @@ class Monitor(ABC):
     def __init__(self) -> None:
         self.notes = Notes()
         self.highest: dict[str, float] = {}  # the highest clock of each work in this run, in MHz
-        self.fallen: list[str] = []  # a line for each clock of this round that was far below the highest
+        self.low_clocks: list[str] = []  # a line for each clock of this round that was far below the highest
 
-    def see_clock(self, work: str, megahertz: float) -> None:
+    def check_clock(self, work: str, megahertz: float) -> None:
+        """Compares a clock with the highest one of the same work, as kernels differ in power and vector
+        width."""
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
         if megahertz < MIN_CLOCK * highest:
             share = f"{megahertz / highest:.0%} of the {highest:.0f} MHz before"
-            self.fallen.append(f"{self.clock_name} {megahertz:.0f} MHz, {share}")
+            self.low_clocks.append(f"{self.clock_name} {megahertz:.0f} MHz, {share}")
 
     @abstractmethod
     def begin(self) -> None:
@@ -47,8 +50,7 @@ class Monitor(ABC):
 
     @abstractmethod
     def sample(self, work: str = "") -> None:
-        """Takes one reading. `work` names the entry and its case. A clock is compared with the highest clock
-        of the same work, because kernels differ in power and vector width."""
+        """Takes one reading. work: names the entry and its case"""
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
@@ -82,8 +84,8 @@ class Notes:
     """What a monitor has read since `take` was last called."""
 
     values: dict[str, list[float]] = field(default_factory=dict)  # readings by quantity, named with its unit
-    reasons: Counter[str] = field(default_factory=Counter)  # in how many samples each slowed the device
-    samples: int = 0  # how often `reasons` was read
+    reasons: Counter[str] = field(default_factory=Counter)  # in how many readings each slowed the device
+    samples: int = 0  # how often `reasons` were read
     idle: int = 0  # how often the device was idle, so that its clock and its reasons meant nothing
     unread: dict[str, str] = field(default_factory=dict)  # quantity -> why the last attempt to read it failed
 
@@ -144,19 +146,20 @@ class Blind(Monitor):
 
 
 MAX_SLOWED = 0.01
-"""Share of a round's time: drivers' counters advance in steps, and so little hardly changes a time."""
-LOOK_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
-BUSY = 5  # per cent of the time before a run; an idle device's own housekeeping takes less
+"""A slowdown disturbs a round if it takes more than this share of it. Drivers' counters advance in steps, and
+a smaller share hardly changes a time."""
+READ_EVERY_S = 0.02  # seconds between two readings during a sample, which takes 50 ms or more
+BUSY = 5  # a utilisation above so many per cent before a run is another's work; housekeeping takes less
 
 
 @dataclass(frozen=True)
-class Look:
+class GpuReading:
     """One reading of the device."""
 
     values: dict[str, float] = field(default_factory=dict)  # by quantity; no clocks of an idle device
-    clock: float | None = None  # MHz of the cores; None where it cannot be read
+    clock_mhz: float | None = None  # of the cores; None where it cannot be read
     busy: bool | None = None  # whether it was at work, so that its clock means something; None: unknown
-    slowed: frozenset[str] = frozenset()  # what holds the clock down now
+    slowed_by: frozenset[str] = frozenset()  # what holds the clock down now
 
 
 Holder = tuple[str, float | None]
@@ -167,31 +170,34 @@ class GpuMonitor(Monitor):
     """Judges what the libraries of the vendors read."""
 
     library_name: str
-    error: str  # the name of the library's exception
-    disturbing: frozenset[str]  # the reasons for a slowdown that do not come from the kernel's own work
-    power: str  # the reason that does: a heavy product normally runs at the power limit
+    error_name: str  # of the library's exception
+    disturbing: frozenset[str]  # reasons for a slowdown that do not come from the kernel's own work
+    power: str  # the reason that comes from it: a heavy product normally runs at the power limit
 
-    def __init__(self, platform: Platform, ours: Ours, library: ModuleType, handle: object) -> None:
+    def __init__(
+        self, platform: Platform, worker_pids: WorkerPids, library: ModuleType, handle: object
+    ) -> None:
         super().__init__()
         self.device = platform.device
-        self.ours = ours
+        self.worker_pids = worker_pids
         self.library, self.handle = library, handle
-        self.there_before = set(self._holders())
-        self.same_numbers = False  # whether the driver was seen to use our numbers of processes
-        self.slowed: set[str] = set()  # what disturbed the samples of this round
-        self.workers: set[int] = set()
-        self.slowed_before: Mapping[str, float] = {}
+        self.holders_before = set(self._holders())  # process ids before the run's first worker
+        self.same_pids = False  # whether the driver was seen to use the process ids that we know
+        self.slowed: set[str] = set()  # what disturbed the readings of this round
+        self.workers: set[int] = set()  # the workers at the beginning of the round
+        # The slowdown counters at the beginning of the round.
         self.elapsed = 0.0
+        self.slowed_before: Mapping[str, float] = {}
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
-        """The answer of the first function that the library and the driver both have. If none answers (too
-        new, too old, a part of a GPU, no permission), it notes the reason and returns None."""
+        """The answer of the first function that the library and the driver both have. None if no function
+        answers (too new, too old, a part of a GPU, no permission); the reason is noted."""
         reason = f"{self.library_name} has no {functions[-1]}"
         for function in functions:
             if hasattr(self.library, function):
                 try:
                     return getattr(self.library, function)(self.handle, *arguments)
-                except getattr(self.library, self.error) as error:
+                except getattr(self.library, self.error_name) as error:
                     reason = self._message(error)
         self.notes.unread[quantity] = reason
         return None
@@ -202,134 +208,138 @@ class GpuMonitor(Monitor):
         return str(error)
 
     @abstractmethod
-    def _look(self) -> Look: ...
+    def _read(self) -> GpuReading: ...
 
     @abstractmethod
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """A running time, and for each reason how much of it the device was slowed."""
+        """The time so far, and for each reason how much of it the device was slowed; in any one unit."""
 
     @abstractmethod
     def _holders(self) -> dict[int, Holder]: ...
 
     @abstractmethod
     def _ran(self) -> dict[int, str]:
-        """The processes that ran on the device in this round -> how much they used."""
+        """The process ids that ran on the device in this round -> how much they used, for people."""
 
     @abstractmethod
     def _utilisation(self) -> float | None:
         """Recent utilisation in per cent of the time."""
 
-    def _foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
+    def _foreign(self, pids: Collection[int], workers: Collection[int]) -> tuple[set[int], int]:
         """The processes that are known to be foreign, and the number of further ones that must be foreign.
 
-        In a container the driver may use the host's numbers, while we know our workers by other numbers.
-        Then the processes that were there before our first worker are foreign. Of the rest as many are
-        foreign as exceed the number of our workers, and which ones is unknown.
+        In a container the driver may use the host's process ids, while we know our workers by other ids.
+        Then the processes that were there before our first worker are foreign. Of the other processes as
+        many are foreign as exceed the number of our workers; it is unknown which.
         """
         present = set(pids)
-        self.same_numbers |= bool(present & set(ours))
-        if self.same_numbers:
-            return present - set(ours), 0
-        return present & self.there_before, max(0, len(present - self.there_before) - len(ours))
+        self.same_pids |= not present.isdisjoint(workers)
+        if self.same_pids:
+            return present - set(workers), 0
+        later = present - self.holders_before
+        return present & self.holders_before, max(0, len(later) - len(workers))
 
     def begin(self) -> None:
-        self.fallen.clear()
+        self.low_clocks.clear()
         self.slowed.clear()
-        self.workers = set(self.ours())
+        self.workers = set(self.worker_pids())
         self.elapsed, self.slowed_before = self._slowdown_counters()
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Reads from a thread of this process while the worker's calls run: once the worker has answered, the
-        device may be idle and its clock another. If the sample was too short for that, it reads after it."""
-        over, looked = threading.Event(), threading.Event()
+        """Takes readings in a thread of this process while the worker's calls run: once the worker has
+        answered, the device may be idle and its clock another. After a sample that was too short for a
+        reading, it takes one."""
+        is_over, was_read = threading.Event(), threading.Event()
 
-        def look() -> None:
-            while not over.wait(LOOK_S):
+        def read() -> None:
+            while not is_over.wait(READ_EVERY_S):
                 self.sample(work)
-                looked.set()
+                was_read.set()
 
-        watcher = threading.Thread(target=look, name="monitor", daemon=True)
-        watcher.start()
+        reader = threading.Thread(target=read, name="monitor", daemon=True)
+        reader.start()
         try:
             yield
         finally:
-            over.set()
-            watcher.join()
-        if not looked.is_set():
+            is_over.set()
+            reader.join()
+        if not was_read.is_set():
             self.sample(work)
 
     def sample(self, work: str = "") -> None:
-        look = self._look()
-        for quantity, value in look.values.items():
+        reading = self._read()
+        for quantity, value in reading.values.items():
             self.notes.add(quantity, value)
-        if look.busy is False:
+        if reading.busy is False:
             self.notes.idle += 1
             return
-        if look.busy:
+        if reading.busy:
             self.notes.samples += 1
-            self.notes.reasons.update(look.slowed)
-        self.slowed |= look.slowed & self.disturbing
-        if look.clock is None:
+            self.notes.reasons.update(reading.slowed_by)
+        self.slowed |= reading.slowed_by & self.disturbing
+        if reading.clock_mhz is None:
             return
-        self.notes.add(self._clock_quantity(), look.clock)
-        if look.busy and self.power not in look.slowed:
-            self.see_clock(work, look.clock)
+        self.notes.add(self._clock_quantity(), reading.clock_mhz)
+        if reading.busy and self.power not in reading.slowed_by:
+            self.check_clock(work, reading.clock_mhz)
 
     def _clock_quantity(self) -> str:
         return f"{self.clock_name.lower().replace(' ', '_')}_mhz"
 
     def end(self) -> str:
-        return "; ".join([*self._slowdowns(), *self.fallen, *self._foreign_lines()])
+        return "; ".join([*self._slowdowns(), *self.low_clocks, *self._foreign_lines()])
 
     def _slowdowns(self) -> list[str]:
-        """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""
+        """Slowdowns by the counters of the whole round, and by the readings where there is no counter."""
         elapsed, slowed = self._slowdown_counters()
+        round_time = elapsed - self.elapsed
         lines = []
-        both = slowed.keys() & self.slowed_before.keys() if elapsed > self.elapsed else set[str]()
-        for reason in sorted(both):
-            share = (slowed[reason] - self.slowed_before[reason]) / (elapsed - self.elapsed)
+        counted = sorted(slowed.keys() & self.slowed_before.keys()) if round_time > 0 else []
+        for reason in counted:
+            share = (slowed[reason] - self.slowed_before[reason]) / round_time
             self.notes.add(f"{reason.replace(' ', '_')}_percent", 100 * share)
             if share > MAX_SLOWED and reason in self.disturbing:
                 lines.append(f"{reason} for {share:.0%} of the round")
-        return [*lines, *(f"{r} seen" for r in sorted(self.slowed - slowed.keys()))]
+        return lines + [f"{reason} seen" for reason in sorted(self.slowed - slowed.keys())]
 
     def _foreign_lines(self) -> list[str]:
-        ran, ours = self._ran(), self.workers | set(self.ours())
-        if ran and not self.same_numbers:
-            self._foreign(self._holders(), ours)
-        known, more = self._foreign(ran, ours)
-        lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(known)]
-        if more:
-            lines.append(f"{len(ran)} processes ran on {self.device}: {more} more than we have")
+        ran, workers = self._ran(), self.workers | set(self.worker_pids())
+        if ran and not self.same_pids:
+            self._foreign(self._holders(), workers)  # finds out whether process ids are the same
+        foreign, further = self._foreign(ran, workers)
+        lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(foreign)]
+        if further:
+            lines.append(f"{len(ran)} processes ran on {self.device}: {further} more than we have")
         return lines
 
     def before(self) -> list[str]:
         holders = self._holders()
-        known, more = self._foreign(holders, self.ours())
+        foreign, further = self._foreign(holders, self.worker_pids())
         lines = []
-        for pid in sorted(known):
-            name, held = holders[pid]
-            size = f" and holds {held / (1 << 30):.1f} GiB" if held is not None else ""
-            lines.append(f"process {pid}{f' ({name})' if name else ''} is on {self.device}{size}")
-        if more:
-            lines.append(f"{more} more processes than ours are on {self.device}")
-        used = self._utilisation()
-        if used is not None and used > BUSY:
-            lines.append(f"{self.device} is {used:.0f} % busy")
+        for pid in sorted(foreign):
+            name, held_bytes = holders[pid]
+            called = f"process {pid} ({name})" if name else f"process {pid}"
+            size = f" and holds {held_bytes / (1 << 30):.1f} GiB" if held_bytes is not None else ""
+            lines.append(f"{called} is on {self.device}{size}")
+        if further:
+            lines.append(f"{further} more processes than ours are on {self.device}")
+        used_percent = self._utilisation()
+        if used_percent is not None and used_percent > BUSY:
+            lines.append(f"{self.device} is {used_percent:.0f} % busy")
         self.notes.take()  # these readings are not of a round
         return lines
 
     def readable(self) -> dict[str, str]:
-        look, used = self._look(), self._utilisation()
-        for quantity, value in look.values.items():
+        reading, used_percent = self._read(), self._utilisation()
+        for quantity, value in reading.values.items():
             self.notes.add(quantity, value)
-        if look.clock is not None:
-            self.notes.add(self._clock_quantity(), look.clock)
-        if used is not None:
-            self.notes.add("utilisation_percent", used)
-        self._slowdown_counters()
+        if reading.clock_mhz is not None:
+            self.notes.add(self._clock_quantity(), reading.clock_mhz)
+        if used_percent is not None:
+            self.notes.add("utilisation_percent", used_percent)
+        self._slowdown_counters()  # notes why it cannot be read
         shown = {"processes": str(len(self._holders()))}
-        if look.busy is not None:
-            shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} | shown
+        if reading.busy is not None:
+            shown = {"slowed by": ", ".join(sorted(reading.slowed_by)) or "nothing"} | shown
         return shown | self.notes.show()

@@ -1,4 +1,4 @@
-"""CPU monitor: other processes, the hypervisor, throttling, a fallen frequency. Linux only.
+"""CPU monitor: other processes, the hypervisor, throttling, a low frequency. Linux only.
 
 It reads /proc, /sys and the CPU clocks of processes.
 """
@@ -18,19 +18,20 @@ from pathlib import Path
 
 from harness.files import JsonObject
 from harness.machine.cpu_threads import control_groups
-from harness.machine.monitor.base import Blind, Monitor, Ours
+from harness.machine.monitor.base import Blind, Monitor, WorkerPids
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
 
-# A kernel waits for its slowest thread, so the limits are shares of one CPU, however many CPUs there are.
-STEAL, STEAL_TICKS = 0.02, 3
-OTHERS = 0.10
-OTHERS_OF_ALL = 0.01  # a share of all CPUs; used where it is more than OTHERS, as large machines have daemons
-OTHERS_TICKS = 4  # the error of the time of others: three counters of a line are rounded
+# A kernel waits for its slowest thread, so these limits are shares of one CPU, however many CPUs there are.
+STEAL = 0.02  # the hypervisor disturbs a round if it takes more than this share of a CPU,
+STEAL_TICKS = 3  # and at least so many ticks
+OTHERS = 0.10  # other processes disturb a round if they take more than this share of a CPU,
+OTHERS_OF_ALL = 0.01  # and more than this share of all CPUs: large machines have many daemons
+OTHERS_TICKS = 4  # the error of the time of others, in ticks: three counters of a line are rounded
 
-GLANCE_S = 0.25
-NAMED = 3  # how many processes a line about others names at most
+GLANCE_S = 0.25  # seconds between two readings that judge the machine before a run
+NAMED = 3  # the most other processes that are named
 
 
 def text(path: Path | str) -> str:
@@ -64,11 +65,11 @@ class Ticks:
 class Reading:
     """The counters at one moment."""
 
-    at: float  # seconds
+    at_s: float  # by the clock
     cpus: dict[str, Ticks]  # name of a line of /proc/stat -> its ticks
     ours: dict[int, float]  # process id -> CPU seconds, of the processes that were asked for and still live
-    reaped: dict[int, float]  # likewise of the ended children of each but this process
-    throttled: float  # seconds, in version 1 summed over CPUs, for which quotas stopped our control groups
+    reaped: dict[int, float]  # process id -> CPU seconds of its ended children; not of this process
+    throttled_s: float  # for which quotas stopped our control groups; in version 1 summed over CPUs
     overheated: int  # how often a package was slowed because of heat
 
 
@@ -103,7 +104,7 @@ class Counters:
         self.no_frequency = self._no_frequency()
 
     def read(self, processes: Iterable[int]) -> Reading:
-        """Processes that are gone are left out."""
+        """Reads all counters. Processes that are gone are left out."""
         ours, reaped = {}, {}
         for pid in processes:
             try:
@@ -120,15 +121,17 @@ class Counters:
         """/proc/stat up to the first line that is not about a CPU."""
         ticks_of = {}
         for line in text(f"{self.proc}/stat").splitlines():
-            name, *rest = line.split()
+            name, *values = line.split()
             if not name.startswith("cpu"):
                 break
-            ticks = [int(value) for value in rest[:8]]
-            ticks_of[name] = Ticks(ticks[3] + ticks[4], ticks[7], sum(ticks))
+            user, nice, system, idle, iowait, irq, softirq, steal = map(int, values[:8])
+            total = user + nice + system + idle + iowait + irq + softirq + steal
+            ticks_of[name] = Ticks(idle + iowait, steal, total)
         return ticks_of
 
     def fields(self, pid: int) -> list[str]:
-        """/proc/PID/stat from the state on: field n of proc(5) is at n - 3. Raises OSError if it is gone."""
+        """/proc/PID/stat from the state on: field n of proc(5) has index n - 3. Raises OSError if the process
+        is gone."""
         return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
 
     def children(self, pid: int, all_threads: bool = False) -> list[int]:
@@ -154,11 +157,11 @@ class Counters:
         CPUs may be idle. Raises OSError, with the reason, where it cannot be read."""
         if self.no_frequency:
             raise OSError(self.no_frequency)
-        last = set()
+        last_cpus = set()
         for pid in processes:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                last.add(int(self.fields(pid)[36]))
-        files = [f"{self.devices}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in last]
+                last_cpus.add(int(self.fields(pid)[36]))  # processor
+        files = [f"{self.devices}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in last_cpus]
         if not files:
             raise OSError("no worker runs")
         return max(int(text(file)) for file in files) / 1e3
@@ -188,12 +191,12 @@ class Counters:
         return list(files.values())
 
 
-def open_cpu(ours: Ours) -> Monitor:
+def open_cpu(worker_pids: WorkerPids) -> Monitor:
     """A monitor of the CPUs that this process may use, or one that says why it reads nothing."""
     if not hasattr(os, "sched_getaffinity"):
         return Blind("not Linux")
     try:
-        return CpuMonitor(ours, Counters())
+        return CpuMonitor(worker_pids, Counters())
     except OSError as error:
         return Blind(f"{error.filename}: {error.strerror}")
 
@@ -201,31 +204,34 @@ def open_cpu(ours: Ours) -> Monitor:
 class CpuMonitor(Monitor):
     clock_name = "CPU frequency"
 
-    def __init__(self, ours: Ours, counters: Counters, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, worker_pids: WorkerPids, counters: Counters, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         super().__init__()
-        self.ours = ours
+        self.worker_pids = worker_pids
         self.sleep = sleep
         self.counters = counters
-        self.adopted: set[int] = set()  # descendants of workers that only a look at all threads found
+        self.descendants: set[int] = set()  # of workers, as the last search of all threads found them
         self.start: Reading | None = None  # the counters at the beginning of the round
-        self.since, self.spent = math.nan, dict[int, float]()
-        """When `conditions` was last called, and the CPU seconds of every process then."""
+        # When `take_conditions` was last called, and the CPU seconds of every process at that time.
+        self.conditions_at_s = math.nan
+        self.spent_before: dict[int, float] = {}
 
     def begin(self) -> None:
-        self.fallen.clear()
+        self.low_clocks.clear()
         self.start = self._read()
 
     def sample(self, work: str = "") -> None:
         try:
-            frequency = self.counters.frequency(self.ours())
+            frequency = self.counters.frequency(self.worker_pids())
         except OSError as error:
             self.notes.unread["frequency_mhz"] = error.strerror or str(error)
             return
         self.notes.add("frequency_mhz", frequency)
-        self.see_clock(work, frequency)
+        self.check_clock(work, frequency)
 
     def end(self) -> str:
-        reasons = list(self.fallen)
+        reasons = list(self.low_clocks)
         if self.start is not None:
             reasons += self._disturbances(self.start, self._read())
             try:
@@ -239,7 +245,7 @@ class CpuMonitor(Monitor):
         self.sleep(GLANCE_S)
         now = self._read()
         lines = self._disturbances(first, now)
-        for pid, share in self._busiest(spent, self._spent(), now.at - first.at, now.ours.keys()).items():
+        for pid, share in self._busiest(spent, self._spent(), now.at_s - first.at_s, now.ours).items():
             lines.append(f"process {pid} ({self.counters.name_of(pid)}) takes {share:.0%} of a CPU")
         self.notes.take()  # these readings are not of a round
         return lines
@@ -247,13 +253,14 @@ class CpuMonitor(Monitor):
     def take_conditions(self) -> JsonObject:
         """Also `processes`: others that took more than OTHERS since the last call, in per cent of a CPU."""
         taken = super().take_conditions()
-        now, spent, ours = self.counters.clock(), self._spent(), self._own_processes(all_threads=True)
-        before = dict.fromkeys(spent, 0.0) | self.spent
-        if others := self._busiest(before, spent, now - self.since, ours):
+        now_s, spent = self.counters.clock(), self._spent()
+        before = dict.fromkeys(spent, 0.0) | self.spent_before
+        ours = self._own_processes(all_threads=True)
+        if others := self._busiest(before, spent, now_s - self.conditions_at_s, ours):
             taken["processes"] = {
                 f"{self.counters.name_of(pid)} {pid}": round(100 * share) for pid, share in others.items()
             }
-        self.since, self.spent = now, spent
+        self.conditions_at_s, self.spent_before = now_s, spent
         return taken
 
     def readable(self) -> dict[str, str]:
@@ -265,57 +272,61 @@ class CpuMonitor(Monitor):
 
     @staticmethod
     def _busiest(
-        before: dict[int, float], after: dict[int, float], wall: float, ours: Iterable[int]
+        before: dict[int, float], after: dict[int, float], wall_s: float, ours: Iterable[int]
     ) -> dict[int, float]:
-        """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first."""
-        both = before.keys() & after.keys() - set(ours)
-        took = Counter({pid: (after[pid] - before[pid]) / wall for pid in both})
-        return {pid: share for pid, share in took.most_common(NAMED) if share > OTHERS}
+        """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first.
+        before, after: CPU seconds by process id"""
+        foreign = (before.keys() & after.keys()) - set(ours)
+        shares = Counter({pid: (after[pid] - before[pid]) / wall_s for pid in foreign})
+        return {pid: share for pid, share in shares.most_common(NAMED) if share > OTHERS}
 
     def _disturbances(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]
-        if now.throttled > start.throttled:
-            lines.append(f"the control group's CPU quota held us for {now.throttled - start.throttled:.3f} s")
+        if now.throttled_s > start.throttled_s:
+            held_s = now.throttled_s - start.throttled_s
+            lines.append(f"the control group's CPU quota held us for {held_s:.3f} s")
         if now.overheated > start.overheated:
             lines.append(f"the CPU was slowed for heat {now.overheated - start.overheated} times")
         return [line for line in lines if line]
 
     def _stolen(self, start: Reading, now: Reading) -> str:
-        """What the hypervisor gave to other machines, on the CPU that lost most."""
-        ticks, cpu = max((now.cpus[c].stolen - start.cpus[c].stolen, c) for c in self.counters.lines)
-        share = ticks * TICK_S / (now.at - start.at)
+        """What the hypervisor gave to other machines, on the CPU that lost most; empty if it is little."""
+        stolen = {cpu: now.cpus[cpu].stolen - start.cpus[cpu].stolen for cpu in self.counters.lines}
+        cpu = max(stolen, key=stolen.__getitem__)
+        ticks = stolen[cpu]
+        share = ticks * TICK_S / (now.at_s - start.at_s)
         self.notes.add("steal_percent", 100 * share)
         if ticks < STEAL_TICKS or share <= STEAL:
             return ""
         return f"the hypervisor took {share:.0%} of {cpu}"
 
     def _others(self, start: Reading, now: Reading) -> str:
-        """The time that CPUs were busy, less what we used. If one of our processes ended between the
-        readings, its last use is unknown, and other processes are not blamed for it."""
+        """The time that CPUs were busy, less what we used; empty if it is little. If one of our processes
+        ended between the readings, its last use is unknown, and other processes are not blamed for it."""
         if start.ours.keys() - now.ours.keys():
             self.notes.unread["others_percent"] = "one of our own processes ended meanwhile"
             return ""
-        wall, lines = now.at - start.at, self.counters.sum_lines
-        whole = wall * len(self.counters.lines)
+        wall_s, lines = now.at_s - start.at_s, self.counters.sum_lines
+        all_cpus_s = wall_s * len(self.counters.lines)
 
-        def passed(counter: str) -> float:
-            """Seconds, summed over the CPUs."""
+        def passed_s(counter: str) -> float:
+            """Summed over the CPUs."""
             ticks = sum(getattr(now.cpus[c], counter) - getattr(start.cpus[c], counter) for c in lines)
             return ticks * TICK_S
 
-        if passed("total") < whole / 2 - OTHERS_TICKS * TICK_S:
+        if passed_s("total") < all_cpus_s / 2 - OTHERS_TICKS * TICK_S:
             self.notes.unread["others_percent"] = "/proc/stat does not count all time here"
             return ""
-        used = sum(seconds - start.ours.get(pid, 0.0) for pid, seconds in now.ours.items())
-        used += sum(seconds - start.reaped.get(pid, 0.0) for pid, seconds in now.reaped.items())
-        others = whole - passed("idle") - passed("stolen") - used
-        rounding = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
-        limit = max(OTHERS * wall, OTHERS_OF_ALL * whole, rounding)
-        if others > limit:  # perhaps they are descendants of ours that were not known yet
-            known = self.counters.read(self._own_processes(all_threads=True)).ours
-            others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
-        self.notes.add("others_percent", max(0.0, 100 * others / wall))
-        return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
+        ours_s = sum(seconds - start.ours.get(pid, 0.0) for pid, seconds in now.ours.items())
+        ours_s += sum(seconds - start.reaped.get(pid, 0.0) for pid, seconds in now.reaped.items())
+        others_s = all_cpus_s - passed_s("idle") - passed_s("stolen") - ours_s
+        rounding_s = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
+        limit_s = max(OTHERS * wall_s, OTHERS_OF_ALL * all_cpus_s, rounding_s)
+        if others_s > limit_s:  # perhaps they are descendants of ours that were not known yet
+            descendants = self.counters.read(self._own_processes(all_threads=True)).ours
+            others_s -= sum(seconds for pid, seconds in descendants.items() if pid not in now.ours)
+        self.notes.add("others_percent", max(0.0, 100 * others_s / wall_s))
+        return f"other processes took {others_s / wall_s:.0%} of a CPU" if others_s > limit_s else ""
 
     def _read(self) -> Reading:
         return self.counters.read(self._own_processes())
@@ -324,18 +335,18 @@ class CpuMonitor(Monitor):
         """This process, the workers and their descendants.
 
         Main threads start nearly all children, and it takes a millisecond to read the children of a hundred
-        threads. So the children of other threads are looked for only when an unknown process is seen to
-        run, and are known from then on.
+        threads. So the children of other threads are searched (`all_threads`) only when an unknown process
+        is seen to run, and are known from then on.
         """
         family: set[int] = set()
-        queue = [*self.ours(), *self.adopted]
+        queue = [*self.worker_pids(), *self.descendants]
         while queue:
             pid = queue.pop()
             if pid not in family:
                 family.add(pid)
                 queue += self.counters.children(pid, all_threads)
         if all_threads:
-            self.adopted = family - set(self.ours())
+            self.descendants = family - set(self.worker_pids())
         return family | {os.getpid()}
 
     def _spent(self) -> dict[int, float]:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from types import ModuleType
 
-from harness.machine.monitor.base import Blind, GpuMonitor, Holder, Look, Monitor, Ours
+from harness.machine.monitor.base import Blind, GpuMonitor, GpuReading, Holder, Monitor, WorkerPids
 from kernels.platform import Platform
 
 POWER_CAP = "software power cap"
 THERMAL = "thermal slowdown"
-IDLE = 0x1
+IDLE = 0x1  # the bit of a device without work
 REASONS = {
     0x2: "clock setting",
     0x4: POWER_CAP,
@@ -36,7 +36,7 @@ TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
 EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
 
 
-def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) -> Monitor:
+def open_nvidia(platform: Platform, worker_pids: WorkerPids, nvml: ModuleType | None = None) -> Monitor:
     """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing.
     nvml: the library; None means pynvml."""
     if nvml is None:
@@ -48,7 +48,7 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
         return Blind(f"the UUID of {platform.device} is not known")
     try:
         nvml.nvmlInit()
-        return NvidiaMonitor(platform, ours, nvml, nvml.nvmlDeviceGetHandleByUUID(platform.uuid))
+        return NvidiaMonitor(platform, worker_pids, nvml, nvml.nvmlDeviceGetHandleByUUID(platform.uuid))
     except nvml.NVMLError as error:
         return Blind(f"NVML: {error}")
 
@@ -56,14 +56,14 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM clock"
     library_name = "nvidia-ml-py"
-    error = "NVMLError"
+    error_name = "NVMLError"
     power = POWER_CAP
     disturbing = frozenset([THERMAL, *REASONS.values()]) - NOT_DISTURBING
 
     def __init__(
         self,
         platform: Platform,
-        ours: Ours,
+        worker_pids: WorkerPids,
         nvml: ModuleType,
         handle: object,
         *,
@@ -74,7 +74,7 @@ class NvidiaMonitor(GpuMonitor):
         self.clock, self.wall = clock, wall
         self.since = 0  # when the round began, in microseconds, as the driver counts
         self.is_slice = platform.uuid.startswith("MIG-")
-        super().__init__(platform, ours, nvml, handle)
+        super().__init__(platform, worker_pids, nvml, handle)
 
     def begin(self) -> None:
         super().begin()
@@ -95,7 +95,7 @@ class NvidiaMonitor(GpuMonitor):
             )
         return lines
 
-    def _look(self) -> Look:
+    def _read(self) -> GpuReading:
         nvml = self.nvml
         # Each call takes about 1 ms, in which the work may end: reasons before and after the clock count.
         bits_before = self._ask("clock reasons", CLOCK_REASONS)
@@ -115,10 +115,11 @@ class NvidiaMonitor(GpuMonitor):
             memory_mhz = self._ask("memory_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_MEM)
             values["memory_clock_mhz"] = memory_mhz
         values = {quantity: value for quantity, value in values.items() if value is not None}
-        return Look(values, sm_mhz, busy, slowed)
+        return GpuReading(values, sm_mhz, busy, slowed)
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """In seconds. CUDA 14 removes the function that reads the counters. Readings still have reasons."""
+        """In seconds. CUDA 14 removes the function that reads the counters; readings then still have
+        reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
@@ -137,8 +138,9 @@ class NvidiaMonitor(GpuMonitor):
             return ""
 
     def _ran(self) -> dict[int, str]:
-        """Taken from what the driver itself has read since the round began, about six times a second. In a
-        short round it may have read nothing; the next round is then told what ran before it."""
+        """The driver itself reads what runs about six times a second; these are its readings since the round
+        began. In a short round it may have read nothing, and then the next round gets what ran in this
+        one."""
         try:
             readings = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
         except self.nvml.NVMLError as error:

@@ -40,33 +40,41 @@ from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
-DRAFTS = re.compile(r"num[-_](?:speculative[-_]tokens|steps)\W+(\d+)|num[-_]draft[-_]tokens\W+(\d+)")
+DRAFTS = re.compile(
+    r"num[-_](?:speculative[-_]tokens|steps)\W+(?P<drafted>\d+)|num[-_]draft[-_]tokens\W+(?P<verified>\d+)"
+)
 PREDICTED_OF = "predicted of "
 
 
 def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     """The predictions of files and runs. Raises UsageError for a file or a run that gives none."""
-    files = [name for name in names if Path(name).suffix == ".json" and Path(name).name != "run.json"]
-    found = [each for name in files for each in _of_file(plan, Path(name))]
-    if runs := [name for name in names if name not in files]:
+    predictions: list[Prediction] = []
+    runs = []
+    for name in names:
+        path = Path(name)
+        if path.suffix == ".json" and path.name != "run.json":
+            predictions += _of_file(plan, path)
+        else:
+            runs.append(name)
+    if runs:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
-            found += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
-    return found
+            predictions += [each.model_copy(update={"of": arm}) for each in of_link(plan, changes)]
+    return predictions
 
 
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     """The predictions in a file of `serving what-if --json` for the plan's concurrency. Raises UsageError if
     the plan's commands name another engine, number of GPUs or length. Machine and model are only noted."""
-    fitting: list[list[Prediction]] = []
-    said: JsonObject = {}
+    fitting: list[list[Prediction]] = []  # the predictions of each workload of the plan's concurrency
+    predicted_for: JsonObject = {}
     try:
         document = json.loads(path.read_bytes())
         where = f"{PREDICTED_OF}DeepSeek-R1 on {document['gpus']} x {document['hardware'].upper()}"
         for workload in document["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
-                said = {"drafts": 0} | document | workload["load"]  # older documents have no drafts
-                fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
+                predicted_for = {"drafts": 0} | document | workload["load"]  # older documents have no drafts
+                fitting.append([Prediction.model_validate(change) for change in workload["changes"]])
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -74,23 +82,36 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     if len(fitting) != 1 or not fitting[0]:
         load = f"{plan.concurrency} in flight" if plan.concurrency else "a client of unknown concurrency"
         raise UsageError(f"{path} does not hold one prediction for {load}: `what-if --json FILE` writes one")
-    own = _of_commands(plan).items()
-    if unlike := [
-        f"{name} {said[name]}, in the plan {is_}" for name, is_ in own if is_ not in (None, said[name])
-    ]:
+    unlike = [
+        f"{name} {predicted_for[name]}, in the plan {value}"
+        for name, value in _of_commands(plan).items()
+        if value is not None and value != predicted_for[name]
+    ]
+    if unlike:
         raise UsageError(f"{path} is no prediction for this plan: it is of {'; '.join(unlike)}")
     return [each.model_copy(update={"assumptions": (where, *each.assumptions)}) for each in fitting[0]]
 
 
 def _of_commands(plan: Plan) -> JsonObject:
-    """What the plan's commands tell; None for what they do not."""
-    tp, named = re.search(TP, plan.launch), f"{plan.image} {plan.launch}"
-    engine = next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", named)), None)
-    isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
-    if not (found := DRAFTS.search(plan.launch)) and "--speculative" in plan.launch:
+    """Engine, number of GPUs, lengths and draft tokens by the plan's commands; None where they do not say."""
+    command = f"{plan.image} {plan.launch}"
+    tp = re.search(TP, plan.launch)
+    drafts = DRAFTS.search(plan.launch)
+    if drafts is None and "--speculative" in plan.launch:
         raise UsageError("--predict: the launch command does not say how many tokens a step drafts")
-    drafts = (int(found[1] or 0) or int(found[2]) - 1) if found else 0  # draft tokens hold the verified one
-    return {"engine": engine, "gpus": int(tp[1]) if tp else None, "isl": isl, "osl": osl, "drafts": drafts}
+    if drafts is None:
+        draft_tokens = 0
+    elif drafts["drafted"]:
+        draft_tokens = int(drafts["drafted"])
+    else:  # SGLang's num-draft-tokens also counts the token that is verified with the drafts
+        draft_tokens = int(drafts["verified"]) - 1
+    return {
+        "engine": next((name for name in KNOWN_ENGINES if re.search(rf"\b{name}\b", command)), None),
+        "gpus": int(tp[1]) if tp else None,
+        "isl": plan.of_client("--(?:random-)?input-len"),
+        "osl": plan.of_client("--(?:random-)?output-len"),
+        "drafts": draft_tokens,
+    }
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
@@ -98,49 +119,64 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
     implementation which is fastest under the base's variables. The interval shows the scatter over cases."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
-        base, own = (_setting(run.settings, plan.variables(each)) for each in (plan.base, arm))
+        before = _setting(run.settings, plan.variables(plan.base))
+        after = _setting(run.settings, plan.variables(arm))
         cells = load(str(folder))
-        times = cells[cells.status == "ok"].pivot_table("time_us", ["case", "impl"], "arm")
-        if base != own and {base, own} <= {*times.columns}:
-            best = times[[base, own]].dropna().sort_values(base).groupby("case").head(1)
-            logs = [math.log(before / after) for before, after in best.itertuples(index=False)]
-            mean, apart = statistics.fmean(logs), 1.645 * statistics.pstdev(logs)
-            low, factor, high = (math.exp(each) for each in (mean - apart, mean, mean + apart))
-            yield KernelChange(op=run.op, factor=factor, low=low, high=high, source=str(folder))
+        times_us = cells[cells.status == "ok"].pivot_table("time_us", ["case", "impl"], "arm")
+        if before == after or not {before, after} <= set(times_us.columns):
+            continue
+        fastest = times_us[[before, after]].dropna().sort_values(before).groupby("case").head(1)
+        logs = [math.log(before_us / after_us) for before_us, after_us in fastest.itertuples(index=False)]
+        mean = statistics.fmean(logs)
+        half_width = 1.645 * statistics.pstdev(logs)  # nine tenths of a normal distribution
+        yield KernelChange(
+            op=run.op,
+            factor=math.exp(mean),
+            low=math.exp(mean - half_width),
+            high=math.exp(mean + half_width),
+            source=str(folder),
+        )
 
 
 def _setting(settings: dict[str, dict[str, str | None]], variables: dict[str, str]) -> str | None:
-    """The name of the run's setting with the arm's values of all variables that its settings have."""
-    own = {name: variables[name] for each in settings.values() for name in each if name in variables}
-    return next((name for name, each in settings.items() if each == own), None)
+    """The name of the run's setting with the arm's values of all variables that its settings have; None if
+    it has no such setting.
+
+    settings: the variables of each setting of the run; variables: those of the arm
+    """
+    varied = {name for setting in settings.values() for name in setting}
+    arms_values = {name: value for name, value in variables.items() if name in varied}
+    return next((name for name, setting in settings.items() if setting == arms_values), None)
 
 
 def of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
+    """What changes of kernels are worth to the server that the plan's commands describe. Raises UsageError if
+    there is no change, or if the commands do not describe it."""
     if not changes:
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
         )
-    own = _of_commands(plan)
-    isl, osl = own["isl"], own["osl"]
+    deployment = _of_commands(plan)
+    isl, osl = deployment["isl"], deployment["osl"]
     if not (plan.concurrency and isl and osl):
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")
     machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
     hardware = hardware_name(str(machine.get("device", "")))
-    model = link(System(hardware=hardware, tp=own["gpus"] or 1, drafts=own["drafts"]))
-    load_ = Load(isl, osl, plan.concurrency, range_ratio=1.0)
-    return predict(model, load_, changes)
+    model = link(System(hardware=hardware, tp=deployment["gpus"] or 1, drafts=deployment["drafts"]))
+    return predict(model, Load(isl, osl, plan.concurrency, range_ratio=1.0), changes)
 
 
-LOOKS = (4, 6, 8, 12)  # the numbers of pairs after which the default plan is looked at
+LOOKS = (4, 6, 8, 12)
+"""The numbers of pairs after which an A/B is looked at: verdicts are only made then."""
 MOST_PAIRS = 200  # more pairs than this are not proposed
-POWER = 0.8
+POWER = 0.8  # the chance of finding an effect with which a number of pairs suffices for it
 SPREAD = read_toml(Path(__file__).with_name("engines.toml"))["spread"]
 """The deviation between launches by metric, in per cent, at concurrencies from BUSY_FROM on and below it."""
 BUSY_FROM = SPREAD["busy"]
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
-CHANGES = (1.0, 2.0, 5.0)  # per cent
-MOST_LOOKED_AT = range(2, MOST_PAIRS + 1)
+CHANGES = (1.0, 2.0, 5.0)  # effects in per cent, for which a plan tells how many pairs find them
+MOST_LOOKED_AT = range(2, MOST_PAIRS + 1)  # numbers of pairs of which one may be proposed
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
@@ -150,17 +186,22 @@ def looks(pairs: int | None) -> tuple[int, ...]:
 
 def order(arms: list[str], pair: int) -> list[str]:
     """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects them equally."""
-    return arms if pair % 2 or not pair else arms[::-1]
+    is_mirrored = pair > 0 and pair % 2 == 0
+    return arms[::-1] if is_mirrored else arms
 
 
 def pair_seconds(plan: Plan, record: Record | None) -> float:
     """Seconds that one launch of each arm takes: as measured so far, or as the plan expects."""
-    took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
-    took = took[len(plan.arms) :] or took  # in its first launch an arm fills caches
-    if took:
-        return len(plan.arms) * sum(took) / len(took)
-    warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
-    return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
+    arms = len(plan.arms)
+    launches_s = [event["seconds"] for event in record.of("stopped", ok=True)] if record else []
+    if len(launches_s) > arms:
+        launches_s = launches_s[arms:]  # the first launch of an arm fills caches
+    if launches_s:
+        return arms * statistics.fmean(launches_s)
+    warm_up_runs = 1.0  # the warm-up's length, in runs
+    if plan.warm_up_prompts and plan.prompts:
+        warm_up_runs = plan.warm_up_prompts / plan.prompts
+    return 60 * arms * (plan.launch_minutes + plan.run_minutes * (1 + warm_up_runs))
 
 
 def confidence(pairs: int | None, comparisons: int) -> float:
@@ -173,8 +214,11 @@ class Effect:
     """The effect of an arm. A ratio above 1 means that it is faster: the base's time over its own, or its
     throughput over the base's.
 
-    percent, interval: change of the metric itself; one pair has no interval
-    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2)
+    base, arm:         mean of the metric under each, in its own unit
+    low, high:         ends of the ratio's interval; 0 and infinity where pairs give none, as one pair
+    percent, interval: change of the metric itself, in per cent, and its interval; None where there is none
+    launch_spread:     deviation between launches of one arm, in per cent: that of the pairs over sqrt(2);
+                       None for one pair
     """
 
     pairs: int
@@ -193,22 +237,46 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios. higher:
-    whether more is better; margin: in per cent"""
+    """The effect by one pair or more, with Student's t over the logarithms of the pairs' ratios.
+
+    base, arm: the metric in each pair; higher: whether more is better; level: the interval's confidence;
+    margin: in per cent
+    """
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
-    mean, half = statistics.fmean(logs), mean_half_width(logs, level)
-    low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
-    ends = (mean - half, mean + half) if half < 100 else ()
-    own, *interval = (100 * math.expm1(log if higher else -log) for log in (mean, *ends))
-    apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
+
+    def percent(log: float) -> float:
+        """The change of the metric where this is the logarithm of the ratio."""
+        return 100 * math.expm1(log if higher else -log)
+
+    mean = statistics.fmean(logs)
+    low, high = 0.0, math.inf
+    interval = launch_spread = None
+    half_width = mean_half_width(logs, level)
+    if half_width < 100:  # a wider one says nothing, and its ends are no floating-point numbers
+        low, high = math.exp(mean - half_width), math.exp(mean + half_width)
+        interval = sorted([percent(mean - half_width), percent(mean + half_width)])
+    if len(logs) > 1:
+        launch_spread = 100 * statistics.stdev(logs) / math.sqrt(2)
     return Effect(
-        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
-        own, sorted(interval) or None, level, apart, verdict(low, high, noise=0.0, margin=margin / 100),
-    )  # fmt: skip
+        pairs=len(logs),
+        base=statistics.fmean(base),
+        arm=statistics.fmean(arm),
+        ratio=math.exp(mean),
+        low=low,
+        high=high,
+        percent=percent(mean),
+        interval=interval,
+        confidence=level,
+        launch_spread=launch_spread,
+        verdict=verdict(low, high, noise=0.0, margin=margin / 100),
+    )
 
 
 def power(change: float, pairs: int, launch_spread: float, level: float) -> float:
-    """The chance that so many pairs tell a change of so many per cent from none."""
+    """The chance that two or more pairs tell a change from none.
+
+    change, launch_spread: in per cent; level: the confidence of the interval
+    """
     from scipy.special import nctdtr
 
     shift = math.log1p(change / 100) / (launch_spread / 100 * math.sqrt(2 / pairs))
@@ -216,8 +284,11 @@ def power(change: float, pairs: int, launch_spread: float, level: float) -> floa
 
 
 def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
-    """The fewest of these numbers of pairs that finds such a change four times in five; None: none does."""
-    return next((n for n in among if n > 1 and power(change, n, launch_spread, level) >= POWER), None)
+    """The least of these numbers of pairs that finds a change four times in five; None if none does.
+
+    Arguments as for `power`; among: numbers of pairs, from 2 on
+    """
+    return next((pairs for pairs in among if power(change, pairs, launch_spread, level) >= POWER), None)
 
 
 def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
@@ -225,70 +296,97 @@ def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
     interval then, in per cent. None if that takes too many, or if there is one pair."""
     if found.launch_spread is None:
         return None
-    away = abs(math.log(found.ratio))
-    enough = max(away, math.log1p(margin / 100) - away)
-    for n in range(found.pairs + 1, MOST_PAIRS + 1):
-        half = students_t(n - 1, found.confidence) * found.launch_spread / 100 * math.sqrt(2 / n)
-        if half < enough:
-            return n - found.pairs, 100 * half
+    from_one = abs(math.log(found.ratio))
+    narrow_enough = max(from_one, math.log1p(margin / 100) - from_one)  # for a difference, or for `same`
+    for pairs in range(found.pairs + 1, MOST_PAIRS + 1):
+        deviation = found.launch_spread / 100 * math.sqrt(2 / pairs)  # of the mean over pairs
+        half_width = students_t(pairs - 1, found.confidence) * deviation
+        if half_width < narrow_enough:
+            return pairs - found.pairs, 100 * half_width
     return None
 
 
 def effects(record: Record, arm: str) -> dict[str, Effect]:
     """The effect on each metric that both arms have in at least one pair."""
-    plan, found = record.plan, {}
+    plan = record.plan
     level = confidence(plan.pairs, len(plan.others))
+    by_metric = {}
     for metric in METRICS:
-        if rows := record.values(metric, (plan.base, arm)):
-            base, own = zip(*rows, strict=True)
+        if pairs := record.values(metric, (plan.base, arm)):
+            before, after = zip(*pairs, strict=True)
             higher = metric == "throughput"
-            found[metric] = effect(base, own, higher=higher, level=level, margin=plan.margin)
-    return found
+            by_metric[metric] = effect(before, after, higher=higher, level=level, margin=plan.margin)
+    return by_metric
 
 
 def summary(record: Record) -> JsonObject:
     """All results as plain values, for --json and the tables."""
     plan = record.plan
-    per_arm = {arm: effects(record, arm) for arm in plan.others}
-    deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
-    verdicts = [
-        {"a": arm, "b": plan.base, "metric": metric, "decides": metric == plan.metric, "floor": 0.0,
-         **asdict(found)}
-        for arm, of_arm in per_arm.items() for metric, found in of_arm.items()
-    ]  # fmt: skip
-    for line in verdicts:  # JSON has no infinity
-        line.update({} if line["interval"] else {"low": None, "high": None})
+    verdicts: list[JsonObject] = []
+    expected: list[JsonObject] = []
+    more: dict[str, tuple[int, float] | None] = {}
+    for arm in plan.others:
+        by_metric = effects(record, arm)
+        for metric, found in by_metric.items():
+            decides = metric == plan.metric
+            line = {"a": arm, "b": plan.base, "metric": metric, "decides": decides, "floor": 0.0}
+            line |= asdict(found)
+            if found.interval is None:  # JSON has no infinity
+                line |= {"low": None, "high": None}
+            verdicts.append(line)
+            if decides and found.verdict == "unclear":
+                more[arm] = more_pairs(found, plan.margin)
+        expected += _expected(record, arm, by_metric)
+    ready = record.of("ready")
     return {
-        "folder": str(record.folder), "created": record.about["created"], "plan": plan.model_dump(),
-        "engine": next((e for e in reversed(record.of("ready"))), {}),
-        "pairs": sum(1 for pair in record.pairs() if pair), "finished": finished(record),
+        "folder": str(record.folder),
+        "created": record.about["created"],
+        "plan": plan.model_dump(),
+        "engine": ready[-1] if ready else {},
+        "pairs": _pairs_made(record),
+        "finished": finished(record),
         "verdicts": verdicts,
-        "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
-        "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
-        "differences": {arm: differences(record, arm) for arm in plan.others}, "names": record.names,
-        "findings": list(_findings(record)), "seconds": sum(e["seconds"] for e in record.of("stopped")),
-    }  # fmt: skip
+        "more_pairs": more,
+        "expected": expected,
+        "differences": {arm: differences(record, arm) for arm in plan.others},
+        "names": record.names,
+        "findings": list(_findings(record)),
+        "seconds": sum(event["seconds"] for event in record.of("stopped")),
+    }
+
+
+def _pairs_made(record: Record) -> int:
+    """The number of pairs that count. Pair 0 is thrown away: its launches fill caches."""
+    return len(record.pairs().keys() - {0})
 
 
 def finished(record: Record) -> str:
     """Why there are no more pairs; empty if time was over, or it was killed."""
-    done = record.pairs()
-    pairs = sum(1 for pair in done if pair)
-    if any(lost["pair"] not in done for lost in record.of("given up")):
+    pairs = _pairs_made(record)
+    if any(event["pair"] not in record.pairs() for event in record.of("given up")):
         return "given up"
     if pairs >= looks(record.plan.pairs)[-1]:
         return "all pairs made"
-    return "decided" if any("unclear" not in e["verdicts"] for e in record.of("look", pairs=pairs)) else ""
+    if any("unclear" not in event["verdicts"] for event in record.of("look", pairs=pairs)):
+        return "decided"
+    return ""
 
 
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction for the arm beside the effect, in per cent of the metric before."""
     for prediction, metric, (change, low, high) in _in_percent(record.predictions):
         if metric in found and prediction.of in ("", arm):
-            own = found[metric].interval or (-math.inf, math.inf)
-            meets = (low is None or low <= own[1]) and (high is None or own[0] <= high)
-            yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
-                   "high": high, "found": found[metric].percent, "meets": meets}  # fmt: skip
+            found_low, found_high = found[metric].interval or (-math.inf, math.inf)
+            yield {
+                "arm": arm,
+                "metric": metric,
+                "method": prediction.method,
+                "change": change,
+                "low": low,
+                "high": high,
+                "found": found[metric].percent,
+                "meets": (low is None or low <= found_high) and (high is None or found_low <= high),
+            }
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
@@ -301,26 +399,30 @@ def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction,
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Reported settings and variables in which arms differ, if all launches of an arm agree: [base, arm]."""
-    both = [servers(record, name) for name in (record.plan.base, arm)]
-    found: JsonObject = {"server_info": {}, "environment": {}}
-    for part, differing in found.items():
-        for name in dict.fromkeys(key for side in both for server in side for key in server[part]):
-            values = [[server[part].get(name) for server in side] for side in both]
-            filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
-            agree = all(of == of[:1] * len(of) for of in values)
-            if agree and not filled_in and values[0][:1] != values[1][:1]:
-                differing[name] = [of[0] if of else None for of in values]
-    return found
+    """The settings and variables, as the servers report them, in which an arm differs from the base: the
+    values of both, [base, arm], by name. A variable is left out if the launches of one arm do not agree on
+    it, and if its value has a placeholder, which each launch fills in otherwise."""
+    before = servers(record, record.plan.base)
+    after = servers(record, arm)
+    differing: JsonObject = {"server_info": {}, "environment": {}}
+    for part, values in differing.items():
+        for name in dict.fromkeys(key for server in before + after for key in server[part]):
+            bases = [server[part].get(name) for server in before] or [None]
+            arms = [server[part].get(name) for server in after] or [None]
+            agree = all(value == bases[0] for value in bases) and all(value == arms[0] for value in arms)
+            is_filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
+            if agree and not is_filled_in and bases[0] != arms[0]:
+                values[name] = [bases[0], arms[0]]
+    return differing
 
 
 def servers(record: Record, arm: str) -> list[JsonObject]:
     """What the servers of an arm's launches report of themselves."""
-    said = []
+    reports = []
     for ready in record.of("ready", arm=arm):
         with contextlib.suppress(OSError, ValueError):
-            said.append(json.loads((record.launch_folder(ready) / "server.json").read_text("utf-8")))
-    return said
+            reports.append(json.loads((record.launch_folder(ready) / "server.json").read_text("utf-8")))
+    return reports
 
 
 def _findings(record: Record) -> Iterator[str]:
@@ -330,20 +432,20 @@ def _findings(record: Record) -> Iterator[str]:
         if plan.changes(arm) == plan.changes(base):
             yield f"{arm} and {base} are launched alike: an A/A, which shows this machine's noise"
         elif all(server["server_info"] for server in servers(record, arm)):
-            found = differences(record, arm)
-            if not found["server_info"]:
-                names = ", ".join(found["environment"]) or "none"
+            differing = differences(record, arm)
+            if not differing["server_info"]:
+                names = ", ".join(differing["environment"]) or "none"
                 yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
-    counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens = {
-        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
-    }
+    counted = [run for number, pair in record.pairs().items() if number > 0 for run in pair.values()]
+    tokens = dict.fromkeys(plan.arms, 0)
+    for run in counted:
+        tokens[run["arm"]] += run["output_tokens"] or 0
     if len(set(tokens.values())) > 1:
-        each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
-        yield f"the arms made different numbers of tokens, which is other work: {each}"
+        by_arm = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
+        yield f"the arms made different numbers of tokens, which is other work: {by_arm}"
     for rule in sorted({rule for run in counted for rule in run["suspect"]}):
-        lines = [run["suspect"][rule] for run in counted if rule in run["suspect"]]
-        yield f"{len(lines)} of {len(counted)} runs are suspect ({rule}): {lines[0]}"
+        reasons = [run["suspect"][rule] for run in counted if rule in run["suspect"]]
+        yield f"{len(reasons)} of {len(counted)} runs are suspect ({rule}): {reasons[0]}"
     for failed in record.of("failed"):
         yield f"pair {failed['pair']} was made again: {failed['reason']}"
     if any(ready["owned"] is None for ready in record.of("ready")):
@@ -374,51 +476,67 @@ def planned(
             f"  warm-up  {warm}",
             f"  client   {client(plan, arm, port, plan.seed, result, cache)}",
         ]
-    at, pair_s = looks(plan.pairs), pair_seconds(plan, record)
-    first = "; ".join(" ".join(order(list(plan.arms), pair)) for pair in (1, 2, 3))
-    known = "as the launches so far took" if record and record.of("stopped") else "as the plan expects"
+    looked_at = looks(plan.pairs)
+    pair_s = pair_seconds(plan, record)
+    first_pairs = "; ".join(" ".join(order(list(plan.arms), pair)) for pair in (1, 2, 3))
+    source = "as the launches so far took" if record and record.of("stopped") else "as the plan expects"
     lines += [
         "",
-        f"order: a launch of each arm that is thrown away, then pairs: {first} ...",
-        f"looked at after {', '.join(map(str, at))} pairs, and at no other time",
-        f"time: {_time(pair_s)} a pair ({known}), {_time((at[-1] + 1) * pair_s)} for {at[-1]} pairs",
+        f"order: a launch of each arm that is thrown away, then pairs: {first_pairs} ...",
+        f"looked at after {', '.join(map(str, looked_at))} pairs, and at no other time",
+        f"time: {_time(pair_s)} a pair ({source}), "
+        f"{_time((looked_at[-1] + 1) * pair_s)} for {looked_at[-1]} pairs",
     ]
     if budget_s:
         made = len(record.pairs()) if record else 0
-        launches = min(int(budget_s / pair_s), at[-1] + 1 - made)  # of each arm; the first is thrown away
-        pairs = launches if made else max(0, launches - 1)
+        launches = min(int(budget_s / pair_s), looked_at[-1] + 1 - made)  # of each arm
+        pairs = launches if made else max(0, launches - 1)  # the first one is thrown away
         lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
     lines += ["", _needed(plan, pair_s)]
-    told = [*map(_name, names)]
-    for each, metric, (change, low, high) in _in_percent(predictions):
+    notes = [_warning(unread) for unread in names]
+    for prediction, metric, (change, low, high) in _in_percent(predictions):
         by = ranged(change, low, high, "+.2f", " %")
-        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {by}")
-    of = (text for each in predictions for text in each.assumptions if text.startswith(PREDICTED_OF))
-    told += dict.fromkeys(f"note: {text}: nothing here says whether the plan's is that" for text in of)
-    return "\n".join([*lines, *([""] if told else []), *told])
+        arm = f"{prediction.of}: " if prediction.of else ""
+        notes.append(f"expected: {arm}{NAMES[metric]} changes by {by}")
+    assumptions = dict.fromkeys(text for prediction in predictions for text in prediction.assumptions)
+    for text in assumptions:
+        if text.startswith(PREDICTED_OF):
+            notes.append(f"note: {text}: nothing here says whether the plan's is that")
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines)
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
     """A table of the number of pairs that find an effect four times in five."""
     busy, quiet = SPREAD[plan.metric]
-    apart = busy if (plan.concurrency or 0) >= BUSY_FROM else quiet
+    spread = busy if (plan.concurrency or 0) >= BUSY_FROM else quiet
     arms = len(plan.others)
     rows = []
     for change in CHANGES:
-        fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
-        looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
-        shown = str(looked or fixed or f"over {MOST_PAIRS}")
-        if fixed and not (looked or plan.pairs):
-            shown = f"{fixed}, by --pairs {fixed}: the four looks do not reach"
-        time = _time((n + 1) * pair_s) if (n := looked or fixed) else ""
-        rows.append({f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": shown, "time": time})
-    where = f"where launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1"
+        at_four_looks = None if plan.pairs else pairs_for(change, spread, confidence(None, arms), LOOKS)
+        at_one_look = pairs_for(change, spread, confidence(1, arms), MOST_LOOKED_AT)
+        pairs = at_four_looks or at_one_look
+        if pairs is None:
+            needed = f"over {MOST_PAIRS}"
+        elif at_four_looks or plan.pairs:
+            needed = str(pairs)
+        else:
+            needed = f"{pairs}, by --pairs {pairs}: the four looks do not reach"
+        time = _time((pairs + 1) * pair_s) if pairs else ""
+        rows.append(
+            {f"effect on {NAMES[plan.metric]}": f"{change:g} %", "pairs needed": needed, "time": time}
+        )
+    where = f"where launches differ by {spread:g} %, as on 8 MI355X with DeepSeek-R1"
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
     return f"{plain(table_of(rows))}\n{where}{unseen}"
 
 
-def _name(found: JsonObject) -> str:
-    return f"{'note' if found['found'] is None else 'warning'}: {found['says']}"
+def _warning(name: JsonObject) -> str:
+    """A line on a variable's name that the engine may not read (see harness.serving.ab.names); a note where
+    that cannot be told."""
+    kind = "note" if name["found"] is None else "warning"
+    return f"{kind}: {name['says']}"
 
 
 def _time(seconds: float) -> str:
@@ -429,30 +547,41 @@ def _time(seconds: float) -> str:
 
 def shown(found: JsonObject) -> RenderableType:
     """A table of the effects of each arm, with notes below it."""
-    base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
-    engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
-    head = f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}\n"
-    table: list[RenderableType] = [table_of([row(line, base) for line in verdicts]), ""] if verdicts else []
-    return Group(head, *table, *closing(found))
+    base, *_ = found["plan"]["arms"]
+    head = f"{found['pairs']} pairs against {base}"
+    engine = [found["engine"][key] for key in ("engine", "version") if found["engine"].get(key)]
+    if engine:
+        head += f", {' '.join(engine)}"
+    parts: list[RenderableType] = [f"{head}\n"]
+    if found["verdicts"]:
+        parts += [table_of([row(line, base) for line in found["verdicts"]]), ""]
+    return Group(*parts, *closing(found))
 
 
 def row(line: JsonObject, base: str) -> dict[str, str]:
     """The cells of a verdict, by column. The verdict is in brackets if another metric decides."""
-    unit, apart = UNITS[line["metric"]], line["launch_spread"]
-    ends = "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
+    unit = UNITS[line["metric"]]
+    spread = line["launch_spread"]
     return {
-        "arm": line["a"], "metric": NAMES[line["metric"]],
+        "arm": line["a"],
+        "metric": NAMES[line["metric"]],
         "verdict": line["verdict"] if line["decides"] else f"({line['verdict']})",
-        "change": f"{line['percent']:+.2f} %", f"{100 * line['confidence']:.3g} % interval": ends,
-        base: f"{line['base']:.4g} {unit}", "arm's": f"{line['arm']:.4g} {unit}",
-        "between launches": "" if apart is None else f"{apart:.2f} %",
-    }  # fmt: skip
+        "change": f"{line['percent']:+.2f} %",
+        f"{100 * line['confidence']:.3g} % interval": (
+            "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any"
+        ),
+        base: f"{line['base']:.4g} {unit}",
+        "arm's": f"{line['arm']:.4g} {unit}",
+        "between launches": "" if spread is None else f"{spread:.2f} %",
+    }
 
 
 def closing(found: JsonObject) -> Iterator[str]:
     """The lines below the table."""
     margin = found["plan"]["margin"]
-    for line in filter(lambda each: each["decides"], found["verdicts"]):
+    for line in found["verdicts"]:
+        if not line["decides"]:
+            continue
         if line["verdict"] == "same":
             yield f"{line['a']}: same within {margin:g} %"
         elif line["verdict"] != "unclear":
@@ -460,12 +589,15 @@ def closing(found: JsonObject) -> Iterator[str]:
             how = "by more than" if beyond else "perhaps by less than"
             yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
     for arm, more in found["more_pairs"].items():
-        many = f"no number of pairs up to {MOST_PAIRS} would decide it"
-        then = many if found["pairs"] > 1 else "one pair has no interval"
         if more:
-            again = f"a new A/B with --pairs {found['pairs'] + more[0]}"
-            then = f"{again} would narrow it to +-{more[1]:.2g} % and decide it at this effect"
-        yield f"{arm}: unclear: {then}"
+            pairs, half_width = more
+            again = f"a new A/B with --pairs {found['pairs'] + pairs}"
+            advice = f"{again} would narrow it to +-{half_width:.2g} % and decide it at this effect"
+        elif found["pairs"] > 1:
+            advice = f"no number of pairs up to {MOST_PAIRS} would decide it"
+        else:
+            advice = "one pair has no interval"
+        yield f"{arm}: unclear: {advice}"
     for line in found["expected"]:
         expected = ranged(line["change"], line["low"], line["high"], "+.2f", " %")
         yield (
@@ -477,7 +609,7 @@ def closing(found: JsonObject) -> Iterator[str]:
             for name, (before, after) in differing[part].items():
                 sides = ("unset" if value is None else repr(value) for value in (before, after))
                 yield f"{arm}: {what} {name}: {' -> '.join(sides)}"
-    yield from map(_name, found["names"])
+    yield from (_warning(name) for name in found["names"])
     yield from (f"note: {line}" for line in found["findings"])
     if not found["finished"]:
         yield f"not finished: --resume {found['folder']} goes on"

@@ -71,8 +71,9 @@ class Rule(StrictRecord):
     def read(
         self, row: Fields, path: str, statistics: Mapping[str, str] | None = None, unit_inside: bool = False
     ) -> list[Metric]:
-        """The metrics under a key.
+        """The metrics under a key; none, with a finding, where the key holds no such number.
 
+        row, path:   the client's object, and where the key is in it (see `Fields.at`)
         statistics:  from the client's key of each statistic to ours (default: keys named as ours)
         unit_inside: whether the object has the client's unit under `unit`
         """
@@ -85,8 +86,9 @@ class Rule(StrictRecord):
         scale = scale_inside(fields, self.unit) if unit_inside else self.scale
         if scale is None:
             return []
-        known = statistics or {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
-        metrics = self._metrics(fields, known, scale)
+        if not statistics:
+            statistics = {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
+        metrics = self._metrics(fields, statistics, scale)
         if fields.values.get("count") == 0 and not any(metric.value for metric in metrics):
             return []  # statistics of no request are written as zeros
         if self.statistic and len(metrics) == 1:
@@ -94,6 +96,8 @@ class Rule(StrictRecord):
         return metrics
 
     def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
+        """The metrics of all keys of a row that the pattern `path` matches, for example
+        `{statistic}_{latency}_ms`. scale: of their unit, in ms"""
         names = "|".join(map(re.escape, self.latencies))
         pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
         metrics = []
@@ -104,20 +108,26 @@ class Rule(StrictRecord):
         return metrics
 
     def _metrics(self, fields: Fields, statistics: Mapping[str, str], scale: float) -> list[Metric]:
+        """The metrics at these paths, which name their statistics."""
         about: dict[str, Any] = self.model_dump(include={"name", "unit", "scope", "tokens"})
-        held = ((statistic, *fields.at(path)) for path, statistic in statistics.items())
-        numbers = [(statistic, inner.number(key, scale=scale)) for statistic, inner, key in held]
-        return [Metric(value=n, statistic=statistic, **about) for statistic, n in numbers if n is not None]
+        metrics = []
+        for path, statistic in statistics.items():
+            inner, key = fields.at(path)
+            value = inner.number(key, scale=scale)
+            if value is not None:
+                metrics.append(Metric(value=value, statistic=statistic, **about))
+        return metrics
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
     """The scale from the unit in the object to ours; None, with a finding, for a unit of another kind."""
     if not fields.values:
         return None
-    given, known = fields.text("unit"), units(unit)
-    if given not in known:
-        fields.leave_out("unit", f"is {given!r}, not one of {', '.join(known)}; its values")
-    return known.get(given)
+    spelling = fields.text("unit")
+    scales = units(unit)
+    if spelling not in scales:
+        fields.leave_out("unit", f"is {spelling!r}, not one of {', '.join(scales)}; its values")
+    return scales.get(spelling)
 
 
 @dataclass
@@ -200,14 +210,19 @@ class Format(StrictRecord):
 
     @model_validator(mode="after")
     def _fields_are_known(self) -> Format:
-        for part, of in ((self.about | self.fixed, ServingRun), (self.load | self.fixed_load, OfferedLoad),
-                         (self.totals, Totals), (self.parallelism, Parallelism)):  # fmt: skip
-            if unknown := sorted(set(part) - set(of.model_fields)):
-                raise ValueError(f"{', '.join(unknown)}: no field of {of.__name__}")
+        tables: list[tuple[Mapping[str, Any], type[StrictRecord]]] = [
+            (self.about | self.fixed, ServingRun),
+            (self.load | self.fixed_load, OfferedLoad),
+            (self.totals, Totals),
+            (self.parallelism, Parallelism),
+        ]
+        for table, record in tables:
+            if unknown := sorted(set(table) - set(record.model_fields)):
+                raise ValueError(f"{', '.join(unknown)}: no field of {record.__name__}")
         return self
 
     def recognises(self, document: Document) -> bool:
-        return any(map(self._is_row, document.candidates()))
+        return any(self._is_row(row) for row in document.candidates())
 
     def _is_row(self, row: Mapping[str, Any]) -> bool:
         return (
@@ -247,10 +262,11 @@ class Format(StrictRecord):
             draft.totals["duration_s"] *= self.duration_scale
         if self.requests:
             draft.notes += without_bulk(row)
-            draft.totals["failed"] = failed if draft.totals["failed"] is None else draft.totals["failed"]
+            if draft.totals["failed"] is None:
+                draft.totals["failed"] = failed
         if self.says_protocol:
-            said = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
-            draft.about = {"protocol": said, "engine": engine(said), **draft.about}
+            protocol = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
+            draft.about = {"protocol": protocol, "engine": engine(protocol), **draft.about}
         if self.odd is not None:
             self.odd(draft)
         run = ServingRun(
@@ -283,19 +299,22 @@ def table_file(name: str) -> dict[str, Any]:
 def has(value: Any, path: str) -> bool:
     """Whether an object, or an object in a list, has the key `path`; for `a.b` key b in the value of a."""
     if isinstance(value, list):
-        return any(has(one, path) for one in value)
+        return any(has(item, path) for item in value)
     if not isinstance(value, Mapping):
         return False
-    head, _, rest = path.partition(".")
-    return path in value or bool(rest and head in value and has(value[head], rest))
+    if path in value:
+        return True
+    outer, _, inner = path.partition(".")
+    return bool(inner) and outer in value and has(value[outer], inner)
 
 
 Reader = Callable[[Fields, str], Any]
 
 
 def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.number) -> dict[str, Any]:
-    """Fields of a record, read from their paths."""
-    return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
+    """Fields of a record, by name, read from their paths: those of SPECIAL by their own function, the others
+    by the usual one."""
+    return {name: SPECIAL.get(name, usual)(*row.at(path)) for name, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
@@ -306,26 +325,33 @@ def request_rate(row: Fields, key: str) -> float | None:
 def ramp_up(row: Fields, key: str) -> str:
     """How the request rate grows: the strategy and both ends; empty if it does not grow."""
     strategy = row.text(key)
-    begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
-    return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
+    first_rate = row.number("ramp_up_start_rps")
+    last_rate = row.number("ramp_up_end_rps")
+    if not (first_rate and last_rate):
+        return strategy
+    return f"{strategy} from {first_rate:g} to {last_rate:g} requests a second"
 
 
 SPECIAL: Mapping[str, Reader] = {
-    "dataset": Fields.text, "num_prompts": Fields.count, "request_rate": request_rate, "ramp_up": ramp_up,
+    "dataset": Fields.text,
+    "num_prompts": Fields.count,
+    "request_rate": request_rate,
+    "ramp_up": ramp_up,
     "duration_s": Fields.number,
-}  # fmt: skip
+}
 
 
 def engine(protocol: str) -> str:
     """The engine that a protocol names; empty if all engines speak it."""
-    named: str = table_file("units")["engines"].get(protocol.split("-")[0], "")
-    return named
+    return str(table_file("units")["engines"].get(protocol.split("-")[0], ""))
 
 
 def units(unit: str) -> dict[str, float]:
     """The clients' spellings of a unit, each with its multiple of the unit."""
-    known: dict[str, dict[str, float]] = table_file("units")["units"]
-    return known[unit] if unit != "s" else {name: scale / 1e3 for name, scale in known["ms"].items()}
+    scales: dict[str, dict[str, float]] = table_file("units")["units"]
+    if unit == "s":
+        return {spelling: scale / 1e3 for spelling, scale in scales["ms"].items()}
+    return scales[unit]
 
 
 def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
@@ -346,40 +372,43 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     if errors is not None and not isinstance(errors, list):
         row.leave_out("errors", "is not a list")
         errors = None
-    kept: dict[str, Sequence[Any]] = {
-        "input_lens": row.counts("input_lens"), "output_lens": row.counts("output_lens"),
-        "ttfts_ms": row.numbers("ttfts", scale=1e3), "e2es_ms": row.numbers(e2es, scale=1e3),
-        "itls_ms": row.lists("itls", scale=1e3), "starts_s": row.numbers("start_times"),
-    }  # fmt: skip
-    sizes = {name: len(column) for name, column in kept.items() if column}
+    columns: dict[str, Sequence[Any]] = {
+        "input_lens": row.counts("input_lens"),
+        "output_lens": row.counts("output_lens"),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3),
+        "e2es_ms": row.numbers(e2es, scale=1e3),
+        "itls_ms": row.lists("itls", scale=1e3),
+        "starts_s": row.numbers("start_times"),
+    }
+    columns = {name: column for name, column in columns.items() if column}
+    sizes = {name: len(column) for name, column in columns.items()}
     if errors is not None:
         sizes["errors"] = len(errors)
-    if len({*sizes.values()}) > 1:
+    if not sizes:
+        return RequestSamples(), None
+    if len(set(sizes.values())) > 1:
         why = ", ".join(f"{name} {size}" for name, size in sizes.items())
         row.leave_out("ttfts", f"and the like are lists of unlike length ({why})")
-    if len({*sizes.values()}) != 1:
         return RequestSamples(), None
-    answered = kept["output_lens"] or kept["e2es_ms"]
-    count = next(iter(sizes.values()))
-    failed = [bool(errors and errors[i]) or bool(answered and not answered[i]) for i in range(count)]
-    whole = {
-        name: tuple(value for value, has_failed in zip(column, failed, strict=True) if not has_failed)
-        for name, column in kept.items()
-        if column
-    }
-    return RequestSamples(**whole), sum(failed) if answered or errors is not None else None
+    answers = columns.get("output_lens") or columns.get("e2es_ms")  # 0 of a request that failed
+    completed = []  # the places of the requests that did not fail
+    count = max(sizes.values())
+    for i in range(count):
+        if not (errors and errors[i]) and (answers is None or answers[i]):
+            completed.append(i)
+    samples = {name: tuple(column[i] for i in completed) for name, column in columns.items()}
+    is_known = answers is not None or errors is not None
+    return RequestSamples(**samples), count - len(completed) if is_known else None
 
 
 def without_bulk(row: Fields) -> list[str]:
     """Removes texts and long lists from the row's rest. Returns a note that names them."""
-    bulk = {
-        key: len(value)
-        for key, value in row.values.items()
-        if key not in row.taken and isinstance(value, list) and (key in BULK or len(value) > LONGEST)
-    }
-    row.taken.update(bulk)
-    named = ", ".join(f"{key} ({count} entries)" for key, count in bulk.items())
-    return [f"left out: {named}"] if bulk else []
+    removed = []
+    for key, value in row.values.items():
+        if isinstance(value, list) and key not in row.taken and (key in BULK or len(value) > LONGEST):
+            removed.append(f"{key} ({len(value)} entries)")
+            row.taken.add(key)
+    return [f"left out: {', '.join(removed)}"] if removed else []
 
 
 def _measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun:

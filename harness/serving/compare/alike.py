@@ -6,6 +6,7 @@ A quantity is a number of a run, chosen by name, and converted to one unit, kind
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +30,8 @@ from shapes.names import near, unknown
 FROM_SETUP = ("image", "flags", "environment", "parallelism")
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
 NOT_COMPARED = "not alike, not compared"
-BEST = ("output", "total", "unknown", "mean", "median")
-"""Kinds of tokens and statistics, in the order of choice."""
+ORDER_OF_CHOICE = ("output", "total", "unknown", "mean", "median")
+"""Kinds of tokens and statistics: of several metrics of one name the earliest here is taken."""
 UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
 """From a unit to the factor and the unit in which quantities of its kind are compared."""
 
@@ -75,23 +76,34 @@ class Side:
 
 
 def default_metric(a: ServingRun, b: ServingRun) -> str:
-    """The throughput, or else the first metric that both runs have."""
-    left, right = (list(dict.fromkeys(metric.name for metric in run.metrics)) for run in (a, b))
-    shared = [name for name in (*PREFERRED, *left) if name in left and name in right]
-    return (shared or left or [""])[0]
+    """The first of PREFERRED that both runs have, or else the first metric that both have, or else the first
+    of `a`; empty if `a` has none."""
+    names_of_a = [metric.name for metric in a.metrics]
+    names_of_b = {metric.name for metric in b.metrics}
+    for name in (*PREFERRED, *names_of_a):
+        if name in names_of_a and name in names_of_b:
+            return name
+    return names_of_a[0] if names_of_a else ""
 
 
 def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
     """The run's metric `NAME` or `NAME:WHICH` (a statistic or kind of tokens). Raises UsageError."""
-    metric, _, which = wanted.partition(":")
-    alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
-    if not alike:
-        names = [m.name for m in run.metrics]
-        kinds = [f"{m.name}:{_kinds(m)[0]}" for m in run.metrics] if metric in names else names
-        raise UsageError(unknown("metric", wanted, dict.fromkeys(kinds), of=name))
-    rank = {word: i for i, word in enumerate(BEST)}
-    best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
-    return Quantity(run, best)
+    metric_name, _, which = wanted.partition(":")
+    of_name = [metric for metric in run.metrics if metric.name == metric_name]
+    fitting = [metric for metric in of_name if which in ("", *_kinds(metric))]
+    if fitting:
+        return Quantity(run, min(fitting, key=_place_in_choice))
+    if of_name:
+        known = [f"{metric.name}:{_kinds(metric)[0]}" for metric in of_name]
+    else:
+        known = [metric.name for metric in run.metrics]
+    raise UsageError(unknown("metric", wanted, dict.fromkeys(known), of=name))
+
+
+def _place_in_choice(metric: Metric) -> int:
+    """The place of a metric's tokens or of its statistic in ORDER_OF_CHOICE, whichever comes first."""
+    kinds = (metric.tokens, metric.statistic)
+    return min((place for place, kind in enumerate(ORDER_OF_CHOICE) if kind in kinds), default=sys.maxsize)
 
 
 def _kinds(metric: Metric) -> tuple[str, ...]:
@@ -103,33 +115,44 @@ def _kinds(metric: Metric) -> tuple[str, ...]:
 
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
     """Both numbers in one unit and kind of tokens, over the same GPUs; and why they cannot be compared."""
-    one, other = a.metric, b.metric
-    sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
+    metric_a, metric_b = a.metric, b.metric
+    side_a, side_b = _in_one_unit(metric_a, metric_b), _in_one_unit(metric_b, metric_a)
     aspects = [
-        ("metric", one.name, other.name, "they are different quantities"),
-        ("statistic", one.statistic, other.statistic, "one does not give the other"),
-        ("unit", sides[0].unit, sides[1].unit, "there is no factor between them"),
+        ("metric", metric_a.name, metric_b.name, "they are different quantities"),
+        ("statistic", metric_a.statistic, metric_b.statistic, "one does not give the other"),
+        ("unit", side_a.unit, side_b.unit, "there is no factor between them"),
     ]
-    reasons = [Reason(name, against(x, y), why) for name, x, y, why in aspects if x != y]
-    if not one.value or not other.value:
-        reasons.append(Reason("value", against(f"{one.value:g}", f"{other.value:g}"), "0 is not measured"))
-    if one.tokens != other.tokens or one.tokens == "unknown":
-        sides = [_output_only(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
-        if not all(side.tokens == "output" for side in sides):
+    reasons = [
+        Reason(aspect, against(of_a, of_b), why) for aspect, of_a, of_b, why in aspects if of_a != of_b
+    ]
+    if not metric_a.value or not metric_b.value:
+        values = against(f"{metric_a.value:g}", f"{metric_b.value:g}")
+        reasons.append(Reason("value", values, "0 is not measured"))
+    if metric_a.tokens != metric_b.tokens or metric_a.tokens == "unknown":
+        side_a, side_b = _output_only(a, side_a), _output_only(b, side_b)
+        if (side_a.tokens, side_b.tokens) != ("output", "output"):
             why = "total is input and output tokens, and nothing says how many of them were output"
-            reasons.append(Reason("tokens", against(one.tokens, other.tokens), why))
-    if _is_of_a_request(one) and _is_of_a_request(other):
-        return sides, reasons
-    layouts = [(all_gpus(run), run.nodes, run.parallelism.prefill_gpus, run.parallelism.decode_gpus)
-               for run in (a.run, b.run)]  # fmt: skip
-    if one.scope == other.scope != "unknown" and (one.scope == "gpu" or layouts[0] == layouts[1]):
-        return sides, reasons
-    sides = [_per_gpu(quantity.run, side) for quantity, side in zip((a, b), sides, strict=True)]
-    if not all(side.scope == "gpu" for side in sides):
-        names = [f"{q.metric.scope} ({all_gpus(q.run) or 'unknown number of'} GPUs)" for q in (a, b)]
+            reasons.append(Reason("tokens", against(metric_a.tokens, metric_b.tokens), why))
+    of_requests = _is_of_a_request(metric_a) and _is_of_a_request(metric_b)
+    if of_requests or _have_one_scope(a, b):
+        return [side_a, side_b], reasons
+    side_a, side_b = _per_gpu(a.run, side_a), _per_gpu(b.run, side_b)
+    if (side_a.scope, side_b.scope) != ("gpu", "gpu"):
+        scopes = [f"{q.metric.scope} ({all_gpus(q.run) or 'unknown number of'} GPUs)" for q in (a, b)]
         why = "a number of one GPU, a node or all GPUs is another number, and how many they are is not known"
-        reasons.append(Reason("scope", against(*names), why))
-    return sides, reasons
+        reasons.append(Reason("scope", against(*scopes), why))
+    return [side_a, side_b], reasons
+
+
+def _have_one_scope(a: Quantity, b: Quantity) -> bool:
+    """Whether both are numbers of one GPU, or of the same part of deployments that are laid out alike."""
+    if a.metric.scope != b.metric.scope or a.metric.scope == "unknown":
+        return False
+    return a.metric.scope == "gpu" or _layout(a.run) == _layout(b.run)
+
+
+def _layout(run: ServingRun) -> tuple[int | None, ...]:
+    return all_gpus(run), run.nodes, run.parallelism.prefill_gpus, run.parallelism.decode_gpus
 
 
 def of_instance(quantity: Quantity) -> float | None:
@@ -163,11 +186,11 @@ def _output_only(quantity: Quantity, side: Side) -> Side:
     if reported:
         step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
         return side.to(reported.value, step, tokens="output")
-    into, out = length(run, "input"), length(run, "output")
-    if into is None or not out:
+    isl, osl = length(run, "input"), length(run, "output")
+    if isl is None or not osl:
         return side
-    step = f"x {out:g} / ({into:g} + {out:g}) for output tokens alone"
-    return side.to(side.value * out / (into + out), step, tokens="output")
+    step = f"x {osl:g} / ({isl:g} + {osl:g}) for output tokens alone"
+    return side.to(side.value * osl / (isl + osl), step, tokens="output")
 
 
 def _per_gpu(run: ServingRun, side: Side) -> Side:
@@ -187,6 +210,9 @@ def _per_gpu(run: ServingRun, side: Side) -> Side:
     return side
 
 
+Verdict = Literal["alike", "normalised", "refused"]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two quantities, compared or refused.
@@ -199,7 +225,7 @@ class Comparison:
     ratio:     a over b; None if it is refused
     """
 
-    verdict: Literal["alike", "normalised", "refused"]
+    verdict: Verdict
     reasons: tuple[Reason, ...]
     a: Side
     b: Side
@@ -217,103 +243,129 @@ def compare(
     assumed: names of identity fields that are assumed to be alike if they are not known; `all`: each
     despite: names of identity.SERVER that may differ
     """
-    assumed = FIELDS if "all" in assumed else assumed
+    if "all" in assumed:
+        assumed = FIELDS
     (side_a, side_b), reasons = normalised(a, b)
-    differing, unknown, found = [], [], []
-    for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
-        if why := _refusal(each, assumed, despite):
-            reasons.append(Reason(each.name, against(each.row, each.run), why))
-        elif each.is_known or (each.name in despite and each.row != each.run):
-            differing.append(f"{each.name}: {against(each.row, each.run)}")
+    differing = []
+    unknown = []
+    for difference in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
+        values = against(difference.row, difference.run)
+        if why := _refusal(difference, assumed, despite):
+            reasons.append(Reason(difference.name, values, why))
+        elif difference.is_known or (difference.name in despite and difference.row != difference.run):
+            differing.append(f"{difference.name}: {values}")
         else:
-            unknown.append(each)
+            unknown.append(difference)
+    found = []
     for side, run in (("A", a.run), ("B", b.run)):
-        for one in run.findings:
-            if one.severity == "wrong":
-                reasons.append(Reason(f"numbers of {side}", one.message, "`serving load` finds that wrong"))
+        for finding in run.findings:
+            if finding.severity == "wrong":
+                why = "`serving load` finds that wrong"
+                reasons.append(Reason(f"numbers of {side}", finding.message, why))
             else:
-                found.append(f"{side}: {one.severity}: {one.message}")
+                found.append(f"{side}: {finding.severity}: {finding.message}")
         found += [f"{side}: {note}" for note in run.notes]
+    verdict: Verdict = "normalised" if side_a.steps or side_b.steps else "alike"
     return Comparison(
-        "refused" if reasons else "normalised" if side_a.steps or side_b.steps else "alike",
-        tuple(reasons), side_a, side_b, (*differing, *beside(a.run, b.run)),
-        (*identity.unsaid(unknown, a.run.id, b.run.id), *_uncertain(a, b)), tuple(found),
-        None if reasons else side_a.value / side_b.value,
-    )  # fmt: skip
+        verdict="refused" if reasons else verdict,
+        reasons=tuple(reasons),
+        a=side_a,
+        b=side_b,
+        differing=(*differing, *beside(a.run, b.run)),
+        uncertain=(*identity.unsaid(unknown, a.run.id, b.run.id), *_uncertain(a, b)),
+        found=tuple(found),
+        ratio=None if reasons else side_a.value / side_b.value,
+    )
 
 
-def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
+def _refusal(difference: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
     """Why a difference refuses the comparison; empty if it does not."""
-    field = FIELDS[each.name]
-    if each.name in despite:
+    name = difference.name
+    field = FIELDS[name]
+    if name in despite:
         return ""
-    despite_it = f"; --despite '{each.name}' compares them" if each.name in SERVER else ""
-    if each.is_known:
-        return field.why and field.why + despite_it
-    speculates = each.name == "speculative decoding" and {each.row, each.run} - {"none", UNKNOWN}
-    if each.name in assumed or not (field.needed or speculates):
+    hint = f"; --despite '{name}' compares them" if name in SERVER else ""
+    if difference.is_known:
+        return field.why and field.why + hint
+    one_drafts = name == "speculative decoding" and {difference.row, difference.run} - {"none", UNKNOWN}
+    if name in assumed or not (field.needed or one_drafts):
         return ""
-    told = "; --engine A=NAME or B=NAME tells it" if each.name == "engine" else despite_it
-    return f"what is not known is not alike{told}; --assume '{each.name}' takes it to be alike"
+    if name == "engine":
+        hint = "; --engine A=NAME or B=NAME tells it"
+    return f"what is not known is not alike{hint}; --assume '{name}' takes it to be alike"
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     """What may differ, though no known value shows it, a line each."""
-    of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
+    run_a, run_b = a.run, b.run
+    of_a, of_b = identity.of_run(run_a), identity.of_run(run_b)
     for name in ("precision", "input length", "output length"):
-        one, other = of_a[name], of_b[name]
-        is_loose = "fp8" in (one, other) or UP_TO in one + other
-        if one and other and one != other and is_loose and FIELDS[name].agree(one, other):
-            yield f"{name}: {against(one, other)}"
-    accepted = [quantity.run.accept_length or 1.0 for quantity in (a, b)]
-    if abs(accepted[0] / accepted[1] - 1) > 0.01:
-        yield f"accept length: {accepted[0]:.3g} against {accepted[1]:.3g}, which the ratio holds, too"
-    silent = [quantity.run.id for quantity in (a, b) if not server_settings(quantity.run)]
+        pair = of_a[name], of_b[name]
+        is_vague = "fp8" in pair or any(value.startswith(UP_TO) for value in pair)
+        if UNKNOWN not in pair and pair[0] != pair[1] and is_vague and FIELDS[name].agree(*pair):
+            yield f"{name}: {against(*pair)}"
+    accepted_a, accepted_b = run_a.accept_length or 1.0, run_b.accept_length or 1.0
+    if abs(accepted_a / accepted_b - 1) > 0.01:
+        yield f"accept length: {accepted_a:.3g} against {accepted_b:.3g}, which the ratio holds, too"
+    silent = [run.id for run in (run_a, run_b) if not server_settings(run)]
     if len(silent) == 1:
         yield f"{silent[0]} does not say its server's flags"
-    for quantity in (a, b):
-        if identity.is_trimmed(quantity.run):
-            yield f"{quantity.run.id} counts a trimmed window, which is the steady state at its best"
-    gpus = all_gpus(a.run), all_gpus(b.run)
-    each = a.run.workload.concurrency
-    if each and each == b.run.workload.concurrency and gpus[0] and gpus[1] and gpus[0] != gpus[1]:
-        yield f"the same requests in flight are {each / gpus[0]:g} a GPU against {each / gpus[1]:g}"
+    for run in (run_a, run_b):
+        if identity.is_trimmed(run):
+            yield f"{run.id} counts a trimmed window, which is the steady state at its best"
+    gpus_a, gpus_b = all_gpus(run_a), all_gpus(run_b)
+    in_flight = run_a.workload.concurrency
+    if in_flight and in_flight == run_b.workload.concurrency and gpus_a and gpus_b and gpus_a != gpus_b:
+        yield f"the same requests in flight are {in_flight / gpus_a:g} a GPU against {in_flight / gpus_b:g}"
 
 
 def _answer(metric: Metric, ratio: float) -> str:
     """Which is better, and by how much. ratio: A over B"""
-    better, most = "AB"[(ratio < 1) == ("throughput" in metric.name)], max(ratio, 1 / ratio)
-    other, one_each = "AB".replace(better, ""), "one run each: no interval"
-    if f"{most:.3g}" == "1":
+    more_is_better = "throughput" in metric.name
+    better, other = ("A", "B") if (ratio >= 1) == more_is_better else ("B", "A")
+    factor = max(ratio, 1 / ratio)
+    one_each = "one run each: no interval"
+    if f"{factor:.3g}" == "1":
         return f"A and B are equal ({one_each})"
-    if "throughput" in metric.name:
-        return f"{better} is {most:.3g}x as fast as {other} ({one_each})"
+    if more_is_better:
+        return f"{better} is {factor:.3g}x as fast as {other} ({one_each})"
     if metric.unit in ("ms", "s", "us"):
-        return f"{better} takes {100 - 100 / most:.3g} % less than {other} ({one_each})"
+        return f"{better} takes {100 - 100 / factor:.3g} % less than {other} ({one_each})"
     return f"A / B = {ratio:.4g} ({one_each})"
 
 
 def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> RenderableType:
     """The ratio, or that there is none; both numbers; and the reasons of a refusal, or the differences."""
-    lines, names = [], []
+    lines = []
     for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):
-        m, run = quantity.metric, quantity.run
-        kind = "" if m.tokens == "none" else f" of {m.tokens} tokens"
-        names.append(f"{'' if m.statistic == 'total' else f'{m.statistic} '}{m.name}{kind}")
+        metric, run = quantity.metric, quantity.run
         gpus = f"{all_gpus(run)} " if all_gpus(run) else ""
-        about = (f"{gpus}{run.hardware or 'unknown hardware'}", run.engine or "unknown engine", run.version)
-        lines.append(f"{name}  {run.id}: {' '.join(filter(None, about))}")
-        lines.append(f"   {names[-1]}: {significant(m.value, 4)} {m.unit}, scope {m.scope}")
+        machine = f"{gpus}{run.hardware or 'unknown hardware'}"
+        server = f"{machine} {run.engine or 'unknown engine'} {run.version}".rstrip()
+        lines.append(f"{name}  {run.id}: {server}")
+        number = f"{significant(metric.value, 4)} {metric.unit}"
+        lines.append(f"   {_metric_text(metric)}: {number}, scope {metric.scope}")
         if side.steps:
-            of = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
+            tokens = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
             gpu = " a GPU" if side.scope == "gpu" else ""
-            number = f"{significant(side.value, 4)}{of} {side.unit}{gpu}"
+            number = f"{significant(side.value, 4)}{tokens} {side.unit}{gpu}"
             lines.append(f"   normalised: {number}  ({'; '.join(side.steps)})")
-    after = ", after normalising" if comparison.verdict == "normalised" else ""
-    first = f"{_answer(a.metric, comparison.ratio)}, {names[0]}{after}" if comparison.ratio else NOT_COMPARED
-    told = (("refused", [reason.text for reason in comparison.reasons]), ("differs", comparison.differing),
-            ("uncertain", comparison.uncertain), ("found", comparison.found))  # fmt: skip
-    return Group(first, *lines, "", noted([(label, text) for label, texts in told for text in texts]))
+    answer = NOT_COMPARED
+    if comparison.ratio:
+        after = ", after normalising" if comparison.verdict == "normalised" else ""
+        answer = f"{_answer(a.metric, comparison.ratio)}, {_metric_text(a.metric)}{after}"
+    notes = [("refused", reason.text) for reason in comparison.reasons]
+    notes += [("differs", text) for text in comparison.differing]
+    notes += [("uncertain", text) for text in comparison.uncertain]
+    notes += [("found", text) for text in comparison.found]
+    return Group(answer, *lines, "", noted(notes))
+
+
+def _metric_text(metric: Metric) -> str:
+    """For example `mean tpot` or `throughput of output tokens`."""
+    statistic = "" if metric.statistic == "total" else f"{metric.statistic} "
+    tokens = "" if metric.tokens == "none" else f" of {metric.tokens} tokens"
+    return f"{statistic}{metric.name}{tokens}"
 
 
 # Finding two runs: in files, or published
@@ -323,18 +375,19 @@ def comparison_text(a: Quantity, b: Quantity, comparison: Comparison) -> Rendera
 def published_runs() -> dict[str, ServingRun]:
     """The runs of the documents by id, and those of the raw files behind them, as `dstack.online:31`. The
     latter have the documented configuration of their machine, engine and version, if there is one."""
-    every = [*documents(FOLDER), *documents(FOLDER / "others")]
-    known = {run.id: examined(run) for document in every for run in document.runs}
-    setups = [setup for document in every for setup in document.configurations if setup.version]
-    for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
-        own = (run.hardware, run.engine, run.version)
-        alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
-        name = f"{run.client}:{run.source.rpartition(':')[2]}"
-        about = {"id": name}
-        if len(alike) == 1:
-            about |= {key: getattr(alike[0], key) for key in FROM_SETUP} | {"configuration": alike[0].name}
-        known[name] = run.model_copy(update=about)
-    return known
+    published = [*documents(FOLDER), *documents(FOLDER / "others")]
+    runs = {run.id: examined(run) for document in published for run in document.runs}
+    setups = [setup for document in published for setup in document.configurations if setup.version]
+    for path in sorted(FOLDER.glob("*/*.csv")):
+        for run in load(path):
+            server = (run.hardware, run.engine, run.version)
+            alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == server]
+            update = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+            if len(alike) == 1:
+                update |= {key: getattr(alike[0], key) for key in FROM_SETUP}
+                update["configuration"] = alike[0].name
+            runs[update["id"]] = run.model_copy(update=update)
+    return runs
 
 
 def find(name: str) -> ServingRun:
@@ -343,25 +396,33 @@ def find(name: str) -> ServingRun:
     paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
     path = next((path for path in paths if path and archive.is_file(Path(path))), "")
     if not path:
-        known = published_runs()
-        if Path(name).is_dir():
-            raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
-        if name not in known:
-            file, colon, row = name.rpartition(":")
-            rows = [int(id[len(file) + 1 :]) for id in known if colon and id.startswith(file + colon)]
-            if rows:
-                raise UsageError(f"{file} has no row {row}; its rows are {min(rows)} to {max(rows)}")
-            alike = ", ".join(near(name, known) or sorted(known)[:3])
-            raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {alike})")
-        return known[name]
+        return _published(name)
     runs = load(path)
-    by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
     by_row = {"": runs[0]} if len(runs) == 1 else {}
-    by_row |= {str(number): run for number, run in enumerate(runs, 1) if not by_line}
-    by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
+    if not any(run.id.rpartition(":")[2].isdigit() for run in runs):
+        by_row |= {str(number): run for number, run in enumerate(runs, 1)}
+    for run in reversed(runs):  # of runs with one id the first is taken
+        by_row[run.id.removeprefix(path).lstrip(":")] = run
     row = name.removeprefix(path).lstrip(":")
     if row in by_row:
         return by_row[row]
-    ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
+    ids = ", ".join(run.id for run in runs[:3])
+    if len(runs) > 3:
+        ids += " ..."
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     wrong = f"none is {row!r}" if row else "one is to be named"
-    raise UsageError(f"{path} has {len(runs)} run{'s' if runs[1:] else ''}, and {wrong}: {ids}")
+    raise UsageError(f"{path} has {count}, and {wrong}: {ids}")
+
+
+def _published(name: str) -> ServingRun:
+    runs = published_runs()
+    if name in runs:
+        return runs[name]
+    if Path(name).is_dir():
+        raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
+    file, colon, row = name.rpartition(":")
+    rows = [int(id.removeprefix(f"{file}:")) for id in runs if colon and id.startswith(f"{file}:")]
+    if rows:
+        raise UsageError(f"{file} has no row {row}; its rows are {min(rows)} to {max(rows)}")
+    alike = ", ".join(near(name, runs) or sorted(runs)[:3])
+    raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {alike})")

@@ -37,9 +37,10 @@ def _lengths(a: str, b: str) -> bool:
     all of it, if one side gives only the longest; the same longest, if both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
         return a == b
-    for mean, longest in ((a, b), (b, a)):
-        if longest.startswith(UP_TO):
-            return float(longest.removeprefix(UP_TO)) / 2 <= float(mean) <= float(longest.removeprefix(UP_TO))
+    for mean, other in ((a, b), (b, a)):
+        if other.startswith(UP_TO):
+            longest = float(other.removeprefix(UP_TO))
+            return longest / 2 <= float(mean) <= longest
     return math.isclose(float(a), float(b), rel_tol=LENGTH_TOLERANCE)
 
 
@@ -48,9 +49,10 @@ def _number(value: float | None) -> str:
 
 
 def all_gpus(run: ServingRun) -> int | None:
-    """GPUs of all roles, also those that prefill."""
-    split = (run.parallelism.prefill_gpus or 0) + (run.parallelism.decode_gpus or 0)
-    return run.gpus or split or None
+    """GPUs of all roles, also those that prefill; None if the run does not say it."""
+    if run.gpus:
+        return run.gpus
+    return (run.parallelism.prefill_gpus or 0) + (run.parallelism.decode_gpus or 0) or None
 
 
 def is_trimmed(run: ServingRun) -> bool:
@@ -61,17 +63,20 @@ def is_trimmed(run: ServingRun) -> bool:
 def length(run: ServingRun, side: str) -> float | None:
     """Mean tokens of a request, `input` or `output`: as served by whole requests, otherwise as asked."""
     requested = getattr(run.workload, f"{side}_len")
-    tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
-    if is_trimmed(run) or not tokens or not completed:
+    tokens = getattr(run.totals, f"{side}_tokens")
+    if is_trimmed(run) or not tokens or not run.totals.completed:
         return requested
-    served = tokens / completed
-    close = requested is not None and abs(served - requested) <= LENGTH_TOLERANCE * requested
-    return requested if close else served
+    served = tokens / run.totals.completed
+    is_close = requested is not None and abs(served - requested) <= LENGTH_TOLERANCE * requested
+    return requested if is_close else served
 
 
 def _length_text(run: ServingRun, side: str) -> str:
-    mean, longest = length(run, side), getattr(run.workload, f"longest_{side}_len")
-    return _number(mean) or (UNKNOWN if longest is None else f"{UP_TO}{longest:.6g}")
+    mean = length(run, side)
+    longest = getattr(run.workload, f"longest_{side}_len")
+    if mean is None and longest is not None:
+        return f"{UP_TO}{longest:.6g}"
+    return _number(mean)
 
 
 def _model(run: ServingRun) -> str:
@@ -80,35 +85,42 @@ def _model(run: ServingRun) -> str:
 
 def _precision(run: ServingRun) -> str:
     """How weights are multiplied. The server's flags, if known, tell more than `fp8` alone."""
-    said = run.precision.partition(", ")[0].lower()
-    if said not in ("", "fp8") or not (run.flags or run.environment):
-        return said or run.option("quantization")
+    reported = run.precision.partition(", ")[0].lower()  # as `FP8, FP8 cache`
+    if reported not in ("", "fp8") or not (run.flags or run.environment):
+        return reported or run.option("quantization")
     flag = run.option("quantization") or run.option("dtype")
     if flag not in ("", "auto", "fp8"):
         return flag
-    as_is = CHECKPOINT_FP8.search(_model(run)) and engine_name(run.engine) not in CONVERTS
-    return "fp8 block-scale" if as_is else said or flag.removesuffix("auto")
+    if CHECKPOINT_FP8.search(_model(run)) and engine_name(run.engine) not in CONVERTS:
+        return "fp8 block-scale"
+    return reported or flag.removesuffix("auto")
 
 
 def _cache(run: ServingRun) -> str:
-    of_precision = run.precision.partition(", ")[2].removesuffix(" cache").lower()
-    cache = of_precision or run.option("kv-cache-dtype") or ("auto" if run.flags else UNKNOWN)
+    reported = run.precision.partition(", ")[2].removesuffix(" cache").lower()
+    cache = reported or run.option("kv-cache-dtype") or ("auto" if run.flags else UNKNOWN)
     return CACHES.get(cache, cache)
 
 
 def _window(run: ServingRun) -> str:
-    first, last = run.workload.warmup_s or 0, run.workload.cooldown_s or 0
-    return f"without the first {first:g} s and the last {last:g} s" if is_trimmed(run) else "the whole run"
+    """The part of the run that the client's numbers are of."""
+    if not is_trimmed(run):
+        return "the whole run"
+    first_s, last_s = run.workload.warmup_s or 0, run.workload.cooldown_s or 0
+    return f"without the first {first_s:g} s and the last {last_s:g} s"
 
 
 def _range(run: ServingRun) -> str:
+    """How far the lengths of requests differ."""
     load = run.workload
-    own = load.dataset and not load.dataset.startswith(DRAWN)
-    return _number(load.range_ratio) or (f"that of {load.dataset}" if own else UNKNOWN)
+    if load.range_ratio is None and load.dataset and not load.dataset.startswith(DRAWN):
+        return f"that of {load.dataset}"
+    return _number(load.range_ratio)
 
 
 def _prompts_for_each(run: ServingRun) -> str:
-    places, sent = _places(run), run.workload.num_prompts or run.totals.completed
+    places = _places(run)
+    sent = run.workload.num_prompts or run.totals.completed
     return f"{sent / places:.3g}" if sent and places and not run.workload.request_rate else UNKNOWN
 
 
@@ -119,43 +131,55 @@ def is_sglang(run: ServingRun) -> bool:
 
 def _looks(run: ServingRun) -> str:
     """Decode steps between two looks for new requests. Only SGLang has an option for it."""
-    is_told = run.flags or (run.engine and not is_sglang(run))
-    return run.option("scheduler-recv-interval") or ("1" if is_told else UNKNOWN)
+    is_default = run.flags or (run.engine and not is_sglang(run))
+    return run.option("scheduler-recv-interval") or ("1" if is_default else UNKNOWN)
 
 
 def _places(run: ServingRun) -> float | None:
     """Requests that can be in flight: the least of the client's and the server's limit and the prompts."""
-    load, limit = run.workload, run.workload.concurrency
-    if not limit or load.request_rate or load.ramp_up:
-        return limit
-    server = run.option("max-running-requests", "max-num-seqs", "max-batch-size")
+    load = run.workload
+    client_limit = load.concurrency
+    if not client_limit or load.request_rate or load.ramp_up:
+        return client_limit
+    limits = [client_limit]
+    if load.num_prompts:
+        limits.append(load.num_prompts)
+    server_limit = run.option("max-running-requests", "max-num-seqs", "max-batch-size")
     # vLLM limits each data-parallel rank, SGLang all of them together.
-    is_whole = (run.parallelism.dp or 1) == 1 or is_sglang(run)
-    of_server = int(server) if server.isdecimal() and is_whole else limit
-    return min(limit, of_server, load.num_prompts or limit)
+    is_of_all_ranks = (run.parallelism.dp or 1) == 1 or is_sglang(run)
+    if server_limit.isdecimal() and is_of_all_ranks:
+        limits.append(int(server_limit))
+    return min(limits)
 
 
 def _load(run: ServingRun) -> str:
-    load, places = run.workload, _places(run)
-    prompts = UNKNOWN if load.num_prompts is None else f"{load.num_prompts} prompts at once"
+    """How requests come: all at once, so many in flight, at a rate, or up to so many in flight at a rate."""
+    load = run.workload
+    places = _places(run)
+    at_once = UNKNOWN if load.num_prompts is None else f"{load.num_prompts} prompts at once"
     if run.mode == "offline":
-        return prompts
-    rate = f"{load.request_rate:g} requests a second" if load.request_rate else ""
-    if rate and load.burstiness not in (None, 1):
-        rate += f" of burstiness {load.burstiness:g}"
-    rate = f"{load.ramp_up} at the start" if load.ramp_up else rate
-    flight = f"{places:g} in flight" if places else ""
-    if flight and places != load.concurrency:
-        flight += f" of {load.concurrency:g} allowed"
-    if not (rate or flight):
-        return prompts if load.request_rate == 0 else UNKNOWN
-    return ", ".join(filter(None, (flight, rate)))
+        return at_once
+    parts = []
+    if places == load.concurrency and places:
+        parts.append(f"{places:g} in flight")
+    elif places:
+        parts.append(f"{places:g} in flight of {load.concurrency:g} allowed")
+    if load.ramp_up:
+        parts.append(f"{load.ramp_up} at the start")
+    elif load.request_rate:
+        bursts = "" if load.burstiness in (None, 1) else f" of burstiness {load.burstiness:g}"
+        parts.append(f"{load.request_rate:g} requests a second{bursts}")
+    if not parts and load.request_rate == 0:
+        return at_once
+    return ", ".join(parts) or UNKNOWN
 
 
 def _hardware(run: ServingRun) -> str:
     """The machine as the file or a note of its user names it; a number of machines is no name."""
-    said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
-    return hardware_name(run.hardware or next((text for text in said if text and not text.isdecimal()), ""))
+    if run.hardware:
+        return hardware_name(run.hardware)
+    notes = [str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator")]
+    return hardware_name(next((note for note in notes if note and not note.isdecimal()), ""))
 
 
 def _context_parallelism(run: ServingRun) -> str:
@@ -164,61 +188,66 @@ def _context_parallelism(run: ServingRun) -> str:
 
 
 def _version(run: ServingRun) -> str:
-    of_image = TAG.search(run.image)
-    said = run.version or str(run.extra.get("version") or "") or (of_image[1] if of_image else "")
-    return re.sub(r"^v(?=\d)", "", said).split("+")[0]
+    version = run.version or str(run.extra.get("version") or "")
+    if not version and (tag := TAG.search(run.image)):
+        version = tag[1]
+    return re.sub(r"^v(?=\d)", "", version).split("+")[0]
 
 
 def _expert_parallelism(run: ServingRun) -> str:
-    parallel = run.parallelism
-    if parallel.ep is not None or not run.option("enable-expert-parallel"):
-        return _number(parallel.ep)
-    return _number(parallel.tp * (parallel.dp or 1)) if parallel.tp else "on"
+    """The degree; `on` where only vLLM's switch is known, which takes tensor times data parallelism."""
+    parallelism = run.parallelism
+    if parallelism.ep is not None or not run.option("enable-expert-parallel"):
+        return _number(parallelism.ep)
+    return _number(parallelism.tp * (parallelism.dp or 1)) if parallelism.tp else "on"
 
 
 def _prefix_caching(run: ServingRun) -> str:
     """`hits`: prompts were found in the cache; `on`: they may have been; `off`."""
-    cached, info = run.workload.prefix_cached, run.extra.get("server_info")
-    if cached:
+    if run.workload.prefix_cached:
         return "hits"
-    is_off = str(run.extra.get("enable_prefix_caching", True)).lower() in OFF
-    if cached is False or is_off or run.option("disable-radix-cache", "no-enable-prefix-caching"):
+    noted_off = str(run.extra.get("enable_prefix_caching", True)).lower() in OFF
+    switched_off = run.option("disable-radix-cache", "no-enable-prefix-caching")
+    if run.workload.prefix_cached is False or noted_off or switched_off:
         return "off"
-    is_on = isinstance(info, Mapping) and info.get("disable_radix_cache") is False
-    return "on" if is_on or run.option("enable-prefix-caching") else UNKNOWN
+    server_info = run.extra.get("server_info")
+    reported_on = isinstance(server_info, Mapping) and server_info.get("disable_radix_cache") is False
+    return "on" if reported_on or run.option("enable-prefix-caching") else UNKNOWN
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
-    """`on` or `none`. It is known if the run has its server's flags, or notes one of the options."""
+    """`on` or `none` of a feature: by what the run says of it (None: nothing), by the server's options that
+    turn it on, and by the flags of a server without one of these."""
     if is_on or run.option(*options):
         return "on"
-    is_told = is_on is False or run.flags or any(name.replace("-", "_") in run.extra for name in options)
-    return "none" if is_told else UNKNOWN
+    is_noted = any(name.replace("-", "_") in run.extra for name in options)
+    return "none" if is_on is False or run.flags or is_noted else UNKNOWN
 
 
 def _dp_attention(run: ServingRun) -> str:
-    is_alone = run.parallelism.dp == 1 and not run.parallelism.dp_attention
-    return _switch(run, False if is_alone else run.parallelism.dp_attention, "enable-dp-attention")
+    is_on = run.parallelism.dp_attention
+    if not is_on and run.parallelism.dp == 1:
+        is_on = False
+    return _switch(run, is_on, "enable-dp-attention")
 
 
 def _launch(run: ServingRun) -> str:
     """`eager`, `graph`, or graphs only of batches smaller than what is in flight."""
     if run.option("disable-cuda-graph", "enforce-eager"):
         return "eager"
-    most, places = run.option("cuda-graph-max-bs"), _places(run)
-    if most.isdecimal() and places and int(most) < places:
-        return f"graph up to a batch of {most}"
+    largest, places = run.option("cuda-graph-max-bs"), _places(run)
+    if largest.isdecimal() and places and int(largest) < places:
+        return f"graph up to a batch of {largest}"
     return "graph" if run.flags or "enforce_eager" in run.extra else UNKNOWN
 
 
 def _failed(run: ServingRun) -> str:
-    totals, sent = run.totals, run.workload.num_prompts
-    failed = totals.failed
-    if failed is None and totals.completed is not None and sent is not None and not is_trimmed(run):
-        failed = max(sent - totals.completed, 0)
+    sent, completed, failed = run.workload.num_prompts, run.totals.completed, run.totals.failed
+    if failed is None and completed is not None and sent is not None and not is_trimmed(run):
+        failed = max(sent - completed, 0)
     if failed is None:
         return UNKNOWN
-    return f"{failed} of {(totals.completed or 0) + failed}" if failed else "none"
+    return f"{failed} of {(completed or 0) + failed}" if failed else "none"
 
 
 @dataclass(frozen=True)
@@ -323,19 +352,23 @@ class Setting(StrictRecord):
 
 def of_setting(setting: Setting) -> dict[str, str]:
     """A setting's identity. If the setting is plain, no prefix hits are known."""
-    about = setting.model_dump(include={*ServingRun.model_fields})
-    said = of_run(ServingRun(id="", source="", mode="online", **about))
-    features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
-    plain = dict.fromkeys(features, "none") | {"prefix caching": NO_HITS}
-    plain |= {features[0]: DRAFTED.format(setting.drafts)} if setting.drafts else {}
+    fields_of_runs = setting.model_dump(include={*ServingRun.model_fields})
+    values = of_run(ServingRun(id="", source="", mode="online", **fields_of_runs))
+    for feature in ("speculative decoding", "DP attention", "disaggregation", "context parallelism"):
+        values[feature] = "none" if setting.plain else UNKNOWN
+    if setting.plain and setting.drafts:
+        values["speculative decoding"] = DRAFTED.format(setting.drafts)
     is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
-    return said | {
-        **(plain if setting.plain else dict.fromkeys(plain, UNKNOWN)),
-        "KV cache": CACHES.get(setting.kv_cache, setting.kv_cache), "nodes": "1" if is_one_node else UNKNOWN,
-        "expert parallelism": _number(setting.parallelism.ep), "launch of decode steps": setting.launch,
+    return values | {
+        "prefix caching": NO_HITS if setting.plain else UNKNOWN,
+        "KV cache": CACHES.get(setting.kv_cache, setting.kv_cache),
+        "nodes": "1" if is_one_node else UNKNOWN,
+        "expert parallelism": _number(setting.parallelism.ep),
+        "launch of decode steps": setting.launch,
         "steps between looks": _number(setting.recv_interval),
-        "tokens of a prefill step": _number(setting.prefill_tokens), "failed requests": "none",
-    }  # fmt: skip
+        "tokens of a prefill step": _number(setting.prefill_tokens),
+        "failed requests": "none",
+    }
 
 
 @dataclass(frozen=True)
@@ -367,16 +400,20 @@ def require_names(option: str, names: Collection[str], known: Sequence[str]) -> 
 
 def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
     """What may keep a run from being of the setting: known differences, and what either side does not say.
-    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each"""
-    free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
-    theirs = of_run(run)
-    if setting.drafts and theirs["speculative decoding"] not in ("none", UNKNOWN):  # under any name
-        theirs["speculative decoding"] = DRAFTED.format(run.drafts or setting.drafts)
-    return [
-        each
-        for each in unlike(of_setting(setting), theirs)
-        if each.is_known or ((each.row or FIELDS[each.name].needed) and each.name not in free)
-    ]
+
+    assumed: names of FIELDS that are assumed to be alike if they are not known; `all`: each
+    """
+    not_needed = {*OPTIONAL, *(FIELDS if "all" in assumed else assumed)}
+    of_its_run = of_run(run)
+    # A setting with drafts says how many, and a run may name its drafting in any words.
+    if setting.drafts and of_its_run["speculative decoding"] not in ("none", UNKNOWN):
+        of_its_run["speculative decoding"] = DRAFTED.format(run.drafts or setting.drafts)
+    found = []
+    for difference in unlike(of_setting(setting), of_its_run):
+        is_needed = (difference.row or FIELDS[difference.name].needed) and difference.name not in not_needed
+        if difference.is_known or is_needed:
+            found.append(difference)
+    return found
 
 
 def text(found: Collection[Difference]) -> str:
@@ -385,22 +422,31 @@ def text(found: Collection[Difference]) -> str:
     return "; ".join([*known, *unsaid(found, "the row", "the run")])
 
 
-def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
-    """What one side or both do not say, a line each, with the other side's value."""
-    names: dict[str, list[str]] = {}
-    for each in found:
-        if not each.is_known:
-            value = f" ({each.row or each.run})" if each.row or each.run else ""
-            silent = f"{first if each.run else second} does not say, as the other does,"
-            names.setdefault(silent if value else "neither says", []).append(each.name + value)
-    return [f"{silent} its {', '.join(of)}" for silent, of in names.items()]
+def unsaid(found: Iterable[Difference], row: str, run: str) -> list[str]:
+    """What one side or both do not say, a line for each of these three, with the other side's value. row,
+    run: what the sides are called"""
+    by_beginning: dict[str, list[str]] = {}
+    for difference in found:
+        if difference.is_known:
+            continue
+        field = difference.name
+        if difference.row:
+            beginning = f"{run} does not say, as the other does,"
+            field += f" ({difference.row})"
+        elif difference.run:
+            beginning = f"{row} does not say, as the other does,"
+            field += f" ({difference.run})"
+        else:
+            beginning = "neither says"
+        by_beginning.setdefault(beginning, []).append(field)
+    return [f"{beginning} its {', '.join(fields)}" for beginning, fields in by_beginning.items()]
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:
     """The run with the engine that the user names; a note if its file says another. Raises UsageError."""
     if not name:
         return run
-    engine, notes = known_engine(name), run.notes
-    if run.engine and engine_name(run.engine) != engine:
-        notes = (*notes, f"--engine: {engine}; the file says {run.engine}")
-    return run.model_copy(update={"engine": engine, "notes": notes})
+    update: dict[str, object] = {"engine": known_engine(name)}
+    if run.engine and engine_name(run.engine) != update["engine"]:
+        update["notes"] = (*run.notes, f"--engine: {update['engine']}; the file says {run.engine}")
+    return run.model_copy(update=update)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,97 +29,124 @@ from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
 STREAMED = {"ttft", "tpot", "itl"}
-WHOLE = 0.95  # TTFT over E2E from which on nearly all came at once, if the rest is faster than any engine
+WHOLE = 0.95  # TTFT over E2E, from which on a response came in one piece if no engine is as fast as its rest
 FASTEST_FIRST_MS = 1.0  # a smaller time to first token is in another unit
 FASTEST_TOKEN_MS = 0.5  # the fastest of any server over a network known to this project
-ALIKE = 1e-3  # between E2E and TTFT of one request
+CLOCKS = 1e-3  # relative: by which E2E and TTFT of one request may be in the wrong order
 SEVERAL = 8  # tokens that no single chunk holds, with or without speculation
-Spoilt = tuple[set[str], Finding]
 TAIL, TAIL_MS = 0.05, 20.0  # after the last token: as a share of the request, and in ms
-SAME_MS = 2.0  # between two sums of one request's times
-MOST = 0.9  # share of the requests
+SAME_MS = 2.0  # by which two sums of one request's times may differ
+MOST = 0.9  # a share of the requests
+
+
+class NotMeasured(NamedTuple):
+    """The names of latencies that the client did not measure, and the finding that says why."""
+
+    names: set[str]
+    finding: Finding
 
 
 def left_out(run: ServingRun) -> ServingRun:
     """The run without those latencies, with a finding for each reason. If lists tell the mean TTFT of the
     requests that were measured, it replaces the mean that counts the others."""
-    totals, samples = run.totals, run.samples
-    if totals.completed == 0:
+    samples = run.samples
+    if run.totals.completed == 0:
         return run
-    spoilt, finding = _by_request(samples) or _by_statistics(run) or (set[str](), None)
-    findings = [finding] if finding else []
-    single = totals.output_tokens is not None and totals.output_tokens == totals.completed
-    for name in [name for name in ("tpot", "itl") if name not in spoilt]:
+    names: set[str] = set()
+    findings = []
+    if not_measured := _by_request(samples) or _by_statistics(run):
+        names |= not_measured.names
+        findings.append(not_measured.finding)
+    one_token = run.totals.output_tokens is not None and run.totals.output_tokens == run.totals.completed
+    for name in ("tpot", "itl"):
         mean, median = stated(run, name, "mean"), stated(run, name, "median")
         # The median of ITL may be 0 in a stream of bursts.
-        if mean == 0 or (median == 0 and (mean is None or name == "tpot")):
-            spoilt |= {name}
-            not_measured = found("zero", "suspect", "not_measured", name=name)
-            findings.append(found("zero", "note", "one_token", name=name) if single else not_measured)
-    kept = [metric for metric in run.metrics if metric.name not in spoilt or metric.unit != "ms"]
-    if "ttft" in spoilt:
-        if rest := _measured(samples):
-            how = f"mean of the {len(rest)} requests that were measured"
-            one = {"name": "ttft", "value": fmean(rest), "unit": "ms", "scope": "request", "derived": how}
-            kept.append(Metric.model_validate(one | {"statistic": "mean"}))
+        is_zero = mean == 0 or (median == 0 and (mean is None or name == "tpot"))
+        if is_zero and name not in names:
+            names.add(name)
+            if one_token:
+                findings.append(found("zero", "note", "one_token", name=name))
+            else:
+                findings.append(found("zero", "suspect", "not_measured", name=name))
+    metrics = [metric for metric in run.metrics if metric.name not in names or metric.unit != "ms"]
+    if "ttft" in names:
+        if ttfts_ms := _measured(samples):
+            how = f"mean of the {len(ttfts_ms)} requests that were measured"
+            mean_ttft = Metric(
+                name="ttft", statistic="mean", value=fmean(ttfts_ms), unit="ms", scope="request", derived=how
+            )
+            metrics.append(mean_ttft)
         samples = samples.model_copy(update={"ttfts_ms": (), "itls_ms": ()})
-    update = {"metrics": tuple(kept), "samples": samples, "findings": (*run.findings, *findings)}
+    update = {"metrics": tuple(metrics), "samples": samples, "findings": (*run.findings, *findings)}
     return run.model_copy(update=update)
 
 
-def _by_request(samples: RequestSamples) -> Spoilt | None:
-    """Findings from lists of single requests; None if they show nothing."""
-    rest, every = _measured(samples), len(samples.ttfts_ms)
-    mean = f"; of the other {len(rest)} its mean is {fmean(rest):.4g} ms" if rest else ""
+def _by_request(samples: RequestSamples) -> NotMeasured | None:
+    """What lists of single requests show; None if they show nothing."""
+    others = _measured(samples)
+    mean = f"; of the other {len(others)} its mean is {fmean(others):.4g} ms" if others else ""
+    values: dict[str, Any] = {"every": len(samples.ttfts_ms), "mean": mean}
     if zero := samples.ttfts_ms.count(0.0):
-        finding = found("zero", "suspect", "single_requests", zero=zero, every=every, mean=mean)
-        return {"ttft", "tpot"}, finding
-    if pieces := sum(map(_in_one_piece, _times_per_token(samples))):
-        finding = found("not_streamed", "suspect", "single_requests", pieces=pieces, every=every, mean=mean)
-        return STREAMED, finding
+        finding = found("zero", "suspect", "single_requests", zero=zero, **values)
+        return NotMeasured({"ttft", "tpot"}, finding)
+    if pieces := sum(1 for time in _times_per_token(samples) if _in_one_piece(time)):
+        finding = found("not_streamed", "suspect", "single_requests", pieces=pieces, **values)
+        return NotMeasured(STREAMED, finding)
     return None
 
 
-def _by_statistics(run: ServingRun) -> Spoilt | None:
-    times = [one for one in run.metrics if one.name in ("ttft", "e2e") and one.unit == "ms"]
-    zeros = [one for one in times if one.value == 0 and one.statistic != "std"]
+def _by_statistics(run: ServingRun) -> NotMeasured | None:
+    """What the statistics show: a time of 0, or a response in one piece; None if they show nothing."""
+    times = [metric for metric in run.metrics if metric.name in ("ttft", "e2e") and metric.unit == "ms"]
+    zeros = [metric for metric in times if metric.value == 0 and metric.statistic != "std"]
     if zeros:
-        names, are = ", ".join(f"{one.name} {one.statistic}" for one in zeros), "are" if zeros[1:] else "is"
+        names = ", ".join(f"{metric.name} {metric.statistic}" for metric in zeros)
+        are = "are" if len(zeros) > 1 else "is"
         finding = found("zero", "suspect", "statistics", names=names, are=are)
-        return {"tpot", *(one.name for one in zeros)}, finding
+        return NotMeasured({"tpot", *(metric.name for metric in zeros)}, finding)
     ttft, e2e, tpot = (stated(run, name, "mean") for name in ("ttft", "e2e", "tpot"))
-    length = output_length(run) or 0.0
+    length = output_length(run) or 0.0  # 0: not known
     if tpot is None and e2e is not None and ttft is not None and length > 1:
         tpot = max(e2e - ttft, 0.0) / (length - 1)
     if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
         return None
-    whole = ttft >= WHOLE * (e2e if e2e is not None else ttft + (length - 1) * tpot)
-    if tpot >= (FASTEST_TOKEN_MS if whole and length else FASTEST_STEP_MS) or not (whole or e2e is None):
+    end = e2e if e2e is not None else ttft + (length - 1) * tpot
+    came_at_once = ttft >= WHOLE * end
+    fastest = FASTEST_TOKEN_MS if came_at_once and length else FASTEST_STEP_MS
+    if tpot >= fastest or (e2e is not None and not came_at_once):
         return None
     share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
-    return STREAMED, found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
+    finding = found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
+    return NotMeasured(STREAMED, finding)
 
 
 def _times_per_token(samples: RequestSamples) -> list[float | None]:
-    """The ms of a token after the first, for each request; None if it is not told, or the tokens are few."""
-    ttfts, lens, times = samples.ttfts_ms, samples.output_lens, list[float | None]()
-    rests = [end - ttft for end, ttft in zip(samples.e2es_ms, ttfts, strict=False)]
-    rests = rests or [*map(sum, samples.itls_ms)]
-    for i, ttft in enumerate(ttfts):
-        told = i < len(rests) and i < len(lens) and lens[i] >= SEVERAL and rests[i] > -ALIKE * ttft
-        times.append(max(rests[i], 0.0) / (lens[i] - 1) if told else None)
+    """The ms of a token after the first, for each request; None if the lists do not tell it, or if the tokens
+    are few."""
+    lens = samples.output_lens
+    after_first = [end - ttft for end, ttft in zip(samples.e2es_ms, samples.ttfts_ms, strict=False)]
+    if not after_first:
+        after_first = [sum(gaps) for gaps in samples.itls_ms]
+    times: list[float | None] = []
+    for i, ttft in enumerate(samples.ttfts_ms):
+        is_listed = i < len(after_first) and i < len(lens)
+        if is_listed and lens[i] >= SEVERAL and after_first[i] > -CLOCKS * ttft:
+            times.append(max(after_first[i], 0.0) / (lens[i] - 1))
+        else:
+            times.append(None)
     return times
 
 
 def _in_one_piece(time: float | None) -> bool:
+    """Whether a request's tokens came in one piece, by its time per token in ms."""
     return time is not None and time < FASTEST_STEP_MS
 
 
 def _measured(samples: RequestSamples) -> list[float]:
-    """The TTFT of each request that was measured; empty if all were, or none was."""
-    pairs = list(zip(samples.ttfts_ms, _times_per_token(samples), strict=True))
-    rest = [ttft for ttft, time in pairs if ttft > 0 and not _in_one_piece(time)]
-    return rest if len(rest) < len(pairs) else []
+    """The TTFT of each request that was measured, in ms; empty if all were, or none was."""
+    times = zip(samples.ttfts_ms, _times_per_token(samples), strict=True)
+    measured = [ttft for ttft, time in times if ttft > 0 and not _in_one_piece(time)]
+    return measured if len(measured) < len(samples.ttfts_ms) else []
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:
@@ -138,7 +165,9 @@ def lists(run: ServingRun) -> Iterator[Finding]:
 
 def sums(run: ServingRun) -> Iterator[Finding]:
     """Lengths add up to the totals."""
-    for name in ("input", "output") if _of_completed(run) else ():
+    if not _of_completed(run):
+        return
+    for name in ("input", "output"):
         values, total = getattr(run.samples, f"{name}_lens"), getattr(run.totals, f"{name}_tokens")
         if values and total is not None and sum(values) != total:
             yield broken(run, "samples", "wrong", "sum", name=name, sum=sum(values), total=total)
@@ -148,14 +177,19 @@ def means(run: ServingRun) -> Iterator[Finding]:
     """The statistics of the lists are those that were reported."""
     if not _of_completed(run):
         return
-    samples, known = run.samples, statistics(run)
-    named = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms, "batch_latency": samples.e2es_ms,
-             "tpot": _tpots(run), "itl": [time for times in samples.itls_ms for time in times]}  # fmt: skip
-    if samples.itls_ms and not named["itl"] and (itl := stated(run, "itl", "mean")):
+    samples, reported = run.samples, statistics(run)
+    lists = {
+        "ttft": samples.ttfts_ms,
+        "e2e": samples.e2es_ms,
+        "batch_latency": samples.e2es_ms,
+        "tpot": _tpots(run),
+        "itl": [gap for gaps in samples.itls_ms for gap in gaps],
+    }
+    if samples.itls_ms and not lists["itl"] and (itl := stated(run, "itl", "mean")):
         yield broken(run, "samples", "wrong", "empty", itl=itl)
-    for name, values in named.items():
-        for statistic, value in known.get(name, {}).items() if values else ():
-            if statistic not in ("mean", "std") and quantile(statistic) is None:
+    for name, values in lists.items():
+        for statistic, value in reported.get(name, {}).items():
+            if not values or (statistic not in ("mean", "std") and quantile(statistic) is None):
                 continue
             low, exact, high = _of_samples(np.array(values), statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:
@@ -168,12 +202,16 @@ def users(run: ServingRun) -> Iterator[Finding]:
     least the tokens over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
-    expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0
-    if equal_lengths(run):
-        least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
         least, most = 1 - MARGIN, 1 + MARGIN
+    elif e2e and length:
+        expected = length / e2e * 1e3
+        least, most = 0.5, 2.0
+        if equal_lengths(run):
+            least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
+    else:
+        return
     if value and expected and not least < value / expected < most:
         yield broken(run, "throughput_per_user", "suspect", "apart", value=value, expected=expected)
 
@@ -184,24 +222,34 @@ def single_requests(run: ServingRun) -> Iterator[Finding]:
     samples = run.samples
     if not samples.ttfts_ms or len(samples.ttfts_ms) != len(samples.itls_ms):
         return
-    ends, lens = np.array(samples.e2es_ms), np.array(samples.output_lens)
-    follows = np.array(samples.ttfts_ms) + np.array([sum(gaps) for gaps in samples.itls_ms])
-    if len(ends) == len(follows) and (off := np.abs(ends - follows) > TAIL * ends + TAIL_MS).any():
-        first = int(np.argmax(off))
-        e2e, tokens = float(ends[first]), float(follows[first])
-        values: dict[str, Any] = {"off": off.sum(), "every": len(ends), "at": first}
-        yield broken(run, "samples", "suspect", "time", e2e=e2e, follows=tokens, **values)
-    pieces = np.array([len(gaps) + 1 for gaps in samples.itls_ms])
-    for a, of_a, b, of_b, same in (
-        ("output_lens", lens, "itls and the first token", pieces, 0.0),
-        ("e2es", ends, "ttfts and itls", follows, SAME_MS),
-    ):
-        if len(of_a) != len(of_b) or not (off := np.abs(of_a - of_b) > same).any():
-            continue
-        if abs((of_a - of_b).sum()) <= same or off.mean() < 1 - MOST:
-            at = int(np.argmax(off))
-            values = {"first": a, "second": b, "a": float(of_a[at]), "b": float(of_b[at]), "at": at}
-            yield broken(run, "samples", "suspect", "order", **values)
+    e2es, lens = np.array(samples.e2es_ms), np.array(samples.output_lens)
+    last_tokens = np.array(samples.ttfts_ms) + np.array([sum(gaps) for gaps in samples.itls_ms])
+    if len(e2es) == len(last_tokens):
+        is_off = np.abs(e2es - last_tokens) > TAIL * e2es + TAIL_MS
+        if is_off.any():
+            at = int(np.argmax(is_off))
+            values: dict[str, Any] = {"off": is_off.sum(), "every": len(e2es), "at": at}
+            values |= {"e2e": float(e2es[at]), "follows": float(last_tokens[at])}
+            yield broken(run, "samples", "suspect", "time", **values)
+    chunks = np.array([len(gaps) + 1 for gaps in samples.itls_ms])
+    yield from _in_another_order(run, ("output_lens", lens), ("itls and the first token", chunks), 0.0)
+    yield from _in_another_order(run, ("e2es", e2es), ("ttfts and itls", last_tokens), SAME_MS)
+
+
+def _in_another_order(
+    run: ServingRun, first: tuple[str, np.ndarray], second: tuple[str, np.ndarray], same: float
+) -> Iterator[Finding]:
+    """Finds two lists of one quantity, each with its name, whose entries differ by more than `same` though
+    their sums, or nine tenths of the entries, do not."""
+    (name, values), (other_name, others) = first, second
+    if len(values) != len(others):
+        return
+    is_off = np.abs(values - others) > same
+    if is_off.any() and (abs((values - others).sum()) <= same or is_off.mean() < 1 - MOST):
+        at = int(np.argmax(is_off))
+        texts: dict[str, Any] = {"first": name, "second": other_name, "at": at}
+        texts |= {"a": float(values[at]), "b": float(others[at])}
+        yield broken(run, "samples", "suspect", "order", **texts)
 
 
 def _tpots(run: ServingRun) -> list[float]:
@@ -219,7 +267,8 @@ def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float
     """The least, interpolated and largest value of the statistic: a quantile may take either neighbour."""
     at = quantile(statistic)
     if at is None:
-        return (float(values.std() if statistic == "std" else values.mean()),) * 3
+        exact = float(values.std() if statistic == "std" else values.mean())
+        return exact, exact, exact
     low, exact, high = (float(np.quantile(values, at, method=how)) for how in ("lower", "linear", "higher"))
     return low, exact, high
 

@@ -40,23 +40,27 @@ def rates(run: ServingRun) -> Iterator[Finding]:
     duration = run.totals.duration_s
     if not duration:
         return
-    every = list(_rates(run, duration))
-    near = [rate for rate in every if rate["off"] < CLOCK]
-    value = near[0]["value"] if near else 0.0
-    time = near[0]["count"] / value if value else 0.0
-    if time and all(apart(rate["value"], rate["count"] / time, value) <= EXACT for rate in near):
-        if any(rate["off"] > EXACT for rate in near):
-            names = ", ".join(rate["name"] for rate in near)
-            yield broken(run, "clock", "note", "other", names=names, time=time, duration=duration)
-        every = [rate for rate in every if rate not in near]
-    for rate in every:
+    reported = list(_rates(run, duration))
+    near = [rate for rate in reported if rate["off"] < CLOCK]
+    if near and near[0]["value"]:
+        value = near[0]["value"]
+        own_time = near[0]["count"] / value  # the time that the client divided by
+        if all(apart(rate["value"], rate["count"] / own_time, value) <= EXACT for rate in near):
+            if any(rate["off"] > EXACT for rate in near):
+                names = ", ".join(rate["name"] for rate in near)
+                yield broken(run, "clock", "note", "other", names=names, time=own_time, duration=duration)
+            reported = [rate for rate in reported if rate not in near]
+    for rate in reported:
         if rate["off"] <= EXACT:
             continue
         rate["meaning"] = hint(run, rate["value"] / rate["expected"] if rate["expected"] else 0.0)
-        for kind, n in _counted(run).items() if rate["unit"] == "tok/s" else ():
-            if n and n != rate["count"] and apart(rate["value"], n / duration, duration) <= EXACT:
-                rate["meaning"] = f" (it is that of {kind} tokens)"
-                break
+        if rate["unit"] == "tok/s":
+            for kind, count in _counted(run).items():
+                if not count or count == rate["count"]:
+                    continue
+                if apart(rate["value"], count / duration, duration) <= EXACT:
+                    rate["meaning"] = f" (it is that of {kind} tokens)"
+                    break
         severity: Severity = "suspect" if rate["off"] < CLOCK else "wrong"
         yield broken(run, rate["name"].split()[-1], severity, "apart", **rate)
 
@@ -68,9 +72,11 @@ def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
         name, of, count = metric.name, "completed", run.totals.completed
         if metric.name == "throughput" and metric.statistic == "total":
             name, of, count = f"{metric.tokens} throughput", "tokens", tokens.get(metric.tokens)
-            if metric.tokens == "unknown":  # at least it is of one of the kinds
-                far = {abs(n - metric.value * duration): n for n in tokens.values() if n}
-                name, count = "unsaid throughput", far[min(far)] if far else None
+            if metric.tokens == "unknown":  # it is of one of the kinds: the nearest is taken
+                name = "unsaid throughput"
+                near = metric.value * duration
+                counts = [n for n in tokens.values() if n]
+                count = min(counts, key=lambda n: abs(n - near), default=None)
         elif metric.name != "request_throughput":
             continue
         value = whole(run, metric)
@@ -82,22 +88,24 @@ def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
 
 
 def _counted(run: ServingRun) -> dict[str, int | None]:
-    """Tokens of each kind over the run."""
-    into, out = run.totals.input_tokens, run.totals.output_tokens
-    both = into + out if into is not None and out is not None else None
-    if both is None and (counted := run.value("tokens", "total", "total")) is not None:
-        both = round(counted)  # for clients that count only both together
-    return {"output": out, "input": into, "total": both}
+    """Tokens of each kind over the run; None where they are not known."""
+    input_tokens, output_tokens = run.totals.input_tokens, run.totals.output_tokens
+    both = run.value("tokens", "total", "total")  # of clients that count both together
+    if input_tokens is not None and output_tokens is not None:
+        both = input_tokens + output_tokens
+    total = None if both is None else round(both)
+    return {"output": output_tokens, "input": input_tokens, "total": total}
 
 
 def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
     """Input and output throughput of one scope make the total."""
-    for one in run.metrics:
-        if (one.name, one.tokens, one.statistic) != ("throughput", "total", "total"):
+    for metric in run.metrics:
+        if (metric.name, metric.tokens, metric.statistic) != ("throughput", "total", "total"):
             continue
-        into, out = (run.value("throughput", "total", kind, one.scope) for kind in ("input", "output"))
-        if into is not None and out is not None and apart(one.value, into + out, into, out) > EXACT:
-            values = {"total": one.value, "input": into, "output": out, "sum": into + out}
+        into = run.value("throughput", "total", "input", metric.scope)
+        out = run.value("throughput", "total", "output", metric.scope)
+        if into is not None and out is not None and apart(metric.value, into + out, into, out) > EXACT:
+            values = {"total": metric.value, "input": into, "output": out, "sum": into + out}
             yield broken(run, "total_throughput", "wrong", "apart", **values)
 
 
@@ -110,13 +118,14 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
     ):
         if count is None or not totals.completed or not wanted:
             continue
-        each, least, most = count / totals.completed, 1 / LENGTH, LENGTH
+        mean = count / totals.completed
+        least, most = 1 / LENGTH, LENGTH
         if kind == "output":
             least, most = EARLY, _longest_output(load, totals.completed)
-        if least <= each / wanted <= most:
+        if least <= mean / wanted <= most:
             continue
-        values = {"counted": each, "count": count, "completed": totals.completed, "asked": wanted}
-        if kind == "output" and 0.01 < each / wanted < 1:
+        values = {"counted": mean, "count": count, "completed": totals.completed, "asked": wanted}
+        if kind == "output" and 0.01 < mean / wanted < 1:
             yield broken(run, "output_length", "note", "early", **values)
         else:
             yield broken(run, f"{kind}_length", "suspect", "unlike", **values)
@@ -158,15 +167,19 @@ def completion(run: ServingRun) -> Iterator[Finding]:
 
 def sent(run: ServingRun) -> Iterator[Finding]:
     """A client kept to the requested rate. If it does not report its rate, no more came back than that."""
-    asked, rate, count = run.workload.request_rate, run.value("sent_rate"), run.workload.num_prompts
+    asked, sent_rate, prompts = run.workload.request_rate, run.value("sent_rate"), run.workload.num_prompts
     completed, duration = run.totals.completed, run.totals.duration_s
-    if asked and completed and duration and not run.workload.ramp_up:
-        back, gaps = completed / duration, completed * min(run.workload.burstiness or 1.0, 1.0)
-        if back > asked * (1 + MARGIN + 3 / gaps**0.5):
-            values = {"came_back": back, "completed": completed, "duration": duration, "asked": asked}
+    if not asked:
+        return
+    if completed and duration and not run.workload.ramp_up:
+        came_back = completed / duration
+        # The mean of n random gaps deviates by 1/sqrt(n), more where the client sends in bursts.
+        gaps = completed * min(run.workload.burstiness or 1.0, 1.0)
+        if came_back > asked * (1 + MARGIN + 3 / gaps**0.5):
+            values = {"came_back": came_back, "completed": completed, "duration": duration, "asked": asked}
             yield broken(run, "rate_not_sent", "suspect", "came_back", **values)
-    if asked and rate is not None and count and rate < asked * min(SENT, 1 - 3 / count**0.5):
-        yield found("rate_not_sent", "suspect", "sent", sent=rate, asked=asked)
+    if sent_rate is not None and prompts and sent_rate < asked * min(SENT, 1 - 3 / prompts**0.5):
+        yield found("rate_not_sent", "suspect", "sent", sent=sent_rate, asked=asked)
 
 
 def zeros(run: ServingRun) -> Iterator[Finding]:
@@ -180,11 +193,13 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
     if totals.completed:
         named |= {"input_tokens": totals.input_tokens, "output_tokens": totals.output_tokens}
     zero = [name for name, value in named.items() if value == 0]
-    for m in run.metrics if totals.completed != 0 else ():
-        rate = "throughput" in m.name or m.name.startswith("max_")
-        time = m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
-        if (rate or time) and m.value == 0 and m.name not in WAITS:
-            zero.append(m.name)
+    for metric in run.metrics:
+        name, statistic = metric.name, metric.statistic
+        is_rate = "throughput" in name or name.startswith("max_")
+        is_bursts = (name, statistic) == ("itl", "median")
+        is_time = metric.unit == "ms" and statistic in NEVER_ZERO and not is_bursts and name not in WAITS
+        if metric.value == 0 and (is_rate or is_time) and totals.completed != 0:
+            zero.append(name)
     for name in zero:
         yield found("zero", "suspect", "of_run", name=name)
 
@@ -214,17 +229,20 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
     that report a `prefill_throughput` or `decode_throughput`.
     """
     load, duration = run.workload, run.totals.duration_s
-    size, into, out = load.num_prompts, load.input_len, load.output_len
-    prefill, step = stated(run, "prefill", "total"), stated(run, "decode_step", "median")
-    first, how = prefill or stated(run, "ttft", "max"), ""
-    prefill_rate = run.value("prefill_throughput")
-    expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
-    if not first and size and into and prefill_rate:
-        first, how = 1e3 * size * into / prefill_rate, " (the duration less that of prefill)"
-    decoding = duration - first / 1e3 if duration and first else None
-    expected["decode_throughput", "total"] = (size and out and size * out, decoding)
-    expected["decode_throughput", "median"] = (size, step and step / 1e3)
-    for (name, statistic), (tokens, seconds) in expected.items():
+    size = load.num_prompts
+    prompt_tokens = size * load.input_len if size and load.input_len else None
+    output_tokens = size * load.output_len if size and load.output_len else None
+    step_ms = stated(run, "decode_step", "median")
+    prefill_ms = stated(run, "prefill", "total") or stated(run, "ttft", "max")
+    prefill_s = prefill_ms / 1e3 if prefill_ms else None
+    rates = [("prefill_throughput", "total", prompt_tokens, prefill_s)]
+    how = ""
+    if not prefill_s and prompt_tokens and (prefill_rate := run.value("prefill_throughput")):
+        prefill_s, how = prompt_tokens / prefill_rate, " (the duration less that of prefill)"
+    decoding_s = duration - prefill_s if duration and prefill_s else None
+    rates.append(("decode_throughput", "total", output_tokens, decoding_s))
+    rates.append(("decode_throughput", "median", size, step_ms / 1e3 if step_ms else None))
+    for name, statistic, tokens, seconds in rates:
         metric = run.metric(name, statistic)
         value = whole(run, metric) if metric and not metric.derived else None
         if value is None or not tokens:

@@ -27,75 +27,82 @@ from shapes.case import Case
 if TYPE_CHECKING:
     import torch
 
-REPEATS = 79  # calls that are compared: one that is wrong once in 20 is found among them in 98 % of runs
+COMPARED_CALLS = 79
+"""Calls of an entry whose outputs are compared. A kernel that is wrong in one call of 20 gives a wrong output
+among them in 98 % of runs."""
 
-CHANGES = 45
-"""How many of them follow a call on another activation: a kernel that keeps something of the call before,
-once in 10 calls, is found in 99 % of runs."""
+CHANGED_CALLS = 45
+"""How many of these calls follow a call on another activation. A kernel that keeps something of the call
+before, in one call of 10, is found in 99 % of runs."""
 
-LEAST_S = 1.5  # LEAST_CALLS are made however little time there is, but for no longer than this
+LEAST_S = 1.5  # LEAST_CALLS are compared even if there is no time for them, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 
-AS_LONG = 1.1  # first calls after preparing anew that take at most so many times a timed call are left out
+AS_LONG = 1.1
+"""On a CPU the first calls after preparing anew are left out if one takes at most this many times as long as
+a timed call."""
 
 
 @dataclass
 class _Ready:
-    """An entry that is prepared once on each set of operands, with the program that its samples run."""
+    """An entry that is prepared once on each set of operands. `set_index` is the number of a set."""
 
     prepared: list[Prepared]  # for each set
-    reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
+    reads: list[dict[str, torch.Tensor]]  # for each set, the tensors in which calls read live operands
     outs: list[OwnedOutput | None]  # for each set; None for a library that allocates its output
     timer: Timer
-    program: Program
+    program: Program  # the calls on all sets, as samples make them
     implementation: Implementation
-    plugin: bool  # whether the implementation is a user's own and not the suite's
-    returns: bool  # whether a call returned a tensor, which is not read if there is an output to write to
-    filled_at: int | None = None  # steps taken when all outputs were filled; None after a call beside them
+    is_plugin: bool  # whether the implementation is a user's own and not the suite's
+    returns_tensor: bool  # whether a call returned a tensor; it is not read where `outs` has an output
+    filled_at: int | None = None
+    """`program.steps_taken` when `fill` was last called; None if a call outside the program came after it."""
 
     @property
-    def computed(self) -> list[int]:
-        """The sets that samples computed since outputs were filled; empty where that is not known."""
+    def computed_sets(self) -> list[int]:
+        """The sets that the program computed since `fill`. Empty after a call outside the program."""
         if self.filled_at is None:
             return []
         return self.program.computed_since(self.filled_at, len(self.prepared))
 
     def fill(self) -> None:
-        """Fills the outputs that calls wrote, so that a call that computes nothing leaves a wrong one."""
-        written_to = range(len(self.outs)) if self.filled_at is None else self.computed
-        for which in written_to:
-            if out := self.outs[which]:
+        """Fills the outputs that were written since the last `fill` with SPOILT. A call that then computes
+        nothing leaves a wrong output."""
+        written_sets = range(len(self.outs)) if self.filled_at is None else self.computed_sets
+        for set_index in written_sets:
+            if out := self.outs[set_index]:
                 out.fill(SPOILT)
         self.timer.synchronize()
-        self.filled_at = self.program.taken
+        self.filled_at = self.program.steps_taken
 
-    def call_once(self, which: int) -> None:
-        """Makes a call on a set outside the samples."""
+    def call_once(self, set_index: int) -> None:
+        """Makes a call on a set outside the samples; of a graph, a replay, which calls on all sets."""
         self.filled_at = None
         steps = self.program.steps
-        steps[which % len(steps)]()
+        steps[set_index % len(steps)]()
         self.timer.synchronize()
 
-    def result(self, which: int) -> torch.Tensor:
-        return self.prepared[which].result()
+    def result(self, set_index: int) -> torch.Tensor:
+        return self.prepared[set_index].result()
 
-    def places(self, which: int, operands: Operands, name: str) -> list[torch.Tensor]:
-        """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any."""
+    def places(self, set_index: int, operands: Operands, name: str) -> list[torch.Tensor]:
+        """Where a live operand is stored: the canonical tensor, and the copy that calls read, if any. Raises
+        TypeError where a plug-in's copy has another dtype."""
         canonical = getattr(operands, name)
-        copy = self.reads[which].get(name)
+        copy = self.reads[set_index].get(name)
         if copy is None or copy.data_ptr() == canonical.data_ptr():
             return [canonical]
-        if self.plugin and copy.dtype != canonical.dtype:
+        if self.is_plugin and copy.dtype != canonical.dtype:
             raise TypeError(f"inputs() gives {name} as {copy.dtype}, but it is {canonical.dtype}")
         return [canonical, copy]
 
-    def load(self, which: int, live: Mapping[str, torch.Tensor]) -> None:
-        self.prepared[which].load(live)
-        self.reads[which] = reads_of(self.prepared[which])
+    def load(self, set_index: int, live: Mapping[str, torch.Tensor]) -> None:
+        self.prepared[set_index].load(live)
+        self.reads[set_index] = reads_of(self.prepared[set_index])
 
 
 class Bench(devices.OnDevice):
-    """The sets of operands (the first is checked; the others make calls rotate) and the prepared entries."""
+    """The sets of operands that calls rotate over, and the entries that are prepared on them."""
 
     op: Op
     sets: list[Operands]
@@ -103,19 +110,22 @@ class Bench(devices.OnDevice):
     def __init__(self, *unlisted: Implementation) -> None:
         """unlisted: implementations that are in no folder and no plug-in"""
         self.unlisted = unlisted
-        self.ready: dict[str, _Ready] = {}
-        self.checked_only = True  # whether the operands were not yet moved to where calls are timed
+        self.ready: dict[str, _Ready] = {}  # by entry
+        self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
-        self.first_s: dict[str, float] = {}  # seconds of a first call after preparing anew, by entry
-        self.settled_s: dict[str, float] = {}  # seconds of a timed call, where first calls may be left out
-        self.returns: set[str] = set()  # entries whose first call returned a tensor
-        self.timers: dict[str, Timer] = {}
-        self.repeats: dict[str, Repeats] = {}
+        self.first_call_s: dict[str, float] = {}
+        """Seconds of a first call after the latest preparation, by entry; infinite after the first one, which
+        compiles."""
+        self.settled_call_s: dict[str, float] = {}
+        """Seconds of a timed call, of the entries whose first calls may be left out (see AS_LONG)."""
+        self.returning: set[str] = set()  # entries whose calls returned a tensor
+        self.timers: dict[str, Timer] = {}  # by launch mode
+        self.repeats: dict[str, Repeats] = {}  # by entry
         self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
         self.seeds: Mapping[str, Any] = {}  # the seeds of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a row's EngineTable. The engine is imported into this process."""
+        """The fields of an implementation's EngineTable. Its engine is imported into this process."""
         from kernels.engine_tuning import EngineTuned
 
         row = next(row for row in kernels.implementations(op) if row.name == impl)
@@ -125,14 +135,14 @@ class Bench(devices.OnDevice):
     # Operands
 
     def open(self, case: Case, seeds: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> int:
-        """Makes the canonical operands, with `beside` a second set. Returns the digest of the last set, from
-        which the parent knows whether they equal the judge's."""
+        """Makes the operands of a case from seeds, and a second set from the seeds `beside`. Returns the
+        digest of the last set; the parent compares it with that of the judge's operands."""
         self.close()
         if case != self.case:
             self.case = case
-            self.first_s.clear()
-            self.settled_s.clear()
-        self.checked_only = True
+            self.first_call_s.clear()
+            self.settled_call_s.clear()
+        self.are_timed = False
         self.op = kernels.OPS[case.op]
         self.sizes = self.op.sizes(case.sizes)
         self.boundary = case.boundary
@@ -146,14 +156,16 @@ class Bench(devices.OnDevice):
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
-        """Moves the operands to fresh buffers, in `copies` sets. Each set has its own copy of the operands
-        that a serving step streams and shares the others; in `cold` mode it has its own copy of all. Every
-        entry has to be prepared again."""
+        """Moves the operands to fresh buffers, in `copies` sets. Every entry has to be prepared again.
+
+        mode: in `cold` mode each set has its own copy of all operands; else of those that a serving step
+              streams, and the sets share the others
+        """
         for name in self.ready:  # a loop over items() would keep the last _Ready, and so its memory, alive
-            self._see(name)
+            self._compare_computed(name)
             self._settle(name, self.ready[name].program)
         self.ready.clear()
-        self.checked_only = False
+        self.are_timed = True
         first = self.sets[0].copy()
         self.sets = [first]  # frees the other sets before new ones are made
         devices.give_back_heap()
@@ -162,26 +174,28 @@ class Bench(devices.OnDevice):
 
     def _settle(self, name: str, program: Program) -> None:
         """Notes whether the first calls after preparing an entry anew may be left out from now on."""
-        if program.taken and self.first_s[name] <= AS_LONG * program.device_s < math.inf:
-            self.settled_s[name] = program.device_s
+        was_timed = program.steps_taken > 0 and program.device_s < math.inf
+        if was_timed and self.first_call_s[name] <= AS_LONG * program.device_s:
+            self.settled_call_s[name] = program.device_s
 
     def digest(self) -> int:
         return self.sets[0].digest()
 
-    def load(self, seeds: Mapping[str, Any], which: int = 0) -> int:
-        """Loads new live operands for all entries on one of the sets. Returns the set's digest."""
+    def load(self, seeds: Mapping[str, Any], set_index: int = 0) -> int:
+        """Loads new live operands on one of the sets, for all entries. Returns the set's digest."""
         self.seeds = seeds
         self.live = self._make(seeds).live_tensors()
-        self._put([], which)  # also for entries that are prepared later
-        self._put(self.ready, which)
-        return self.sets[which].digest()
+        self._put([], set_index)  # first into the set, which `load` of an entry may read
+        self._put(self.ready, set_index)
+        return self.sets[set_index].digest()
 
-    def _put(self, entries: Iterable[str], which: int) -> None:
-        """Puts the loaded operands where the calls of these entries read them, and into the set itself."""
+    def _put(self, entries: Iterable[str], set_index: int) -> None:
+        """Puts the loaded operands where calls of these entries read them, and then into the set itself,
+        which `load` of an entry may have changed."""
         for entry in entries:
-            self.ready[entry].load(which, self.live)
+            self.ready[entry].load(set_index, self.live)
         for name, tensor in self.live.items():
-            written(getattr(self.sets[which], name), tensor)
+            write_in_place(getattr(self.sets[set_index], name), tensor)
 
     # Entries
 
@@ -195,10 +209,14 @@ class Bench(devices.OnDevice):
         plugin: bool = False,
     ) -> dict[str, Any]:
         """Prepares an entry on every set and, unless `call` is False, calls it once on each, which runs JIT
-        compilers. On a CPU a later preparation leaves the calls out where nothing will be timed on these
-        operands, or where first calls took no longer than timed ones (AS_LONG). Returns the seconds that this
-        took, whether a call synchronises the host, and a hash of the source. Raises Unsupported where the
-        entry cannot be launched in this mode."""
+        compilers. On a CPU a later preparation makes no calls if nothing will be timed on these operands, or
+        if first calls took no longer than timed ones (AS_LONG). Raises Unsupported where the entry cannot be
+        launched in this mode.
+
+        seconds:      that this took
+        synchronises: whether a call waits for the device before it returns
+        source:       a hash of the implementation's source
+        """
         import torch
 
         started = time.perf_counter()
@@ -208,33 +226,34 @@ class Bench(devices.OnDevice):
         implementation = self._implementation(impl, config)
         prepared: list[Prepared] = []
         outs: list[OwnedOutput | None] = []
-        again = self.kind == "cpu" and entry in self.first_s
-        left_out = again and (self.checked_only or entry in self.settled_s)
-        spent_s = 0.0
+        is_later = self.kind == "cpu" and entry in self.first_call_s
+        skips_calls = is_later and (not self.are_timed or entry in self.settled_call_s)
+        calling_s = 0.0
         for operands in self.sets:
             out = self._output_for(implementation)
             outs.append(out)
-            first = prepared[0] if prepared else None
+            on_first_set = prepared[0] if prepared else None
             place = None if out is None else out.tensor
-            prepared.append(bind(self.op, implementation, operands, place, first))
-            if call and not left_out:
+            prepared.append(bind(self.op, implementation, operands, place, on_first_set))
+            if call and not skips_calls:
                 began = time.perf_counter()
                 # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
                 returned: object = prepared[-1].call()  # type: ignore[func-returns-value]
-                spent_s += time.perf_counter() - began
+                calling_s += time.perf_counter() - began
                 if isinstance(returned, torch.Tensor):
-                    self.returns.add(entry)
-        self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
+                    self.returning.add(entry)
+        self.first_call_s[entry] = calling_s / len(self.sets) if is_later else math.inf
         timer.synchronize()
-        # A library that was just imported may have changed it.
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)  # a library that was just imported may have changed it
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
-        if again:  # the first preparation compiled, so that its seconds say nothing
-            program.device_s = self.settled_s.get(entry, self.first_s[entry])
-        reads = [reads_of(each) for each in prepared]
-        returns = entry in self.returns
-        self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin, returns)
+        if is_later:
+            program.device_s = self.settled_call_s.get(entry, self.first_call_s[entry])
+        reads = [reads_of(p) for p in prepared]
+        returns_tensor = entry in self.returning
+        self.ready[entry] = _Ready(
+            prepared, reads, outs, timer, program, implementation, plugin, returns_tensor
+        )
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -243,9 +262,10 @@ class Bench(devices.OnDevice):
 
     def _implementation(self, name: str, config: Mapping[str, Any] | None) -> Implementation:
         known = [*self.unlisted, *kernels.implementations(self.op.name)]
-        implementation = next((i for i in known if i.name == name), None)
-        if implementation is None:
+        by_name = {row.name: row for row in reversed(known)}  # an unlisted one comes first
+        if name not in by_name:
             raise Unsupported(f"there is no {name} in this setting's source tree")
+        implementation = by_name[name]
         if config is not None:
             from kernels.tuning import Tunable
 
@@ -265,72 +285,74 @@ class Bench(devices.OnDevice):
 
     def inspect(self, entry: str) -> None:
         """Compares the outputs that the last sample left with the first ones, and fills them again. The
-        parent asks for it before each sample, so that a sample's seconds contain nothing but its calls."""
-        self._see(entry)
+        parent asks for it before each sample, so that the request for a sample takes no time but its own."""
+        self._compare_computed(entry)
         self.ready[entry].fill()
 
-    def _see(self, entry: str) -> None:
+    def _compare_computed(self, entry: str) -> None:
         ready = self.ready[entry]
         repeats = self.repeats.setdefault(entry, Repeats())
-        for which in ready.computed:
-            repeats.see(which, ready.result(which), self._copies)
+        for set_index in ready.computed_sets:
+            repeats.compare(set_index, ready.result(set_index), self._sets_are_equal)
 
     @property
-    def _copies(self) -> bool:
+    def _sets_are_equal(self) -> bool:
         """Whether the sets that calls rotate over hold equal values."""
         return not self.op.turns
 
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
         """Times a sample of about `at_least` seconds. Returns the fields of `timers.Sample`."""
         ready = self.ready[entry]
-        if ready.filled_at != ready.program.taken:
+        if ready.filled_at != ready.program.steps_taken:
             self.inspect(entry)
         return asdict(ready.timer.sample(ready.program, at_least))
 
     # Checks
 
-    def output(self, entry: str, which: int = 0, fill: float = math.nan) -> dict[str, Any]:
-        """The output of a new call on one of the sets, which is filled with `fill` before.
+    def output(self, entry: str, set_index: int = 0, fill: float = math.nan) -> dict[str, Any]:
+        """The output of a new call on one of the sets. It is filled with `fill` before the call.
 
         output, shape, dtype: see `packed`
         digest:  of the operands, which no call may change
         seconds: of the call
         late:    whether the output changed after the call had returned
         guards:  whether nothing was written beside it
-        ignored: whether the output is unwritten and the call returned a tensor, which nothing reads
+        ignored: whether the output is unwritten although the call returned a tensor, which nothing reads
         """
         import torch
 
         ready = self.ready[entry]
-        out = ready.outs[which]
+        out = ready.outs[set_index]
         if out is not None:
             out.fill(fill)
             ready.timer.synchronize()
         started = time.perf_counter()
-        ready.call_once(which)
+        ready.call_once(set_index)
         seconds = time.perf_counter() - started
-        left = bits(out.tensor).clone() if out is not None else torch.empty(0)
-        result = ready.result(which)
-        wanted = self.op.empty_output(self.sizes, "meta").dtype
-        if (ready.plugin or self.unlisted) and result.dtype != wanted:
+        bits_at_return = bits(out.tensor).clone() if out is not None else torch.empty(0)
+        result = ready.result(set_index)
+        dtype = self.op.empty_output(self.sizes, "meta").dtype
+        if (ready.is_plugin or self.unlisted) and result.dtype != dtype:
             from kernels.op import named  # older commits lack it
 
-            raise TypeError(f"{named(ready.implementation)} gave {result.dtype}, and has to give {wanted}")
+            raise TypeError(f"{named(ready.implementation)} gave {result.dtype}, and has to give {dtype}")
         answer = packed(result)
         ready.timer.synchronize()
         return answer | {
-            "digest": self.sets[which].digest(),
+            "digest": self.sets[set_index].digest(),
             "seconds": seconds,
-            "late": out is not None and not same_bits(out.tensor, left),
+            "late": out is not None and not same_bits(out.tensor, bits_at_return),
             "guards": out is None or out.guards_hold(),
-            "ignored": ready.returns and out is not None and bool(out.tensor.isnan().all()),
+            "ignored": ready.returns_tensor and out is not None and bool(out.tensor.isnan().all()),
         }
 
     def far(self, entry: str) -> dict[str, Any] | None:
-        """The output of a call on the same values at offsets that need more than 32 bits (see Operands.far).
-        None where the op has no such operands, memory is short, the implementation does not support them, or
-        the call fails on a CPU; on a GPU other errors are raised. On a CPU only touched pages take memory; an
-        implementation that copies the whole cache is stopped at a quarter of the free memory."""
+        """The output, `packed`, of a call on the same values at offsets that need more than 32 bits (see
+        Operands.far). None if the op has no such operands, memory is short, the implementation does not
+        support them, or the call fails on a CPU. Raises what else a call raises on a GPU.
+
+        On a CPU only touched pages take memory. There an implementation that copies the whole cache fails at
+        a quarter of the free memory, because other workers do the same at the same time."""
         import torch
 
         operands = None
@@ -342,11 +364,9 @@ class Bench(devices.OnDevice):
                 return None
             if self.kind != "cpu":
                 return self._called_once(self.ready[entry], operands)
-            # Other workers do the same at the same time.
             with devices.memory_at_most(available_memory() // 4):
                 return self._called_once(self.ready[entry], operands)
         except Exception as failure:
-            # The entry is judged on the operands as they were.
             if self.kind == "cpu" or isinstance(failure, (torch.OutOfMemoryError, Unsupported)):
                 return None
             raise
@@ -364,46 +384,45 @@ class Bench(devices.OnDevice):
 
     def compared(self, entry: str, seconds: float) -> dict[str, Any]:
         """Compares the outputs that timed calls left, and those of further calls, with the first output: up
-        to REPEATS calls, of which CHANGES follow a call on another activation, for `seconds` seconds.
-        LEAST_CALLS of either are made for up to LEAST_S, and one call on another activation in any case.
+        to COMPARED_CALLS, of which CHANGED_CALLS follow a call on another activation, within `seconds`.
+        LEAST_CALLS of either kind are made for up to LEAST_S, and one on another activation in any case.
 
         calls, differed: how many outputs were compared, and how many of them had other bits
         distance: of the farthest of them; None if it is not finite
-        outputs: for the judge, each with its `set`: the first and the farthest output of set 0, also of the
-                 last set where sets differ in value
+        outputs: for the judge, each with the number of its `set`: the first output of set 0; that of the last
+                 set, where sets differ in value; and the farthest output
         kept:    whether a call gave the old answer to another activation
         guards:  whether nothing was written beside any output
         """
         ready = self.ready[entry]
         repeats = self.repeats.setdefault(entry, Repeats())
-        count = len(self.sets)
+        sets = len(self.sets)
         began = time.perf_counter()
-        self._see(entry)
-        wanted_first = 1 if self._copies else count
-        # Two more calls even where samples gave enough outputs: a sample hides a call that computes nothing
-        # where another call on the same set wrote the output.
-        wanted = max(REPEATS, repeats.calls + 2)
-        idle = without_effect(self.sets[0])
-        changes = 0 if activation_of(self.sets[0]) in idle else CHANGES
-        made = 0
-        while True:
+        self._compare_computed(entry)
+        # Samples may have given enough outputs, but in a sample another call on the same set may have written
+        # the output that a call left unwritten. Two more calls show it.
+        most_calls = max(COMPARED_CALLS, repeats.calls + 2)
+        has_effect = activation_of(self.sets[0]) not in without_effect(self.sets[0])
+        most_changed = CHANGED_CALLS if has_effect else 0
+
+        def enough() -> bool:
             spent_s = time.perf_counter() - began
             if spent_s < seconds:
-                more = repeats.calls < wanted or repeats.changed < changes
-            else:
-                few = repeats.calls < LEAST_CALLS or repeats.changed < min(changes, LEAST_CALLS)
-                more = (few and spent_s < LEAST_S) or (changes > 0 and repeats.changed == 0)
-            if len(repeats.first) >= wanted_first and not more:
-                break
-            # The first two calls are made in a row.
-            changed = made > 1 and repeats.changed < changes
-            self._repeat(ready, repeats, made % count, changed)
+                return repeats.calls >= most_calls and repeats.changed >= most_changed
+            least_made = repeats.calls >= LEAST_CALLS and repeats.changed >= min(most_changed, LEAST_CALLS)
+            return (least_made or spent_s >= LEAST_S) and repeats.changed >= min(most_changed, 1)
+
+        first_outputs = 1 if self._sets_are_equal else sets
+        made = 0
+        while len(repeats.first) < first_outputs or not enough():
+            follows_change = made > 1 and repeats.changed < most_changed  # the first two calls are in a row
+            self._compare_call(ready, repeats, made % sets, follows_change)
             made += 1
-        judged = {0} if self._copies else {0, count - 1}
-        outputs = [packed(repeats.first[which]) | {"set": which} for which in sorted(judged)]
+        judged_sets = [0] if self._sets_are_equal else sorted({0, sets - 1})
+        outputs = [packed(repeats.first[index]) | {"set": index} for index in judged_sets]
         if repeats.farthest is not None:
-            which, output = repeats.farthest
-            outputs.append(packed(output) | {"set": 0 if self._copies else which})
+            set_index, output = repeats.farthest
+            outputs.append(packed(output) | {"set": 0 if self._sets_are_equal else set_index})
         return {
             "calls": repeats.calls,
             "differed": repeats.differed,
@@ -413,29 +432,28 @@ class Bench(devices.OnDevice):
             "guards": all(out is None or out.guards_hold() for out in ready.outs),
         }
 
-    def _repeat(self, ready: _Ready, repeats: Repeats, which: int, changed: bool) -> None:
-        """Makes one call that is compared. changed: right before it, a call on another activation must give
-        another output"""
-        if changed:
-            places = ready.places(which, self.sets[which], activation_of(self.sets[which]))
-            is_other = _roll(places, 1)
+    def _compare_call(self, ready: _Ready, repeats: Repeats, set_index: int, follows_change: bool) -> None:
+        """Makes one call and compares its output. follows_change: right before it, a call is made on another
+        activation, and has to give another output"""
+        if follows_change:
+            places = ready.places(set_index, self.sets[set_index], activation_of(self.sets[set_index]))
+            has_changed = _roll(places, 1)
             ready.timer.synchronize()
             try:
-                ready.call_once(which)
-                known = repeats.first.get(0 if self._copies else which)
+                ready.call_once(set_index)
+                first = repeats.first.get(0 if self._sets_are_equal else set_index)
                 # An output of zeros need not change: no expert of this rank may have been chosen.
-                if is_other and known is not None and bool(known.any()):
-                    repeats.kept = repeats.kept or same_bits(ready.result(which), bits(known))
+                if has_changed and first is not None and bool(first.any()):
+                    repeats.kept = repeats.kept or same_bits(ready.result(set_index), bits(first))
             finally:
                 _roll(places, -1)
                 ready.timer.synchronize()
             repeats.changed += 1
         ready.fill()
-        ready.call_once(which)
+        ready.call_once(set_index)
         is_graph = len(ready.program.steps) < len(self.sets)  # it holds calls on all sets
-        called = range(len(self.sets)) if is_graph else [which]
-        for number in called:
-            repeats.see(number, ready.result(number), self._copies)
+        for index in range(len(self.sets)) if is_graph else [set_index]:
+            repeats.compare(index, ready.result(index), self._sets_are_equal)
 
     def unread(self, entry: str) -> list[str]:
         """The live operands that calls do not read: the output stays as it was when other valid values are
@@ -446,14 +464,14 @@ class Bench(devices.OnDevice):
         if not ready.result(0).any():  # for example if all weights are zero
             return []
         unread = []
-        others = self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
-        for name, values in others.items():
+        other_live = self._make({**self.seeds, "live": Seeds(**self.seeds).live + 1}).live_tensors()
+        for name, values in other_live.items():
             places = ready.places(0, operands, name)
             if name in without_effect(operands) or same_bits(values, bits(places[0])):
                 continue
             before = bits(ready.result(0)).clone()
             for place in places:
-                written(place, values)
+                write_in_place(place, values)
             ready.timer.synchronize()
             ready.call_once(0)
             if same_bits(ready.result(0), before):
@@ -468,16 +486,21 @@ class Bench(devices.OnDevice):
         start(self.kind)
 
     def profile(self, entry: str) -> dict[str, Any]:
-        """What ran in a call and for how long (see `profile`), of a graph in the eager calls. `picked`: what
-        the library says of its choice; `ran`: what else identifies the code (see `fingerprint`)."""
+        """What ran in a call and for how long (see `profile` in profile.py). A graph's calls are made
+        eagerly.
+
+        picked: what the library says of its choice
+        ran:    what else identifies the code (see `fingerprint`)
+        """
         ready = self.ready[entry]
         calls = [p.call for p in ready.prepared]
         try:
-            call_s = ready.program.device_s / ready.program.calls
+            call_s = ready.program.device_s / ready.program.calls_per_step
             profiled = profile(calls, self.kind, ready.timer.synchronize, call_s)
             ran = fingerprint(calls[0], self.kind, [kernel["name"] for kernel in profiled["kernels"]])
         finally:
-            # Outputs that calls allocate are now those of the eager calls, which no replay writes.
+            # Where calls allocate outputs, `result` now gives those of the eager calls. No replay of the old
+            # graph would write these, so a new graph is captured.
             ready.program = ready.timer.program(calls)
             ready.filled_at = None
         return profiled | {"picked": ready.prepared[0].picked(), "ran": ran}
@@ -501,39 +524,42 @@ def packed(output: torch.Tensor) -> dict[str, Any]:
 
 
 def reads_of(prepared: Prepared) -> dict[str, torch.Tensor]:
-    """Where the calls read live operands. Kernels of older commits have `inputs` only."""
-    return dict(getattr(prepared, "reads", prepared.inputs)())
+    """The tensors in which the calls read live operands, by name of the operand."""
+    if hasattr(prepared, "reads"):
+        return dict(prepared.reads())
+    return dict(prepared.inputs())  # kernels of older commits
 
 
-def same_bits(output: torch.Tensor, known: torch.Tensor) -> bool:
-    """Whether an output has the bits of another one, which is given as integers."""
+def same_bits(output: torch.Tensor, known_bits: torch.Tensor) -> bool:
+    """Whether an output has these bits, which are given as integers (see `bits`)."""
     import torch
 
-    return torch.equal(bits(output).to(known.device), known)
+    return torch.equal(bits(output).to(known_bits.device), known_bits)
 
 
-def written(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes in place without counting it in autograd's version, as an engine's kernels do."""
+def write_in_place(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies values without counting it in autograd's version of `place`, as an engine's kernels do."""
     place.data.copy_(values)
 
 
 def _roll(places: Sequence[torch.Tensor], columns: int) -> bool:
     """Rolls the last dimension of each tensor in place. Returns whether that changed any value."""
-    changed = False
+    has_changed = False
     for place in places:
         rolled = bits(place).roll(columns, -1)
-        changed = changed or not same_bits(place, rolled)
-        written(place, rolled.view(place.dtype))
-    return changed
+        has_changed = has_changed or not same_bits(place, rolled)
+        write_in_place(place, rolled.view(place.dtype))
+    return has_changed
 
 
 def without_effect(operands: Operands) -> frozenset[str]:
-    """The live operands that the output does not depend on. Older commits name none."""
+    """The live operands that the output does not depend on. Operands of older commits do not say it."""
     return getattr(operands, "without_effect", frozenset())
 
 
 def activation_of(operands: Operands) -> str:
-    """The live operand that every call reads as a whole: the first that the output depends on, if any."""
+    """The live operand that the checks change: the first that the output depends on. Every call reads all of
+    it. Where the output depends on none, the first."""
     live = list(operands.live_tensors())
     with_effect = [name for name in live if name not in without_effect(operands)]
     return with_effect[0] if with_effect else live[0]

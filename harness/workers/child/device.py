@@ -20,8 +20,8 @@ from kernels.triton_runtime import target_of
 MEMORY_DIFFERS = 1.25  # two figures for one memory, torch's and the driver's, differ by less than this factor
 
 MOST_HELD = 0.5
-"""A process that holds more than this share of the free memory gives back what its heap keeps unused. What
-was freed is not always of use again: an aligned block does not fit where one of its own size was."""
+"""A process that holds more than this share of the free memory gives unused memory of its heap back. Freed
+memory is not always used again: an aligned block needs more room than a block of its size had."""
 
 
 class OnDevice:
@@ -84,23 +84,25 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     # Only torch names the profile of a slice that was chosen by its UUID.
     name = re.sub(r" MIG-.*", "", planned["name"])
     is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
-    uuid, whole = _uuid(gpu, on_amd), planned["uuid"].startswith("GPU-")
+    uuid = _uuid(gpu, on_amd)
+    is_other_gpu = planned["uuid"].startswith("GPU-") and uuid not in ("", planned["uuid"].lower())
     less, more = sorted((gpu.total_memory, planned["memory"]))
-    facts = [
+    facts = [  # to torch, to the driver, whether they differ
         (arch, planned["arch"], arch != planned["arch"]),
         (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
-        (uuid, planned["uuid"], uuid and whole and uuid != planned["uuid"].lower()),
-        (_gib(gpu.total_memory), _gib(planned["memory"]), less and more > MEMORY_DIFFERS * less),
+        (uuid, planned["uuid"], is_other_gpu),
+        (_gib(gpu.total_memory), _gib(planned["memory"]), 0 < MEMORY_DIFFERS * less < more),
     ]
-    wrong = [(seen, expected) for seen, expected, differs in facts if differs]
-    if not wrong:
+    differing = [(by_torch, by_driver) for by_torch, by_driver, differs in facts if differs]
+    if not differing:
         return ""
-    seen, expected = (", ".join(words) for words in zip(*wrong, strict=True))
+    to_torch = ", ".join(by_torch for by_torch, _ in differing)
+    to_driver = ", ".join(by_driver for _, by_driver in differing)
     order = os.environ.get("CUDA_DEVICE_ORDER", "")
     how = "name it by its UUID in CUDA_VISIBLE_DEVICES"
     if order not in ("", "PCI_BUS_ID"):
         how = f"unset CUDA_DEVICE_ORDER={order}"
-    return f"to torch it is {seen}, to the driver {expected}; {how}"
+    return f"to torch it is {to_torch}, to the driver {to_driver}; {how}"
 
 
 def _gib(nbytes: int) -> str:
@@ -117,9 +119,9 @@ def _uuid(gpu: Any, on_amd: bool) -> str:
 
 
 def load_openmp() -> None:
-    """Loads the library that torch loads first, and with it OpenMP, which binds this thread to a CPU. All
-    workers' main threads are bound to the same one, so that the thread is released before the rest of
-    torch, which takes seconds, is imported."""
+    """Loads the library that torch loads first, and with it OpenMP, which binds this thread to a CPU, the
+    same one in all workers. Then the thread can be released before the rest of torch is imported, which takes
+    seconds."""
     spec = importlib.util.find_spec("torch")
     if spec and spec.origin:
         with contextlib.suppress(OSError):
@@ -127,10 +129,11 @@ def load_openmp() -> None:
 
 
 def _pinned(threads: int) -> list[int] | str:
+    """See `pinned` in harness/machine/cpu_threads.py."""
     with MAIN_THREAD.in_place():
-        answer = pinned(threads)
+        cpus = pinned(threads)
     MAIN_THREAD.release()  # a library that was loaded meanwhile may have bound it
-    return answer
+    return cpus
 
 
 def give_back_heap() -> None:

@@ -25,9 +25,9 @@ from kernels.operands import Operands, Seeds
 from kernels.platform import available_memory
 from shapes.case import Case
 
-CHEAP = 0.005  # a reference that takes less than this share of the work that it may take is never sampled
+CHEAP = 0.005  # a reference that takes less than this share of MAX_FLOPS is computed whole
 
-COMPARING = 96  # bytes for comparing an element: 3 numbers of the reference, 6 of `compare_output`, and room
+COMPARING_BYTES = 96  # to compare an element: 3 numbers of the reference, 6 of `compare_output`, and room
 
 HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
 FEW_ROWS = 8  # from fewer rows than this the scatter of their bias cannot be estimated
@@ -46,32 +46,40 @@ OPERANDS = {
 
 @dataclass(frozen=True)
 class Known:
-    """A reference, and what is known of the case that it is of."""
+    """A reference, and what is known of its case."""
 
     reference: Reference
     tolerance: Tolerance
     layout: Layout
-    operands: dict[str, Any]  # what makes the same operands again: op, sizes, boundary, seeds
-    make: Callable[[], Operands]  # makes them
-    nbytes: int  # the bytes of them
+    made_from: dict[str, Any]  # op, sizes, boundary and seeds of the operands
+    make_operands: Callable[[], Operands]  # makes the same operands again
+    operand_bytes: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An output that was judged."""
+
+    reference_name: str
+    tensors: dict[str, torch.Tensor]  # `output`, `reference` and `sigma`
+    report: dict[str, Any]  # what `compare_output` returned
 
 
 class Judge(OnDevice):
-    """Each public method is one request of the parent process."""
+    """Each public method is one request of the parent process. References have names such as `first core`:
+    the name of a set of operands and a boundary."""
 
     def __init__(self) -> None:
         self.references: dict[str, Known] = {}
-        # The first wrong output, or the last one that was judged, for `save`: the name of its reference, the
-        # tensors by the names of their files, and the report.
-        self.kept: tuple[str, dict[str, torch.Tensor], dict[str, Any]] | None = None
+        self.judged: Judged | None = None  # for `save`: the first wrong output; until there is one, the last
 
-    def hello(self, kind: str, device: str, *given: Any, **named: Any) -> dict[str, Any]:
+    def hello(self, kind: str, device: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        ready = super().hello(kind, device, *given, **named)
+        ready = super().hello(kind, device, *arguments, **options)
         if kind != "cpu":
-            # The first product allocates a workspace that stays. Amid a case's memory it would keep that from
-            # being given back.
+            # The first product allocates a workspace that stays. If it lay among a case's tensors, their
+            # memory could not be given back.
             matrix = torch.zeros(16, 16, device=device)
             matrix @ matrix
         return ready
@@ -79,28 +87,34 @@ class Judge(OnDevice):
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
         """Computes a reference and keeps it under a name. Returns the digest of its operands.
 
-        share: the share of the work of a whole reference that this one may take, by computing a sample of
-               the rows; a CHEAP reference is whole
+        share: the share of a whole reference's work that this one may take, by computing only a sample of the
+               rows; a CHEAP reference is whole
         """
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
-        make = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
-        operands = make()
-        most = MAX_FLOPS[self.kind]
-        whole = min(most, op.work(sizes, case.boundary).flops)
+        make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
+        operands = make_operands()
+        max_flops = MAX_FLOPS[self.kind]
+        whole_flops = min(max_flops, op.work(sizes, case.boundary).flops)
         if share < 1:
-            most = max(CHEAP * most, share * whole)
+            max_flops = max(CHEAP * max_flops, share * whole_flops)
         if self.kind != "cpu":  # on a CPU the plan of memory counts the references
-            fitting = HOST_SHARE * available_memory() / kept_references(op, sizes, self.kind)
-            if fitting < 1:
-                most = min(most, fitting * whole)
-        reference = _moved(op.reference(operands, most, random.SystemRandom().random()), "cpu")
+            fitting_share = HOST_SHARE * available_memory() / kept_references(op, sizes, self.kind)
+            if fitting_share < 1:
+                max_flops = min(max_flops, fitting_share * whole_flops)
+        sample_offset = random.SystemRandom().random()
+        reference = _moved(op.reference(operands, max_flops, sample_offset), "cpu")
         shape = tuple(op.empty_output(sizes, "meta").shape)
-        layout = Layout(shape, tuple(op.axes), reference.rows, op.row_groups(operands))
         all_seeds = asdict(Seeds(**seeds))
-        made_by = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary, "seeds": all_seeds}
-        nbytes = sum(tensor.nbytes for tensor in operands.tensors().values())
-        self.references[name] = Known(reference, op.tolerance(sizes), layout, made_by, make, nbytes)
+        made_from = {"op": case.op, "sizes": dict(case.sizes), "boundary": case.boundary, "seeds": all_seeds}
+        self.references[name] = Known(
+            reference=reference,
+            tolerance=op.tolerance(sizes),
+            layout=Layout(shape, tuple(op.axes), reference.rows, op.row_groups(operands)),
+            made_from=made_from,
+            make_operands=make_operands,
+            operand_bytes=sum(tensor.nbytes for tensor in operands.tensors().values()),
+        )
         digest = operands.digest()
         del operands  # nothing is left on the device
         empty_cache(self.kind)
@@ -115,14 +129,15 @@ class Judge(OnDevice):
         fp8: bool = False,
         truncates: bool = False,
     ) -> dict[str, Any]:
-        """The report on an output that a worker packed. It is compared on the device where that has room,
-        because a large output takes the host many seconds; a wrong one again on the host, for a
-        diagnosis."""
+        """The report of `compare_output`, by the named reference, on an output that a worker packed.
+
+        A large output takes the host many seconds, so that outputs are compared on the GPU where it has room.
+        There is no diagnosis there: a wrong output is compared once more, on the host.
+        """
         known = self.references[name]
-        reference = known.reference
-        wanted = known.layout.shape
-        if [n for n in shape if n > 1] == [n for n in wanted if n > 1]:
-            shape = wanted  # axes of length 1, as that of one query token, may be left out
+        right_shape = known.layout.shape
+        if [n for n in shape if n > 1] == [n for n in right_shape if n > 1]:
+            shape = right_shape  # axes of length 1, such as that of one query token, may be left out
         element = getattr(torch, dtype)
         if isinstance(output, bytes):
             tensor = torch.frombuffer(bytearray(output), dtype=element).view(shape)
@@ -133,12 +148,13 @@ class Judge(OnDevice):
         if report is None or not report["ok"]:
             others = self._others(name, fp8, truncates)
             layout = replace(known.layout, others=others, answers=partial(self._answers, known))
-            report = compare_output(tensor, reference, known.tolerance, wanted, fp8, truncates, layout)
+            limits = known.tolerance
+            report = compare_output(tensor, known.reference, limits, right_shape, fp8, truncates, layout)
             empty_cache(self.kind)
-        if self.kept is None or self.kept[2]["ok"]:
-            sigma = sigma_of(reference, fp8, truncates)
-            tensors = {"output": tensor, "reference": reference.value, "sigma": sigma}
-            self.kept = (name, tensors, report)
+        if self.judged is None or self.judged.report["ok"]:
+            sigma = sigma_of(known.reference, fp8, truncates)
+            tensors = {"output": tensor, "reference": known.reference.value, "sigma": sigma}
+            self.judged = Judged(name, tensors, report)
         return report
 
     def _compare_on_gpu(
@@ -147,8 +163,8 @@ class Judge(OnDevice):
         """The report on an output by the GPU; None where there is no GPU with enough memory."""
         if self.kind == "cpu":
             return None
-        needed = 2 * output.nbytes + COMPARING * known.reference.value.numel()
-        if needed >= torch.cuda.mem_get_info(self.device)[0]:
+        needed_bytes = 2 * output.nbytes + COMPARING_BYTES * known.reference.value.numel()
+        if needed_bytes >= torch.cuda.mem_get_info(self.device)[0]:
             return None
         try:
             moved = _moved(known.reference, self.device)
@@ -158,11 +174,11 @@ class Judge(OnDevice):
             return None
 
     def _others(self, name: str, fp8: bool, truncates: bool) -> dict[str, Reference]:
-        """The references to other operands in the same boundary, by what those operands are called."""
+        """The references to other operands in the same boundary, by what a diagnosis calls the operands."""
         operands, _, boundary = name.partition(" ")
         others = {}
-        for key, known in self.references.items():
-            other_operands, _, other_boundary = key.partition(" ")
+        for other_name, known in self.references.items():
+            other_operands, _, other_boundary = other_name.partition(" ")
             if other_boundary == boundary and other_operands != operands:
                 called = OPERANDS.get(other_operands, f"the {other_operands} operands")
                 sigma = sigma_of(known.reference, fp8, truncates)
@@ -170,24 +186,23 @@ class Judge(OnDevice):
         return others
 
     def _answers(self, known: Known, rows: list[int], columns: slice) -> Answers:
-        """What known mistakes give on the operands of a reference, which are made again."""
-        if available_memory() < 3 * known.nbytes:
+        """What the op's known mistakes give for these rows and columns. The operands are made again."""
+        if available_memory() < 3 * known.operand_bytes:
             raise MemoryError
-        mistakes = importlib.import_module(f"kernels.{known.operands['op']}.mistakes")
-        answers: Answers = mistakes.answers(known.make(), rows, columns)
+        mistakes = importlib.import_module(f"kernels.{known.made_from['op']}.mistakes")
+        answers: Answers = mistakes.answers(known.make_operands(), rows, columns)
         return answers
 
     def save(self, folder: str) -> dict[str, Any]:
         """Writes `output.pt`, the whole output, and `reference.pt` and `sigma.pt` of the compared rows.
         Returns which operands these are, the compared rows (None: all), and the report; an empty dict if
         nothing was judged."""
-        if self.kept is None:
+        if self.judged is None:
             return {}
-        name, tensors, report = self.kept
-        for file, tensor in tensors.items():
+        for file, tensor in self.judged.tensors.items():
             torch.save(tensor.contiguous(), Path(folder) / f"{file}.pt")
-        known = self.references[name]
-        return known.operands | {"rows": known.reference.rows, "report": report}
+        known = self.references[self.judged.reference_name]
+        return known.made_from | {"rows": known.reference.rows, "report": self.judged.report}
 
 
 def _moved(reference: Reference, device: str) -> Reference:
@@ -206,68 +221,75 @@ def compare_output(
     truncates: bool = False,
     layout: Layout | None = None,
 ) -> dict[str, Any]:
-    """Compares an output with its reference. Returns a plain dict for the record.
+    """Tells a right output from a wrong one by its reference. Returns a plain dict for the record.
 
-    Each element must be finite, also outside the sampled rows. An error is measured in units of
-    `reference.sigma`, or of `reference.sigma_fp8` for a call that rounds activations to FP8 itself. A row
-    is the last dimension, or a segment of it. Truncating to bf16 errs twice as much as rounding to nearest
-    (root mean squares of 1/sqrt(3) and 1/sqrt(12) units in the last place), so each rounding of a
-    truncating call counts four times in the variance.
+    Errors are measured in units of sigma, the error of an element that rounding alone explains. An output is
+    right if all of these hold:
+
+    1. It has the right shape, and each element is finite, also outside the sampled rows.
+    2. The error of each compared element is at most `tolerance.element` sigma.
+    3. The root mean square of the errors of each row (the last dimension), or of each segment of
+       `tolerance.segment` elements of it, is at most `tolerance.row` sigma.
+    4. The output as a whole is neither too large nor too small, and of FP8 calls not too noisy
+       (`_whole_output`).
 
     ok, reason:     whether the output is right, and why not
-    row_error, element_error: the worst ones, in sigma, with their limits; None if not finite
+    row_error, element_error: the largest ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
-    noise:          the error of all rows of `reference.even` together, in sigma, with its limit; of FP8
-                    calls only
+    noise:          the root mean square of all errors in the rows `reference.even`, in sigma, with its limit;
+                    of FP8 calls only
     relative_error: |output - reference| / |reference| over all elements, for people
     rows, of_rows:  how many rows were compared, of how many
     diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
 
-    shape:     that the output must have; None: that of the reference
-    fp8:       whether the call rounds activations to FP8 itself
-    truncates: whether the call truncates to bf16
+    shape:     the right shape; None: that of the reference
+    fp8:       whether the call rounds activations to FP8 itself, so that `sigma_fp8` applies
+    truncates: whether the call truncates to bf16, so that a wider sigma applies (see `sigma_of`)
     layout:    how the output is laid out, for the diagnosis; None: in rows and columns
     """
-    wanted = shape or tuple(reference.value.shape)
-    if tuple(output.shape) != wanted:
-        reason = f"output has shape {tuple(output.shape)}, not {wanted}"
+    shape = shape or tuple(reference.value.shape)
+    if tuple(output.shape) != shape:
+        reason = f"output has shape {tuple(output.shape)}, not {shape}"
         limits = {"row_limit": tolerance.row, "element_limit": tolerance.element}
         return {"ok": False, "reason": reason, "row_error": None, "element_error": None, **limits}
-    sampled = output if reference.rows is None else output[reference.rows]
-    error = sampled.double() - reference.value
+    compared = output if reference.rows is None else output[reference.rows]
+    error = compared.double() - reference.value
     sigma = sigma_of(reference, fp8, truncates)
-    # Where sigma is 0 the right value is exact, and any error is too large.
+    # Where sigma is 0 the right value is exact, and any error becomes infinite.
     z = torch.where(error == 0, 0.0, error / sigma)
-    of_segments = [part.square().mean(-1).sqrt() for part in z.split(tolerance.segment or z.shape[-1], -1)]
-    row_error = torch.stack(of_segments, -1).amax(-1)
-    relative = float(error.norm()) / (float(reference.value.norm()) or 1.0)
+    segments = z.split(tolerance.segment or z.shape[-1], -1)
+    # Of each row: the error of its worst segment, and that of its worst element.
+    row_error = torch.stack([segment.square().mean(-1).sqrt() for segment in segments], -1).amax(-1)
+    element_error = z.abs().amax(-1)
+    # A comparison with NaN is false, so that a row with NaN is not right.
+    right_rows = (row_error <= tolerance.row) & (element_error <= tolerance.element)
+    reference_norm = float(reference.value.norm())
     report: dict[str, Any] = {
         "ok": False,
         "reason": "",
         "row_error": _finite(_largest(row_error)),
         "row_limit": tolerance.row,
-        "element_error": _finite(_largest(z.abs())),
+        "element_error": _finite(_largest(element_error)),
         "element_limit": tolerance.element,
         "bias": None,
         "bias_limit": None,
         "noise": None,
         "noise_limit": None,
-        "relative_error": _finite(relative),
+        "relative_error": _finite(float(error.norm()) / (reference_norm if reference_norm > 0 else 1.0)),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],
     }
-    rows_over = ~(row_error <= tolerance.row) | ~(z.abs().amax(-1) <= tolerance.element)
     is_finite = bool(torch.isfinite(output).all())
-    if not is_finite or bool(rows_over.any()):
-        layout = layout or Layout(wanted, rows=reference.rows)
+    if not is_finite or not bool(right_rows.all()):
+        layout = layout or Layout(shape, rows=reference.rows)
         try:
             if is_finite:
-                found = of_errors(sampled, reference, sigma, z, rows_over, tolerance, layout)
+                found = of_errors(compared, reference, sigma, z, ~right_rows, tolerance, layout)
             else:
                 found = of_not_finite(output, layout)
             report["reason"], report["diagnosis"] = found
         except Exception as failure:  # that the output is wrong does not depend on the diagnosis
-            off = f"{int(rows_over.sum())} of {row_error.numel()} rows are off"
+            off = f"{int((~right_rows).sum())} of {row_error.numel()} rows are off"
             report["reason"] = f"{off}; no diagnosis: {one_line(failure)}"
         return report
     report |= _whole_output(error, z, sigma, reference, tolerance, fp8, truncates)
@@ -284,14 +306,17 @@ def _whole_output(
     fp8: bool,
     truncates: bool,
 ) -> dict[str, Any]:
-    """The bias and the noise of an output of which each row is right, their limits, and the reason where one
-    is beyond its limit."""
+    """The bias and the noise of an output in which each row is right, their limits, and the reason if one of
+    them exceeds its limit. Both can be too large although each row is within its own limits, which are wider.
+
+    error, sigma, z: see `compare_output`
+    """
     in_fp8 = fp8 and reference.sigma_fp8 is not None
     even = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
     if in_fp8 and reference.even is not None:
         even = reference.even
-    allowed = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
-    bias, limit = _bias(error, reference.value, sigma, even, allowed)
+    op_limit = tolerance.bias if in_fp8 or truncates else tolerance.bias_bf16
+    bias, limit = _bias(error, reference.value, sigma, even, op_limit)
     noise = None
     if in_fp8 and int(even.sum()) >= FEW_ROWS:
         noise = float(z[even].square().mean().sqrt())
@@ -309,7 +334,12 @@ def _whole_output(
 
 
 def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
-    """The sigma that an output is judged by: of calls that round activations to FP8, or that truncate."""
+    """The sigma that an output is judged by.
+
+    fp8, truncates: whether the call rounds activations to FP8 itself; whether it truncates to bf16. The
+    errors of truncating are twice as large as those of rounding to nearest (root mean squares of 1/sqrt(3)
+    and 1/sqrt(12) units in the last place), so that a rounding to bf16 counts four times in the variance.
+    """
     sigma = reference.sigma
     if fp8 and reference.sigma_fp8 is not None:
         sigma = reference.sigma_fp8
@@ -319,26 +349,27 @@ def sigma_of(reference: Reference, fp8: bool, truncates: bool) -> torch.Tensor:
 
 
 def _bias(
-    error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, even: torch.Tensor, limit: float
+    error: torch.Tensor, value: torch.Tensor, sigma: torch.Tensor, even: torch.Tensor, op_limit: float
 ) -> tuple[float | None, float]:
-    """The slope of the error over the reference, over all elements of even rows, weighted by 1/sigma^2;
-    None where there are too few rows. And its limit: the op's limit and three standard errors, estimated
-    from the scatter of the rows. The errors of a row have common causes, such as its rounded q, so that the
-    rows are the sample."""
+    """The bias of an output and its limit. The bias is the slope of the line error = slope * value that fits
+    all elements of even rows best, each weighted by 1 / sigma^2; None where there are too few rows.
+
+    The limit is the op's and three standard errors of the slope, estimated from the scatter of the rows.
+    Errors within a row are not independent, as they have common causes such as its rounded q.
+    """
     sums = []
     for first in range(0, len(value), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)
-        weight = torch.where(sigma[rows] > 0, value[rows] / sigma[rows].double().square(), 0.0)
-        shared = (weight * error[rows]).sum(-1)
-        size = (weight * value[rows]).sum(-1)
-        sums.append(torch.stack([shared, size], -1))
-    shared, size = torch.cat(sums)[even].unbind(-1)
-    total = float(size.sum())
-    if len(size) < FEW_ROWS or not total > 0:
-        return None, limit
-    slope = float(shared.sum()) / total
-    scatter = float((shared - slope * size).square().sum().sqrt()) / total
-    return slope, limit + 3 * scatter
+        weighted = torch.where(sigma[rows] > 0, value[rows] / sigma[rows].double().square(), 0.0)
+        sums.append(torch.stack([(weighted * error[rows]).sum(-1), (weighted * value[rows]).sum(-1)], -1))
+    # Of each even row: sums of value * error / sigma^2, and of value^2 / sigma^2.
+    by_error, by_value = torch.cat(sums)[even].unbind(-1)
+    total = float(by_value.sum())
+    if len(by_value) < FEW_ROWS or not total > 0:
+        return None, op_limit
+    slope = float(by_error.sum()) / total
+    standard_error = float((by_error - slope * by_value).square().sum().sqrt()) / total
+    return slope, op_limit + 3 * standard_error
 
 
 def _finite(value: float) -> float | None:

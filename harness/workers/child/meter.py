@@ -22,10 +22,11 @@ Candidate = tuple[float, Callable[[], Call]]
 
 MIB = 1 << 20
 
-LEVELS, REACHES = 4, 2
-"""What is read is LEVELS times as large as the last-level cache, or REACHES times as large as what was
-measured to be read as slowly as memory, so that it comes from memory. It is no larger, because a new
-virtual machine takes 4 s to fault in a GiB."""
+LEVELS = 4
+REACHES = 2
+"""The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as the measured
+reach of the cache, so that reads come from memory. It is no larger, as a new virtual machine takes 4 s to
+fault in a GiB."""
 
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
 
@@ -55,11 +56,13 @@ TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
 
-BELIEVED, FASTER = 64 * MIB, 1.15
-"""A cache of up to BELIEVED bytes is believed. A virtual machine may state a larger one that is only its
-host's: then it holds the sizes whose reading is FASTER times as fast as the reading of the largest size."""
+BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed
+FASTER = 1.15
+"""A virtual machine may state a larger cache that is only its host's. Then its reach is measured: it holds
+the sizes that are read FASTER times as fast as the largest size."""
 
-REACH_S, REACH_TURN_S = 1.0, 0.04  # seconds for measuring the reach of a cache, and of one sample of it
+REACH_S = 1.0  # seconds for measuring the reach of a cache
+REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 
 
 class Meter(OnDevice):
@@ -92,16 +95,17 @@ class Meter(OnDevice):
 
     def _reach(self, claimed: int) -> int:
         """The least number of bytes whose repeated reading is as slow as memory."""
-        whole = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
-        sizes = [BELIEVED << doubled for doubled in range((claimed // BELIEVED).bit_length())]
-        programs, rates = {}, defaultdict[int, float](float)
-        for size in [*(size for size in sizes if size < whole.nbytes), whole.nbytes]:
-            programs[size] = self.timer.program([whole[: size // whole.itemsize].sum])
+        buffer = self._random(int(min(2 * claimed, self.share)) // 2, dtype="bf16").view(torch.int64)
+        # BELIEVED, twice as much and so on, up to the claimed size; and the whole buffer.
+        sizes = [BELIEVED * 2**doublings for doublings in range((claimed // BELIEVED).bit_length())]
+        sizes = [size for size in sizes if size < buffer.nbytes] + [buffer.nbytes]
+        programs = {size: self.timer.program([buffer[: size // buffer.itemsize].sum]) for size in sizes}
+        rates = defaultdict[int, float](float)
         until = time.monotonic() + REACH_S
         while time.monotonic() < until or not rates:
             # In turn, because a disturbance would otherwise make one of them look slow.
             for size, program in programs.items():
-                rates[size] = max(rates[size], size / self.timer.sample(program, REACH_TURN_S).seconds)
+                rates[size] = max(rates[size], size / self.timer.sample(program, REACH_SAMPLE_S).seconds)
         return reach(rates)
 
     def clock(self, readings: int = 2000) -> dict[str, float]:
@@ -136,11 +140,11 @@ class Meter(OnDevice):
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of all candidates, found within so many seconds: each is tried once, unless its
         call would take too long, and the better half then again and again. 0 where none can run here."""
-        racing: list[tuple[float, float, Program]] = []
-        best = 0.0
+        racing: list[tuple[float, float, Program]] = []  # rate, amount, program
+        best = smallest = 0.0
         until = time.monotonic() + seconds
         for amount, make in candidates:
-            if racing and amount > racing[0][1] and amount / best > LONGEST_CALL_S:
+            if best and amount > smallest and amount / best > LONGEST_CALL_S:
                 continue
             try:
                 call = make()
@@ -151,8 +155,9 @@ class Meter(OnDevice):
                 self.left_out = str(reason)
                 continue
             racing.append((rate, amount, program))
+            smallest = smallest or amount  # the first candidate has the smallest amount
             best = max(best, rate)
-        racing.sort(key=lambda entry: entry[0], reverse=True)
+        racing.sort(key=lambda racer: racer[0], reverse=True)  # by rate
         racing = racing[: max(3, len(racing) // 2)]
         while racing and time.monotonic() < until:
             best = max(best, *(self._rate(amount, program) for _, amount, program in racing))
@@ -170,7 +175,7 @@ class Meter(OnDevice):
         size = math.prod(shape)
         kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": FORMATS[native(self.arch)].dtype}
         few = torch.randn(min(size, MIB), device=self.device).to(kinds[dtype])
-        many = few.view(torch.uint8).repeat(-(-size // len(few)))
+        many = few.view(torch.uint8).repeat(math.ceil(size / len(few)))
         return many[: size * few.itemsize].view(few.dtype).view(shape)
 
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
@@ -182,9 +187,9 @@ class Meter(OnDevice):
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         """Copies of one half of the buffer to the other."""
         for view in (buffer.view(torch.int64), buffer):
-            to, of = view.chunk(2)
-            copy = functools.partial(to.copy_, of)
-            yield 2 * of.nbytes, lambda copy=copy: copy  # type: ignore[misc]
+            target, source = view.chunk(2)
+            copy = functools.partial(target.copy_, source)
+            yield 2 * source.nbytes, lambda copy=copy: copy  # type: ignore[misc]
 
     def _products(self, dtype: str) -> Iterator[Candidate]:
         if dtype == "fp8":

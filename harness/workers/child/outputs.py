@@ -21,10 +21,9 @@ GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any al
 CANARY = 0xA5  # the value of each guard byte
 
 POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives
-SPOILT = -1536.0  # fills outputs before calls that are compared: what still holds it was not written
+SPOILT = -1536.0  # fills outputs before calls that are compared: an element that still has it was not written
 
-ROWS = 8192
-"""Rows of the first dimension that are compared at once: in fp32 a large output takes gigabytes."""
+ROWS_AT_ONCE = 8192  # rows of outputs that are compared at once: in fp32 a large output takes gigabytes
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,7 +35,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OwnedOutput:
-    """The output that kernels write for one set of operands: `tensor`, between two guards."""
+    """The output that kernels write for one set of operands: `tensor`, between two guard bands of bytes."""
 
     def __init__(self, like: torch.Tensor, device: str) -> None:
         """like: an output on the meta device"""
@@ -51,8 +50,8 @@ class OwnedOutput:
         )
 
     def fill(self, value: float = math.nan) -> None:
-        """Fills the output, with POISON in the place of NaN: so an element that is never written is found
-        whatever its neighbours hold."""
+        """Fills the output. NaN becomes POISON in an output of 16 bits: the diagnosis of a wrong output then
+        tells an element that was never written from a NaN that was computed."""
         if math.isnan(value) and self.tensor.element_size() == 2:
             bits(self.tensor.data).fill_(POISON)
         else:
@@ -70,40 +69,38 @@ class Repeats:
     order is not fixed, which differ in the last places."""
 
     first: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The first output of each set of operands; where the sets are copies, that of set 0 stands for all."""
+    """The first output of each set of operands; where the sets are equal, that of set 0 stands for all."""
     calls: int = 0  # how many outputs were compared with a first one
-    changed: int = 0  # how many of these came right after a call on another activation
+    changed: int = 0  # how many of these followed a call on another activation
     differed: int = 0  # how many of `calls` had other bits
     distance: float = 0.0  # the largest distance of such an output (see `distance`)
     farthest: tuple[int, torch.Tensor] | None = None  # the set and the output of that distance
     kept: bool = False  # whether a call on another activation gave the old answer
 
-    def see(self, which: int, output: torch.Tensor, copies: bool) -> None:
-        """Compares an output of set `which` with the first one. copies: whether the sets hold equal values"""
+    def compare(self, set_index: int, output: torch.Tensor, sets_are_equal: bool) -> None:
+        """Compares an output on a set with the first one, or keeps it as the first. sets_are_equal: whether
+        all sets hold equal values"""
         import torch
 
-        key = 0 if copies else which
-        known = self.first.get(key)
-        if known is None:
+        key = 0 if sets_are_equal else set_index
+        if key not in self.first:
             self.first[key] = output.detach().clone()
             return
         self.calls += 1
-        if not torch.equal(bits(output), bits(known)):
-            self.differed += 1
-            self.note(which, output, known)
-
-    def note(self, which: int, output: torch.Tensor, known: torch.Tensor) -> None:
-        """Notes an output that differs from a known one."""
-        away = distance(output, known)
+        first = self.first[key]
+        if torch.equal(bits(output), bits(first)):
+            return
+        self.differed += 1
+        away = distance(output, first)
         if away > self.distance or self.farthest is None:
             self.distance = away
-            self.farthest = (which, output.detach().clone())
+            self.farthest = (set_index, output.detach().clone())
 
 
 def distance(output: torch.Tensor, other: torch.Tensor) -> float:
     """The largest |output - other| / |other| of a row (norms of rows); infinite where one is not finite."""
     farthest = 0.0
-    for a, b in zip(output.split(ROWS), other.split(ROWS), strict=True):
+    for a, b in zip(output.split(ROWS_AT_ONCE), other.split(ROWS_AT_ONCE), strict=True):
         rows = (a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1).clamp(min=1e-30)
         farthest = max(farthest, float(rows.nan_to_num(nan=float("inf")).max()))
     return farthest
@@ -113,10 +110,9 @@ LARGE = 1 << 24  # an output of this many bytes or more travels as a Blob
 
 
 class Blob:
-    """Bytes in shared memory, in a file without a name. A message between processes holds where the file is
-    open, so that the bytes are neither pickled nor copied; its receiver opens the file while it unpickles.
-    The sender keeps the blob until then: a worker until the next request, the parent until it has the
-    answer."""
+    """Bytes in shared memory, in a file without a name. A message between processes has the number of the
+    open file instead of the bytes, and its receiver opens the file when it unpickles the message. The sender
+    keeps the blob until then: a worker until the next request, the parent until it has the answer."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = descriptor

@@ -28,9 +28,11 @@ from kernels.op import Implementation
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
-CALLS, PROFILE_S, EVENTS = 10, 0.2, 5000
-"""So many calls are averaged over; fewer where they would take longer than PROFILE_S seconds, or give more
-events than EVENTS, of which torch reads 10,000 per second."""
+CALLS = 10
+PROFILE_S = 0.2
+EVENTS = 5000
+"""The average is over CALLS calls; over fewer if they would take longer than PROFILE_S seconds or give more
+than EVENTS events, of which torch reads 10,000 per second."""
 SHARE = 0.01  # a kernel with less than this share of the total time is not listed
 CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
@@ -127,15 +129,15 @@ def _printed_by(call: Callable[[], None]) -> str:
     """What a call writes to file descriptor 1, including what C libraries write."""
     sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
-    kept = os.dup(1)
+    stdout = os.dup(1)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
         try:
             call()
         finally:
             ctypes.CDLL(None).fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
         file.seek(0)
         return file.read().decode(errors="replace")
 
@@ -165,12 +167,13 @@ def _triton(call: Callable[[], None], kernels: Collection[str]) -> list[str]:
         JITFunction.run = run
     launched = {compiled.metadata.name for compiled in ran}
     # type() and not isinstance(): the latter raises for a weak proxy whose object is gone.
-    compiled = [o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)]
-    ran += [each for each in compiled if each.metadata.name not in launched]
-    return sorted({_code(each) for each in ran if each.metadata.name in kernels} - {""})
+    living = [o for o in gc.get_objects() if issubclass(type(o), CompiledKernel)]
+    ran += [compiled for compiled in living if compiled.metadata.name not in launched]
+    return sorted({_code(compiled) for compiled in ran if compiled.metadata.name in kernels} - {""})
 
 
 def _code(compiled: CompiledKernel) -> str:
+    """`code NAME HASH`; empty where Triton keeps no machine code."""
     code = next((compiled.asm[kind] for kind in CODE if kind in compiled.asm), None)
     return f"code {compiled.metadata.name} {hashlib.sha256(code).hexdigest()[:12]}" if code else ""
 
@@ -204,13 +207,13 @@ def _texts(files: Iterable[Path]) -> list[str]:
 
 def _files(provider: Path) -> set[Path]:
     """A provider's file and all in kernels/ that it imports, however far."""
-    todo, seen = [provider], set[Path]()
-    while todo:
-        path = todo.pop()
-        if path not in seen:
-            seen.add(path)
-            todo += _imported(path)
-    return seen
+    queue, files = [provider], set[Path]()
+    while queue:
+        path = queue.pop()
+        if path not in files:
+            files.add(path)
+            queue += _imported(path)
+    return files
 
 
 def _imported(path: Path) -> Iterator[Path]:
@@ -221,9 +224,10 @@ def _imported(path: Path) -> Iterator[Path]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         for name in names:
-            package, *rest = name.split(".")
-            if package == "kernels" and rest and not (len(rest) == 1 and rest[0] in CONTRACTS):
-                file = _folder(rest).joinpath(*rest[1:]).with_suffix(".py")
+            package, *inner = name.split(".")
+            is_contract = len(inner) == 1 and inner[0] in CONTRACTS
+            if package == "kernels" and inner and not is_contract:
+                file = _folder(inner).joinpath(*inner[1:]).with_suffix(".py")
                 if file.is_file():
                     yield file
 
@@ -258,5 +262,7 @@ def _fields(node: object) -> object:
 
 
 class _WithoutOwnImports(ast.NodeTransformer):
+    """Removes `from kernels... import ...`."""
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
         return None if (node.module or "").partition(".")[0] == "kernels" else node

@@ -1,7 +1,8 @@
-"""Timers, inside a worker: how one sample of a program of calls is timed. CpuTimer times calls on a CPU,
-EventTimer calls on GPUs (CUDA, and HIP through the same torch API), GraphTimer one graph of many calls there.
+"""Timers, inside a worker: each method `sample` times a series of calls of one entry.
 
-The timers of GPUs ran on an H100 (results/h100/first-contact); they are untested on AMD.
+CpuTimer times calls on a CPU, EventTimer calls on a GPU (CUDA, and HIP through the same torch API),
+GraphTimer one graph of many calls on a GPU. The timers of GPUs ran on an H100 (results/h100/first-contact);
+they are untested on AMD.
 """
 
 from __future__ import annotations
@@ -24,30 +25,32 @@ from kernels.op import Unsupported
 Call = Callable[[], object]
 
 LONG_S = 0.5
-"""Before a CPU sample an untimed call wakes the threads and fills the caches with the call's own data. Longer
-calls go without: filling the caches takes 3 ms (32 MB at 10 GB/s), less than 1 % of such a call."""
+"""On a CPU an untimed call before each sample wakes the threads and fills the caches with the call's own
+data. A call of LONG_S seconds or more has none, as filling the caches takes 3 ms (32 MB at 10 GB/s), less
+than 1 % of it."""
 
-FEW_PAGES = 16  # a CPU sample faults in fewer pages once its calls have touched all that they write to
+FEW_PAGES = 16  # fewer page faults than this in a CPU sample: its calls had touched all that they write to
 
 MOST_STEPS = 400
-"""So many steps at most are launched behind one sleep. The gap before the first kernel, about 2 us, is a
-thousandth of so many steps of 5 us. A device queues about 1024 kernels."""
+"""The most steps that are launched behind one sleep. The gap before the first kernel, about 2 us, is a
+thousandth of 400 steps of 5 us. A device queues about 1024 kernels."""
 
-MARGIN = 1.5  # a sleep lasts this many times as long as the host may take to launch,
-MARGIN_S = 3e-4  # and so many seconds more
+MARGIN = 1.5
+MARGIN_S = 3e-4
+"""A sleep lasts MARGIN times as long as the host should take for the launches, and MARGIN_S more."""
 
-SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
+MOST_SLEEP = 2.0  # all sleeps of a sample together last at most this many times as long as the sample
 
-LEFT_S = 1e-3
-LEFT_SHARE = 0.02
-"""After the last event the whole device must be at rest within LEFT_S seconds and LEFT_SHARE of the timed
-seconds. Work that a call gives to a stream of its own, and does not wait for, escapes the events."""
+TRAILING_S = 1e-3
+TRAILING_SHARE = 0.02
+"""After the last event the whole device must be at rest within TRAILING_S seconds and TRAILING_SHARE of the
+timed seconds. Work that a call gives to another stream, and does not wait for, escapes the events."""
 
-LEFT_TRIES = 3  # readings in a row that must leave work behind: a pause of the host looks the same in one
+TRAILING_TRIES = 3  # a call is refused after this many such readings in a row: one may be a pause of the host
 
-TRIES = 8  # how many readings in a row may be thrown away
+HIDING_TRIES = 8  # the most readings in a row that are thrown away because the device woke too early
 
-GRAPH_S = 1e-3  # seconds of the calls of a graph: the gap of a few us between two replays is negligible
+GRAPH_S = 1e-3  # the least seconds of a graph: then the gap of a few us between two replays is negligible
 MOST_CALLS = 256  # the most calls that a graph holds
 
 
@@ -60,36 +63,37 @@ class Sample:
 
 @dataclass
 class Program:
-    """What samples launch again and again. A sample continues the rotation where the last one stopped."""
+    """The calls of an entry as samples make them: in steps, which rotate over the sets of operands. Each
+    sample continues the rotation where the last one stopped."""
 
     steps: Sequence[Call]  # eager: one call for each set of operands. Graph: one replay.
-    calls: int = 1  # how many calls one step makes
+    calls_per_step: int = 1
     synchronises: bool = False  # whether a call waits for the device before it returns
-    host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
-    device_s: float = math.inf  # seconds that one step takes on the device, as last seen
-    most: float = math.inf
-    """How many steps can be launched ahead of the device, as far as is known: a reading that was not hidden
-    lowers it, hidden ones raise it."""
-    taken: int = 0  # how many steps of the rotation were taken so far
+    host_s: float = 0.0  # seconds that the host took to launch one step, as last measured
+    device_s: float = math.inf  # seconds that one step takes on the device, as last measured
+    most_ahead: float = math.inf
+    """How many steps can be launched ahead of the device, as far as is known. Readings adjust it."""
+    steps_taken: int = 0  # over all samples
 
     def step(self) -> None:
-        call = self.steps[self.taken % len(self.steps)]
-        self.taken += 1
+        call = self.steps[self.steps_taken % len(self.steps)]
+        self.steps_taken += 1
         call()
 
-    def computed_since(self, taken: int, sets: int) -> list[int]:
-        """Which of the `sets` sets of operands were computed after that many steps were taken."""
+    def computed_since(self, steps_taken: int, sets: int) -> list[int]:
+        """The indices of those of the `sets` sets of operands that were computed after so many steps."""
         if len(self.steps) < sets:  # a graph holds calls on all sets
-            return list(range(sets)) if self.taken > taken else []
-        return sorted({step % len(self.steps) for step in range(taken, min(self.taken, taken + sets))})
+            return list(range(sets)) if self.steps_taken > steps_taken else []
+        last = min(self.steps_taken, steps_taken + sets)
+        return sorted({step % len(self.steps) for step in range(steps_taken, last)})
 
 
 class CpuTimer:
-    """Times calls with the monotonic clock around as many as fill a sample of at least `at_least` seconds,
-    after an untimed call (see LONG_S).
+    """Times calls by the host's monotonic clock, for at least `at_least` seconds and one call, after an
+    untimed call (see LONG_S).
 
-    A sample in which the rotation reaches sets of operands for the first time may fault memory in, which
-    takes up to 4 s per GiB on a virtual machine. Then it counts as untimed, and another one follows."""
+    In the first sample that reaches a set of operands the calls may fault memory in, which takes up to 4 s
+    per GiB on a virtual machine. A sample with such faults is thrown away, and another one follows."""
 
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
@@ -100,17 +104,18 @@ class CpuTimer:
             if not is_long:
                 program.step()
             while True:
-                reaches_new_sets = program.taken < len(program.steps)
-                faults = _page_faults()
+                reaches_new_sets = program.steps_taken < len(program.steps)
+                faults_before = _page_faults()
                 count = 0
                 started = time.perf_counter()
-                while (elapsed := time.perf_counter() - started) < at_least or not count:
+                while (elapsed_s := time.perf_counter() - started) < at_least or count == 0:
                     program.step()
                     count += 1
-                if not (reaches_new_sets and _page_faults() - faults > FEW_PAGES):
+                faulted_in = reaches_new_sets and _page_faults() - faults_before > FEW_PAGES
+                if not faulted_in:
                     break
-        program.device_s = elapsed / count
-        return Sample(elapsed / count, count)
+        program.device_s = elapsed_s / count
+        return Sample(elapsed_s / count, count)
 
     def synchronize(self) -> None:
         pass
@@ -125,24 +130,34 @@ def _page_faults() -> int:
 class Reading:
     """One timed series of steps."""
 
-    device_s: float  # seconds between the first and the last event
-    left_s: float  # seconds from the last event until the whole device was at rest, by the host's clock
-    host_s: Sequence[float]  # seconds that the host took to launch each step
-    hidden: bool = True  # whether the device slept until the last step was launched
-    in_time: int = 0  # how many steps were launched before the device was to wake
+    device_s: float  # seconds between the events `start` and `end`
+    trailing_s: float  # seconds from `end` until the whole device was at rest, by the host's clock
+    launches_s: Sequence[float]  # seconds that the host took to launch each step
+    is_hidden: bool  # whether the device slept until the last step was launched
+    steps_in_time: int  # how many steps the host launched within the length of the sleep
+
+    @property
+    def steps(self) -> int:
+        return len(self.launches_s)
 
 
 class EventTimer:
-    """Times calls between two events, behind a device sleep that hides the host's time, for about `at_least`
-    seconds a sample, or for less where the sleeps would take longer than SLEEPING times that. One untimed
-    step before raises the device's clocks.
+    """Times steps on a GPU between two events. The device sleeps while the host launches the steps, so that
+    the time between the events contains none of the host's:
 
-    The sleep has a fixed length, so a call that waits for the device cannot wait for ever. A reading in which
-    the device woke before all steps were launched may contain host time and is thrown away.
+        host    launches the sleep, `start`, all steps and `end`; then waits for `end`
+        device  sleeps ...................................... `start`, step, step, step, ..., `end`
 
-    Calls that synchronise the host are timed without the sleep, and their time contains host time, as it
-    would in serving. A single call that makes more launches than the device queues counts as one of these:
-    the host waits inside it too.
+    Such a series is a reading. A sample is as many readings as take about `at_least` seconds between their
+    events; fewer where their sleeps would take longer than MOST_SLEEP times that. An untimed step before them
+    raises the device's clocks.
+
+    A sleep has a fixed length, so that a call which waits for the device cannot wait for ever. A reading in
+    which the device woke before all steps were launched may contain host time and is thrown away.
+
+    Calls that synchronise the host are timed without the sleep. Their time contains host time, as it would in
+    serving. A single call that makes more launches than the device queues is such a call: the host waits
+    inside it until the queue has room.
     """
 
     def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -151,131 +166,143 @@ class EventTimer:
             from torch import cuda
         self.cuda = cuda
         self.clock = clock
-        self.cycles_per_s = self._calibrate()
+        self.cycles_per_s = self._calibrated_cycles_per_s()
 
-    def _calibrate(self) -> float:
+    def _calibrated_cycles_per_s(self) -> float:
         """How many cycles the device sleeps per second, by its events: architectures count differently.
-        The fastest of several is taken, as the first one after idling runs at a low clock."""
+        The fastest of several sleeps counts, as the first one after idling runs at a low clock."""
         cycles = 100_000
         while self._sleep_s(cycles) < 1e-3:
             cycles *= 4
         return cycles / min(self._sleep_s(cycles) for _ in range(5))
 
     def _sleep_s(self, cycles: int) -> float:
-        start, end = self._events(2)
+        """Sleeps, and returns for how many seconds."""
+        start, end = self._event(), self._event()
         start.record()
         self.cuda._sleep(cycles)
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    def _events(self, count: int) -> list[Any]:
-        return [self.cuda.Event(enable_timing=True) for _ in range(count)]
+    def _event(self) -> Any:
+        return self.cuda.Event(enable_timing=True)
 
     def synchronize(self) -> None:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls that were all made before. Raises Unsupported where a graph cannot hold them."""
-        alone_s = min(self._alone_s(calls[0]) for _ in range(3))
-        return Program(calls, synchronises=self._waits(calls[0], alone_s), host_s=alone_s)
+        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot hold
+        them."""
+        launch_s = min(self._launch_s(calls[0]) for _ in range(3))
+        return Program(calls, synchronises=self._synchronises(calls[0], launch_s), host_s=launch_s)
 
-    def _alone_s(self, call: Call) -> float:
-        """Seconds of the host's time that a call takes on an idle device."""
+    def _launch_s(self, call: Call) -> float:
+        """Makes a call on an idle device. Returns the seconds of the host's time until it returned."""
         self.cuda.synchronize()
         started = self.clock()
         call()
         return self.clock() - started
 
-    def _waits(self, call: Call, alone_s: float) -> bool:
-        """Whether a call returns only after the device has woken, however long it sleeps. A call that is only
-        slow to launch returns before the end of the second, longer sleep, also on a busy host."""
-        short = 2 * alone_s + 0.01
-        for sleep_s in (short, short + min(3 * short, 1.0)):
-            (woken,) = self._events(1)
+    def _synchronises(self, call: Call, launch_s: float) -> bool:
+        """Whether a call behind a sleep returns only after the device has woken, in both of two attempts.
+        A call that is only slow to launch returns during the second, longer sleep, also on a busy host."""
+        first_s = 2 * launch_s + 0.01
+        second_s = first_s + min(3 * first_s, 1.0)
+        for sleep_s in (first_s, second_s):
+            woken = self._event()
             self.cuda._sleep(math.ceil(sleep_s * self.cycles_per_s))
             woken.record()
             call()
-            outlasted = woken.query()
+            returned_after_waking = woken.query()
             self.cuda.synchronize()
-            if not outlasted:
+            if not returned_after_waking:
                 return False
         return True
 
     def sample(self, program: Program, at_least: float) -> Sample:
-        """Raises RuntimeError where the host is too slow or too busy for even one reading."""
-        first = self._read(program, 1)
-        program.device_s = min(program.device_s, first.device_s)
-        program.host_s = program.host_s or first.host_s[0]
+        """Raises RuntimeError where the host is too slow or too busy for even one reading, and where work of
+        the calls escapes the events."""
+        untimed = self._reading(program, 1)
+        program.device_s = min(program.device_s, untimed.device_s)
+        if program.host_s == 0:
+            program.host_s = untimed.launches_s[0]
         readings: list[Reading] = []
-        total = slept = 0.0
-        growing = True
-        while total < at_least and slept < SLEEPING * at_least:
-            # What is left is split into readings of equal length.
-            steps_left = (at_least - total) / program.device_s
-            readings_left = math.ceil(steps_left / min(program.most, MOST_STEPS))
+        steps_timed = 0
+        timed_s = slept_s = 0.0
+        most_slept_s = MOST_SLEEP * at_least
+        may_raise = True  # until this sample lowers `most_ahead`
+        while timed_s < at_least and slept_s < most_slept_s:
+            # The steps that are still needed are split into readings of equal length.
+            steps_left = (at_least - timed_s) / program.device_s
+            readings_left = math.ceil(steps_left / min(program.most_ahead, MOST_STEPS))
             steps = math.ceil(steps_left / readings_left)
             if program.synchronises:
-                reading = self._read(program, steps)
+                reading = self._reading(program, steps)
             else:
-                affordable = (SLEEPING * at_least - slept) / (MARGIN * program.host_s)
-                most = program.most
-                reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
-                slept += sleep_s
-                # A busy host may have lowered `most` although the queue had room. So it is doubled until a
-                # reading lowers it again.
-                growing = growing and program.most >= most
-                if growing:
-                    program.most = max(program.most, 2 * len(reading.host_s))
+                affordable_steps = (most_slept_s - slept_s) / (MARGIN * program.host_s)
+                ahead_before = program.most_ahead
+                reading, sleeps_s = self._hidden_reading(program, max(1, int(min(steps, affordable_steps))))
+                slept_s += sleeps_s
+                # A busy host may have lowered `most_ahead` although the queue of launches had room. So a
+                # hidden reading raises it to twice its own steps, unless this sample has just lowered it.
+                may_raise = may_raise and program.most_ahead >= ahead_before
+                if may_raise:
+                    program.most_ahead = max(program.most_ahead, 2 * reading.steps)
             readings.append(reading)
-            total += reading.device_s
-            taken = sum(len(reading.host_s) for reading in readings)
-            program.device_s = total / taken
-        program.host_s = statistics.median(s for reading in readings for s in reading.host_s)
-        calls = program.calls * taken
-        return Sample(total / calls, calls, program.host_s / program.calls)
+            timed_s += reading.device_s
+            steps_timed += reading.steps
+            program.device_s = timed_s / steps_timed
+        program.host_s = statistics.median(s for reading in readings for s in reading.launches_s)
+        calls = program.calls_per_step * steps_timed
+        return Sample(timed_s / calls, calls, program.host_s / program.calls_per_step)
 
     def _hidden_reading(self, program: Program, steps: int) -> tuple[Reading, float]:
-        """A reading that contains no host time, and the seconds that the device slept for it."""
-        slept = 0.0
+        """A reading of at most so many steps that contains no host time, and the seconds that the device
+        slept for it, in thrown-away readings too."""
+        slept_s = 0.0
         lengthening = 1.0
-        for attempt in range(TRIES):
-            steps = int(min(steps, program.most))
+        for attempt in range(HIDING_TRIES):
+            steps = int(min(steps, program.most_ahead))
             sleep_s = lengthening * (MARGIN * steps * program.host_s + MARGIN_S)
-            reading = self._read(program, steps, sleep_s)
-            slept += sleep_s
-            if reading.hidden:
-                return reading, slept
-            if reading.in_time:
-                program.host_s = max(program.host_s, statistics.median(reading.host_s[: reading.in_time]))
-            # The first failure may have been a disturbance. After a second one, only as many steps are tried
-            # as were launched in time, for example before the queue of launches was full. Where not even one
-            # step was, the sleep has to be longer.
-            if attempt and steps > 1:
-                program.most = max(1, min(steps - 1, int(0.7 * reading.in_time)))
-            elif attempt:
+            reading = self._reading(program, steps, sleep_s)
+            slept_s += sleep_s
+            if reading.is_hidden:
+                return reading, slept_s
+            in_time = reading.steps_in_time
+            if in_time:
+                program.host_s = max(program.host_s, statistics.median(reading.launches_s[:in_time]))
+            if attempt == 0:
+                continue  # the first failure may have been a disturbance
+            # The queue of launches may be too short for so many steps. Once a single step fails, only a
+            # longer sleep can help.
+            if steps > 1:
+                program.most_ahead = max(1, min(steps - 1, int(0.7 * in_time)))
+            else:
                 lengthening *= 2
         raise RuntimeError(
-            f"the host took longer to launch its calls than the device slept, {TRIES} times up to "
+            f"the host took longer to launch its calls than the device slept, {HIDING_TRIES} times up to "
             f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"
         )
 
-    def _read(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
-        """Raises RuntimeError where work of the calls escapes the events."""
-        left_s = math.inf
-        for _ in range(LEFT_TRIES):
-            reading = self._take(program, steps, sleep_s)
+    def _reading(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
+        """A reading after which the device was soon at rest. Raises RuntimeError where work of the calls
+        escapes the events."""
+        trailing_s = math.inf  # the least of the readings
+        for _ in range(TRAILING_TRIES):
+            reading = self._read(program, steps, sleep_s)
             if reading.device_s <= 0:
                 raise RuntimeError("no time passed between its events: it launches nothing on its stream")
-            if reading.left_s <= LEFT_S + LEFT_SHARE * reading.device_s:
+            if reading.trailing_s <= TRAILING_S + TRAILING_SHARE * reading.device_s:
                 return reading
-            left_s = min(left_s, reading.left_s)
+            trailing_s = min(trailing_s, reading.trailing_s)
         raise RuntimeError(
-            f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended, on another stream"
+            f"its work went on for {1e3 * trailing_s:.3g} ms after its calls had ended, on another stream"
         )
 
-    def _take(self, program: Program, steps: int, sleep_s: float) -> Reading:
-        asleep, start, end = self._events(3)
+    def _read(self, program: Program, steps: int, sleep_s: float) -> Reading:
+        """Takes a reading as it comes. Without a sleep it is not hidden."""
+        asleep, start, end = self._event(), self._event(), self._event()
         cycles = math.ceil(sleep_s * self.cycles_per_s)
         began = self.clock()
         asleep.record()
@@ -287,20 +314,20 @@ class EventTimer:
             program.step()
             stamps.append(self.clock())
         end.record()
-        hidden = not start.query()
+        is_hidden = not start.query()
         end.synchronize()
         ended = self.clock()
         self.cuda.synchronize()
-        left_s = self.clock() - ended
+        trailing_s = self.clock() - ended
         if cycles:
             # A clock that runs faster than at its calibration makes sleeps shorter than intended.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
         return Reading(
             device_s=start.elapsed_time(end) / 1e3,
-            left_s=left_s,
-            host_s=[later - earlier for earlier, later in itertools.pairwise(stamps)],
-            hidden=hidden,
-            in_time=sum(stamp <= began + sleep_s for stamp in stamps[1:]),
+            trailing_s=trailing_s,
+            launches_s=[later - earlier for earlier, later in itertools.pairwise(stamps)],
+            is_hidden=is_hidden,
+            steps_in_time=len([stamp for stamp in stamps[1:] if stamp <= began + sleep_s]),
         )
 
 
@@ -311,25 +338,25 @@ allocation asks the filter (aten/src/ATen/cuda/CUDAGraph.cpp, ATen/core/CachingH
 
 
 class GraphTimer(EventTimer):
-    """Times one graph of calls on all sets of operands in rotation, so that the caches see what they see
-    when the calls are made one by one. Where a library allocates its output, the graph's memory has
-    one output for each set, that of the last call on the set; every replay writes it anew."""
+    """Times replays of one graph, whose calls rotate over all sets of operands, so that caches see the same
+    accesses as with eager calls. Where a library allocates its output, the graph's memory has one output for
+    each set, of the last call on it; every replay writes it anew."""
 
     def __init__(self, cuda: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(cuda, clock)
-        # All graphs are captured on this stream, because torch keeps a workspace for matrix products for each
-        # stream that it has seen (see harness.plan.memory.blas_workspace).
+        # One stream for all captures, because torch keeps a workspace for matrix products for each stream
+        # that it has seen (see harness.plan.memory.blas_workspace).
         self.side = self.cuda.Stream()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        once = self._replaying(calls, 1)
-        self.sample(once, GRAPH_S)
-        rotations = min(math.ceil(GRAPH_S / once.device_s), MOST_CALLS // len(calls))
-        return once if rotations <= 1 else self._replaying(calls, rotations)
+        one_rotation = self._replaying(calls, 1)
+        self.sample(one_rotation, GRAPH_S)  # measures device_s
+        rotations = min(math.ceil(GRAPH_S / one_rotation.device_s), MOST_CALLS // len(calls))
+        return one_rotation if rotations <= 1 else self._replaying(calls, rotations)
 
     def _replaying(self, calls: Sequence[Call], rotations: int) -> Program:
-        graph = capture(self.cuda, self.side, calls, rotations)
-        return Program([graph.replay], calls=rotations * len(calls), host_s=self._alone_s(graph.replay))
+        replay = capture(self.cuda, self.side, calls, rotations).replay
+        return Program([replay], calls_per_step=rotations * len(calls), host_s=self._launch_s(replay))
 
 
 def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
@@ -339,27 +366,27 @@ def capture(cuda: Any, side: Any, calls: Sequence[Call], rotations: int) -> Any:
     with cuda.stream(side):
         for call in calls:
             call()
-    before = cuda.get_sync_debug_mode()
+    mode_before = cuda.get_sync_debug_mode()
     try:
-        # Makes torch raise where it synchronises by itself, before that breaks a capture.
+        # In this mode torch raises where it synchronises by itself. Synchronising would break the capture.
         cuda.set_sync_debug_mode("error")
         with cuda.stream(side):
             for call in calls:
                 call()
-        cuda.set_sync_debug_mode(before)
-        return _record(cuda, side, [*calls] * rotations)
+        cuda.set_sync_debug_mode(mode_before)
+        return _recorded(cuda, side, list(calls) * rotations)
     except Exception as error:
         raise Unsupported(f"cannot be captured into a graph: {one_line(error)}") from error
     finally:
-        cuda.set_sync_debug_mode(before)
+        cuda.set_sync_debug_mode(mode_before)
         cuda.synchronize()
 
 
-def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
-    """A graph of the calls. Where a call breaks the capture, this raises the call's own error, and not the
-    one that ending the broken capture raises after it."""
+def _recorded(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
+    """A graph of the calls. Where a call breaks the capture, the call's own error is raised; torch hides it
+    behind the error that ending the broken capture raises."""
     graph, pool = cuda.CUDAGraph(), cuda.graph_pool_handle()
-    cause: Exception | None = None
+    call_error: Exception | None = None
     try:
         with warnings.catch_warnings():
             # A graph without nodes takes no time and computes nothing; torch only warns of it.
@@ -370,23 +397,25 @@ def _record(cuda: Any, side: Any, calls: Sequence[Call]) -> Any:
                     for call in calls:
                         call()
                 except Exception as error:
-                    cause = error
+                    call_error = error
                     raise
     except Exception as error:
         _abandon(cuda, graph, pool)
-        raise (cause or error) from None
+        raise (call_error or error) from None
     return graph
 
 
 def _abandon(cuda: Any, graph: Any, pool: Any) -> None:
-    """Tells torch's allocator that a failed capture is over, as a successful capture_end does. Otherwise the
-    allocator refuses to empty its cache, which is what the next capture begins with. Before torch 2.8 the
-    function had another name. There is none for pinned memory, so the graph is kept."""
+    """Tells torch's allocator of device memory that a failed capture is over, as a successful capture_end
+    does. Otherwise the allocator refuses to empty its cache, which is what the next capture begins with. The
+    allocator of pinned memory cannot be told, so the graph is kept."""
     _failed.append(graph)
     memory = cuda.memory
-    end = getattr(memory, "_cuda_endAllocateToPool", None) or memory._cuda_endAllocateCurrentStreamToPool
+    end_allocating = getattr(memory, "_cuda_endAllocateToPool", None)
+    if end_allocating is None:  # torch before 2.8
+        end_allocating = memory._cuda_endAllocateCurrentStreamToPool
     with contextlib.suppress(RuntimeError):
-        end(cuda.current_device(), pool)
+        end_allocating(cuda.current_device(), pool)
         memory._cuda_releasePool(cuda.current_device(), pool)
     graph.reset()
 

@@ -12,15 +12,7 @@ import pytest
 
 from harness.campaign.execute import CommandDone, CommandOrder
 from harness.campaign.execute import _environment as command_environment
-from harness.cluster.agent import (
-    Agent,
-    CaseOrder,
-    Device,
-    Opened,
-    Order,
-    ThisMachine,
-    _ranges,
-)
+from harness.cluster.agent import Agent, CaseOrder, Device, Opened, Order, ThisMachine, _ranges
 from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED

@@ -32,9 +32,7 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads, monitor: known)
     monkeypatch.setattr("harness.run.ceilings.WorkerProcess", WorkerHere)
-    monkeypatch.setattr(
-        examine, "clock_differences", functools.partial(examine.clock_differences, seconds=0.2)
-    )
+    monkeypatch.setattr(examine, "self_comparisons", functools.partial(examine.self_comparisons, seconds=0.2))
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -101,6 +99,8 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
     texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | alone))
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
     snapshot(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
+    monkeypatch.setattr("harness.report.doctor_text.line_width", lambda: 70)  # of a narrow terminal
+    assert 60 < max(map(len, doctor_text(known).splitlines())) <= 70
 
 
 class Steady:
@@ -127,14 +127,14 @@ class Steady:
 def test_the_pair_is_prepared_apart_in_every_block():
     """A difference between preparations widens the interval."""
     one, other = Steady(1.0), Steady(1.02)
-    found = examine.clock_differences([one, other], seconds=600)
+    found = examine.self_comparisons([one, other], seconds=600)
     assert set(found) == {"read", "product"}
     assert one.prepared == other.prepared == ["read"] * 6 + ["product"] * 6
     assert found["read"].ratio == pytest.approx(1.02)
-    found = examine.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
+    found = examine.self_comparisons([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
     assert found.low < 1.0 < 1.05 < found.high
     with pytest.raises(WorkerFailure, match="the worker died"):
-        examine.clock_differences([Steady(1.0), Steady()], seconds=0.05)
+        examine.self_comparisons([Steady(1.0), Steady()], seconds=0.05)
 
 
 def test_what_is_infinite_has_no_number(monkeypatch):
@@ -143,7 +143,7 @@ def test_what_is_infinite_has_no_number(monkeypatch):
     assert endless == Comparison(1.0, 0.0, math.inf, "unclear")
     pair = contextlib.nullcontext([Steady(1.0), Steady(1.0)])
     monkeypatch.setattr(examine, "meters", lambda here, threads, count: pair)
-    monkeypatch.setattr(examine, "clock_differences", lambda pair: {"read": endless})
+    monkeypatch.setattr(examine, "self_comparisons", lambda pair: {"read": endless})
     found = examine._instruments(CPU, 2)
     assert found["read"] == {"ratio": 1.0, "low": 0.0, "high": None, "floor": None}
     assert json.dumps(found, allow_nan=False)

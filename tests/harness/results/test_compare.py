@@ -258,6 +258,16 @@ def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     assert "suite differs" in notes, "which comes after"
 
 
+def test_runs_without_common_cells_are_one_short_line(here, tmp_path, monkeypatch):
+    a = record(tmp_path / "a")
+    monkeypatch.setattr(sys.modules[__name__], "TIMES", {f"own.{i}": 1e-4 for i in range(200)})
+    line = error_line(here("compare", a, record(tmp_path / "b")), 3)
+    assert line == (
+        "no cell has a time in both runs: 10 cells in A, 400 cells in B; torch.sdpa at mla_decode batch=1 "
+        "ctx=5 core: not in B; own.199 at mla_decode batch=2 ctx=5 core: not in A"
+    )
+
+
 def test_export_is_read_by_pytest_benchmark(here, tmp_path, snapshot):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", drift=1.1, seed=1)
     for run in (a, b):

@@ -337,7 +337,7 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
     """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
     row, checked = entry(op), []
-    monkeypatch.setattr(CaseChecks, "_output", lambda *_, which=0, **__: checked.append(which))
+    monkeypatch.setattr(CaseChecks, "_output", lambda *_, set_index=0, **__: checked.append(set_index))
     monkeypatch.setattr(CaseChecks, "_compare_operands", lambda *_: None)
     worker = Mock(living=[row], entries=[row])
     run = checking(kernels.OPS[op].case(SIZES[op]), workers=[worker])

@@ -71,8 +71,8 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
 def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
     """After the calls the device is idle. A sample that is too short is read after them."""
     looked = threading.Event()
-    look = bench.monitor._look
-    monkeypatch.setattr(bench.monitor, "_look", lambda: (look(), looked.set())[0])
+    read_now = bench.monitor._read
+    monkeypatch.setattr(bench.monitor, "_read", lambda: (read_now(), looked.set())[0])
     bench.monitor.begin()
     with bench.monitor.watching("product"):
         assert looked.wait(60)
@@ -80,7 +80,7 @@ def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
     read = bench.monitor.take_conditions()
     assert read["samples"] >= 1
 
-    monkeypatch.setattr(base, "LOOK_S", 60)
+    monkeypatch.setattr(base, "READ_EVERY_S", 60)
     with bench.monitor.watching("product"):
         pass
     assert bench.monitor.take_conditions()["idle_samples"] == 1

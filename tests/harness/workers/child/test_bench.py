@@ -320,7 +320,7 @@ def test_two_calls_in_a_row_are_compared_however_many_samples_gave():
         subject.sample("it", 0.0)
     repeats = subject.repeats["it"]
     assert (repeats.calls, repeats.differed) == (1, 0), "of two, as the third was not looked at yet"
-    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, changed=bench.CHANGES)
+    subject.repeats["it"] = replace(repeats, calls=bench.COMPARED_CALLS, changed=bench.CHANGED_CALLS)
     assert subject.compared("it", 30.0)["differed"] >= 1
 
 
@@ -348,8 +348,8 @@ def test_a_row_of_the_call_before_shows_where_operands_change(op, sizes, impl, e
     subject = opened(guest, op=op, sizes=sizes)
     digest = subject.digest()
     seen = subject.compared("it", 60.0)
-    assert (seen["calls"], subject.repeats["it"].changed) == (bench.REPEATS, bench.CHANGES)
-    differed = {None: 0, 1: bench.CHANGES, 7: 7}[every]
+    assert (seen["calls"], subject.repeats["it"].changed) == (bench.COMPARED_CALLS, bench.CHANGED_CALLS)
+    differed = {None: 0, 1: bench.CHANGED_CALLS, 7: 7}[every]
     assert (seen["differed"], len(seen["outputs"])) == (differed, 2 if differed else 1)
     assert subject.digest() == digest
 
@@ -386,7 +386,7 @@ def test_the_first_and_the_last_set_are_judged_where_sets_differ(graph):
     subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4}, sets=3)
     calls = [each.call for each in subject.ready["it"].prepared]
     if graph:
-        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls=3)
+        subject.ready["it"].program = Program([lambda: [call() for call in calls]], calls_per_step=3)
     assert [output["set"] for output in subject.compared("it", 0.0)["outputs"]] == [0, 2]
     assert set(subject.repeats["it"].first) == {0, 1, 2}
 

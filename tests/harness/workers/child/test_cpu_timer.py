@@ -67,5 +67,5 @@ def test_calls_that_always_fault_memory_in_are_timed_so(monkeypatch):
 
 
 def test_a_graph_has_reached_all_sets_once_it_was_replayed_and_none_before():
-    graph = Program([int], calls=3)
+    graph = Program([int], calls_per_step=3)
     assert [graph.computed_since(0, 3), graph.step(), graph.computed_since(0, 3)] == [[], None, [0, 1, 2]]

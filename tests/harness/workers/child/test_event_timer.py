@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.workers.child.timers import MARGIN, MOST_STEPS, SLEEPING, EventTimer, Program
+from harness.workers.child.timers import MARGIN, MOST_SLEEP, MOST_STEPS, EventTimer, Program
 from tests.support.fake_cuda import QUEUE, Entry, FakeCuda
 
 SAMPLE_S = 0.05
@@ -43,7 +43,7 @@ def test_the_time_is_the_device_s_the_host_s_is_told_apart_and_sleeps_are_bounde
         assert sample.seconds == pytest.approx(device_s, rel=1e-9)
         assert sample.host_seconds == pytest.approx(host_s, rel=1e-9)
         slept = cuda.slept_s - before
-        assert slept <= 1.02 * (SLEEPING * SAMPLE_S + MARGIN * host_s)
+        assert slept <= 1.02 * (MOST_SLEEP * SAMPLE_S + MARGIN * host_s)
         assert cuda.now - started <= 1.2 * (slept + sample.seconds * (sample.calls + 1) + host_s) + 0.01
         if host_s < device_s * 3:  # it fills the time asked for and little more
             assert SAMPLE_S * (1 - 1e-9) <= sample.seconds * sample.calls <= 1.05 * SAMPLE_S + device_s
@@ -93,11 +93,11 @@ def test_a_full_queue_shortens_the_batch(cuda, timer, launches):
     assert not program.synchronises
     sample = timer.sample(program, SAMPLE_S)
     assert sample.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
-    assert QUEUE // launches // 3 <= program.most <= QUEUE // launches
+    assert QUEUE // launches // 3 <= program.most_ahead <= QUEUE // launches
     before = cuda.slept_s
     again = timer.sample(program, SAMPLE_S)
     assert again.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
-    assert cuda.slept_s - before <= 1.2 * SLEEPING * SAMPLE_S, "what fits is remembered"
+    assert cuda.slept_s - before <= 1.2 * MOST_SLEEP * SAMPLE_S, "what fits is remembered"
 
 
 def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
@@ -107,7 +107,7 @@ def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
         sample = timer.sample(program, SAMPLE_S)
         assert sample.seconds == pytest.approx(5e-6, rel=1e-9)
         assert sample.host_seconds == pytest.approx(10e-6, rel=1e-9)
-    assert program.most > MOST_STEPS, "one disturbance does not shorten the batches that follow"
+    assert program.most_ahead > MOST_STEPS, "one disturbance does not shorten the batches that follow"
 
 
 @pytest.mark.parametrize("host_s", [100e-6, 5e-3])

@@ -35,15 +35,15 @@ def test_of_outputs_that_differ_the_farthest_is_kept():
     """However small those before and after it."""
     repeats, known = Repeats(), torch.ones(4, 8)
     for factor in (1.0, 1.01, 1.5, 1.02, 1.0):
-        repeats.see(0, factor * known, True)
+        repeats.compare(0, factor * known, True)
     which, output = repeats.farthest
     assert (which, output[0, 0].item(), repeats.distance) == (0, 1.5, pytest.approx(0.5))
     assert (repeats.calls, repeats.differed) == (4, 3)
-    repeats.see(0, math.nan * known, True)
+    repeats.compare(0, math.nan * known, True)
     assert repeats.distance == math.inf
     signs = Repeats()
     for zeros in (torch.zeros(1, 8), -torch.zeros(1, 8)):
-        signs.see(0, zeros, True)
+        signs.compare(0, zeros, True)
     assert signs.farthest and not signs.distance, "other bits of the same value, too"
 
 

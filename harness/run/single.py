@@ -289,7 +289,7 @@ class _ThisProcess(WorkerProcess):
         except Unsupported as error:
             raise WorkerFailure("unsupported", str(error)) from error
         except Exception as error:
-            raise WorkerFailure("error", kernels.told(error)) from error
+            raise WorkerFailure("error", kernels.describe_error(error)) from error
 
     def pause(self) -> None:
         pass

@@ -28,7 +28,7 @@ from kernels.attention_mistakes import (
     times,
     without,
 )
-from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, kept, put
+from kernels.mistakes import E4M3, E5M2, OTHER_FP8, Answers, Mistake, fp8, put, truncated_to
 from kernels.mla_decode.operands import LATENT, WIDTH, MlaDecodeOperands
 
 
@@ -287,7 +287,7 @@ OWN_FP8_MISTAKES: Mapping[str, Wrong] = {
     "maximum kept until 2^20 above it": in_fp8(how=Arithmetic(block=1, lazy=20.0)),
     "cache's scale twice in values": lambda a: a.in_fp8() * a.operands.kv_scale,
     "rope part left out": lambda a: a.in_fp8(q=without(ROPE, a.q)),
-    "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(kept, 5))),
+    "sums of 5 bits": in_fp8(how=Arithmetic(round_result=partial(truncated_to, 5))),
     **{name: of_slots(SLOTS[name], Attended.in_fp8) for name in SLOTS_IN_FP8},
 }
 """Calls that round q and the softmax weights to FP8 themselves."""

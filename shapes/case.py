@@ -20,14 +20,10 @@ class Case:
     """One op at concrete sizes."""
 
     op: str
-    sizes: Mapping[str, Size]
-    """The sizes that the op's `Sizes` reads: plain integers and words without units."""
-    boundary: str = "core"
-    """What the timed call covers: `core`, `with_quant` or `with_routing`."""
-    place: str = "ad hoc"
-    """Where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`."""
-    weight: float = 1.0
-    """How often the workload of its suite calls it, relative to the other cases of the op."""
+    sizes: Mapping[str, Size]  # the sizes that the op's `Sizes` reads: plain integers and words without units
+    boundary: str = "core"  # what the timed call covers: `core`, `with_quant` or `with_routing`
+    place: str = "ad hoc"  # where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`
+    weight: float = 1.0  # how often the workload of its suite calls it, relative to the other cases of the op
 
     @property
     def text(self) -> str:

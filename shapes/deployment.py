@@ -25,18 +25,13 @@ class Deployment:
     parallel: Parallel
     """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
     ranks."""
-    dense_tp: int = 1
-    """The number of ranks that share the MLP of a dense layer."""
-    shared_tp: int = 1
-    """The number of ranks that share the linears of the shared experts."""
-    shared: int = 0
-    """1 if the shared expert is computed as one more of the routed experts, else 0."""
+    dense_tp: int = 1  # the number of ranks that share the MLP of a dense layer
+    shared_tp: int = 1  # the number of ranks that share the linears of the shared experts
+    shared: int = 0  # 1 if the shared expert is computed as one more of the routed experts, else 0
     dispatched: bool = False
     """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
-    kv: str = "bf16"
-    """The dtype of the KV cache: `bf16` or `fp8`."""
-    drafts: int = 0
-    """The draft tokens of each request that a decode step verifies."""
+    kv: str = "bf16"  # the dtype of the KV cache: `bf16` or `fp8`
+    drafts: int = 0  # the draft tokens of each request that a decode step verifies
 
     @property
     def text(self) -> str:
@@ -56,16 +51,11 @@ class Call:
 
     op: str
     sizes: dict[str, Size]
-    step: str
-    """The step that makes them; empty for the mean step of a workload."""
-    times: float
-    """How many there are in the step."""
-    place: str
-    """The part of the model that makes them: `o_proj`."""
-    rows: int = 0
-    """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
-    prefill: bool = False
-    """Whether the step has prompt tokens."""
+    step: str  # the step that makes them; empty for the mean step of a workload
+    times: float  # how many there are in the step
+    place: str  # the part of the model that makes them: `o_proj`
+    rows: int = 0  # in a call of the experts the number of tokens that picked an expert of the rank, else 0
+    prefill: bool = False  # whether the step has prompt tokens
 
 
 def sweep(deployment: Deployment) -> list[Call]:

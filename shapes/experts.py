@@ -9,8 +9,7 @@ from shapes.case import Size
 from shapes.models import ModelConfig
 from shapes.routing import Routing
 
-PADDED = 128
-"""The columns of an expert on a rank are padded to a multiple of this."""
+PADDED = 128  # the columns of an expert on a rank are padded to a multiple of this
 
 
 def expert_columns(model: ModelConfig, parallel: Parallel) -> int:

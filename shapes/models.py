@@ -23,8 +23,7 @@ KEYS = read_toml(Path(__file__).with_name("keys.toml"))
 MODULES: Mapping[str, Sequence[str]] = KEYS["modules"]
 """A linear of shapes.linears, or the routed experts -> the modules of a checkpoint that it consists of."""
 
-MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
-"""Keys without a default that may be 0."""
+MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")  # keys without a default that may be 0
 
 NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 """Fields of ModelConfig that are no keys of config.json."""
@@ -41,8 +40,7 @@ class ModelConfig:
     intermediate_size: int
     moe_intermediate_size: int
     num_hidden_layers: int
-    first_k_dense_replace: int
-    """The number of first layers whose MLP is dense; the other layers are MoE."""
+    first_k_dense_replace: int  # the number of first layers whose MLP is dense; the other layers are MoE
     num_attention_heads: int
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -52,24 +50,20 @@ class ModelConfig:
     n_shared_experts: int
     num_experts_per_tok: int
     vocab_size: int
-    q_lora_rank: int = 0
-    """The width of the latent of the queries; 0: they have none."""
+    q_lora_rank: int = 0  # the width of the latent of the queries; 0: they have none
     n_group: int = 1
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"
-    max_position_embeddings: int = 0
-    """0: unknown."""
+    max_position_embeddings: int = 0  # 0: unknown
     num_nextn_predict_layers: int = 0
     """The number of MTP layers, which run only where drafts are made: no case has their calls."""
     index_topk: int = 0
     """The keys that the indexer of sparse attention leaves to a query; 0: attention is dense."""
     index_n_heads: int = 0
     index_head_dim: int = 0
-    indexers: int = 0
-    """The number of layers with an indexer of their own."""
-    weights: str = BF16
-    """The format of the weights but for those of `unquantised`."""
+    indexers: int = 0  # the number of layers with an indexer of their own
+    weights: str = BF16  # the format of the weights but for those of `unquantised`
     unquantised: frozenset[str] = frozenset()
     """The names of MODULES that the checkpoint keeps in bf16 nevertheless."""
     left_out: tuple[str, ...] = ()

@@ -6,8 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-SHORT = 130
-"""The most characters of names that one line lists."""
+SHORT = 130  # the most characters of names that one line lists
 
 OTHER_NAMES = {"bs": "batch", "b": "batch", "seqlen": "ctx", "seq": "ctx", "tokens": "m"}
 """A size's name in other projects -> its name here."""

@@ -25,12 +25,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, islice, pairwise
 
 PATTERNS = ("balanced", "uniform", "zipf:S", "one")
-MOST_ZIPF = 2.0
-"""The largest S."""
+MOST_ZIPF = 2.0  # the largest S
 MISSES = 64
 """After so many draws in a row of experts that a token cannot pick, it draws among those that it can pick."""
-SAMPLE = 4096
-"""The number of tokens that are drawn to estimate the share of the tokens that reach a rank."""
+SAMPLE = 4096  # the number of tokens that are drawn to estimate the share of the tokens that reach a rank
 
 Picks = tuple[tuple[int, ...], ...]
 
@@ -39,8 +37,7 @@ Picks = tuple[tuple[int, ...], ...]
 class Routing:
     """The routing of one MoE layer on one rank, which holds the first experts / ep routed experts."""
 
-    tokens: int
-    """The rows of the rank's kernel; each has at least one pick on the rank."""
+    tokens: int  # the rows of the rank's kernel; each has at least one pick on the rank
     experts: int
     topk: int
     ep: int = 1
@@ -50,8 +47,7 @@ class Routing:
     groups: int = 8
     """The number of groups of consecutive experts. If it does not divide the experts, routing is not
     limited."""
-    group_topk: int = 4
-    """The most groups that the picks of a token lie in."""
+    group_topk: int = 4  # the most groups that the picks of a token lie in
 
     def __post_init__(self) -> None:
         for name in ("tokens", "experts", "topk", "ep", "groups", "group_topk"):
@@ -173,18 +169,15 @@ class Routing:
 class _Slice:
     """The experts that lie on one rank and in one group."""
 
-    experts: tuple[int, ...]
-    """The experts that the base routing hits come first."""
-    hit: int
-    """The number of experts that the base routing hits."""
+    experts: tuple[int, ...]  # those that the base routing hits come first
+    hit: int  # the number of experts that the base routing hits
 
 
 @dataclass(frozen=True)
 class _Base:
     """The routing that all seeds start from."""
 
-    rows: Picks
-    """The picks of each row in the layer's numbering."""
+    rows: Picks  # the picks of each row in the layer's numbering
     slices: tuple[_Slice, ...]
 
 

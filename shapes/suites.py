@@ -12,7 +12,7 @@ import json
 import math
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +37,8 @@ DEPLOYED = {
     "k2-tp8": ("kimi-k2", Parallel(tp=8)),
     "v32-tp8": ("deepseek-v3.2", Parallel(tp=8)),
 }
-"""Name of a suite -> its model, and how the model is split over ranks."""
+"""Name of a suite, which ends with a degree -> its model, and how the model is split over ranks."""
+COMPOSED = re.compile(r"(?P<base>(?P<model>.+?)(?P<degrees>(-(tp|dp|ep)\d+)+))(-mtp(?P<drafts>\w*))?")
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"
@@ -65,19 +66,14 @@ class Suite:
     """The cases are those of a file, or a function of the modules of shapes.cases makes them."""
 
     name: str
-    description: str
-    """One line: what it holds, and the source."""
-    function: str = ""
-    """The name of the function, `sweep`; empty for a file."""
+    description: str  # one line: what it holds, and the source
+    function: str = ""  # the name of the function, `sweep`; empty for a file
     model: str = ""
     """The name of the model that the function gets as its first argument; empty where it takes no
     argument."""
-    arguments: tuple[object, ...] = ()
-    """The other arguments of the function."""
-    of_file: tuple[Case, ...] = ()
-    """The cases of the file."""
-    per_case_s: float = CASE_S
-    """The least seconds of measuring for each case."""
+    arguments: tuple[object, ...] = ()  # the other arguments of the function
+    of_file: tuple[Case, ...] = ()  # the cases of the file
+    per_case_s: float = CASE_S  # the least seconds of measuring for each case
 
     def cases(self, op: str) -> list[Case]:
         """The cases of an op, whose weights sum to 1; empty if it has none."""
@@ -132,21 +128,20 @@ def suite(name: str) -> Suite:
         return Suite(name, f"cases in {name}", of_file=tuple(cases_file(name).cases))
     if name in suites():
         return suites()[name]
-    match = re.fullmatch(r"(?P<base>.+?)(?:-mtp(?P<drafts>\w*))?", name)
-    base, drafts = (match["base"], match["drafts"]) if match else (name, None)
-    degrees = re.fullmatch(r"(?P<model>.+?)(?P<degrees>(?:-(?:tp|dp|ep)\d+)+)", base)
-    if base not in DEPLOYED and not degrees:
+    match = COMPOSED.fullmatch(name)
+    if not match:
         raise ValueError(unknown("suite", name, suites(), "list suites"))
+    base, drafts = match["base"], match["drafts"]
     if drafts is not None and drafts not in map(str, range(1, MOST_QUERIES)):
         raise ValueError(f"suite {name!r}: {base}-mtpN takes 1 to {MOST_QUERIES - 1} drafts")
-    if base in DEPLOYED or degrees is None:
+    if base in DEPLOYED:
         return _deployed(base, *DEPLOYED[base], int(drafts or 0))
-    named_model(degrees["model"])  # raises ValueError for an unknown model
-    pairs = re.findall(r"(tp|dp|ep)(\d+)", degrees["degrees"])
-    if len(dict(pairs)) < len(pairs):
+    named_model(match["model"])  # raises ValueError for an unknown model
+    degrees = re.findall(r"(tp|dp|ep)(\d+)", match["degrees"])
+    if len(dict(degrees)) < len(degrees):
         raise ValueError(f"suite {name!r} has a degree twice")
-    parallel = Parallel(**{degree: int(number) for degree, number in pairs})
-    return _deployed(base, degrees["model"], parallel, int(drafts or 0))
+    parallel = Parallel(**{degree: int(number) for degree, number in degrees})
+    return _deployed(base, match["model"], parallel, int(drafts or 0))
 
 
 LOAD = ("isl", "osl", "concurrency", "range_ratio")
@@ -159,8 +154,7 @@ class CasesFile:
     cases: list[Case]
     load: dict[str, float]
     """The LOAD of the traffic that the cases were made from; empty where it is not known."""
-    deployment: str
-    """As Deployment.text has it; empty where it is not known."""
+    deployment: str  # as Deployment.text has it; empty where it is not known
 
     @property
     def drafts(self) -> set[int]:
@@ -178,7 +172,8 @@ def cases_file(path: str) -> CasesFile:
     Only cases with op and sizes are needed. Raises ValueError."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-        made = [_case_of(row, path) for row in document["cases"]]
+        rows = document["cases"]
+        cases = [case for row in rows for case in _cases_of(row, path)]
         load = {name: float(document["load"][name]) for name in LOAD} if document.get("load") else {}
         deployment = " ".join(str(document.get("deployment") or "").split())
     except OSError as error:
@@ -186,12 +181,11 @@ def cases_file(path: str) -> CasesFile:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ValueError(f"cannot read cases in {path}: {why}; `shapes from` writes such files") from None
-    cases = [case for case in made if case]
     for case in cases:
         if case.op not in OPS:
             raise ValueError(f"cannot read cases in {path}: no op {case.op!r}")
     numbers = [*(case.weight for case in cases), *load.values()]
-    if not cases or None in made or not all(0 < number < math.inf for number in numbers):
+    if not cases or len(cases) > len(rows) or not all(0 < number < math.inf for number in numbers):
         raise ValueError(
             f"cannot read cases in {path}: it takes at least one, with one list of sizes each; weights and "
             "load are above 0"
@@ -201,15 +195,12 @@ def cases_file(path: str) -> CasesFile:
     return CasesFile(cases, load, deployment)
 
 
-def _case_of(row: Mapping[str, Any], path: str) -> Case | None:
-    """The case of a row of a file of cases; None if its sizes are those of several cases."""
-    combinations = parse(row["sizes"])
-    if len(combinations) > 1:
-        return None
-    (texts,) = combinations
-    sizes = {name: int(text) if text.isdecimal() else text for name, text in texts.items()}
-    place = str(row.get("place") or path)
-    return Case(str(row["op"]), sizes, place=place, weight=float(row.get("weight", 1.0)))
+def _cases_of(row: Mapping[str, Any], path: str) -> Iterator[Case]:
+    """The cases of a row of a file of cases: one for each combination of its sizes."""
+    place, weight = str(row.get("place") or path), float(row.get("weight", 1.0))
+    for texts in parse(row["sizes"]):
+        sizes = {name: int(text) if text.isdecimal() else text for name, text in texts.items()}
+        yield Case(str(row["op"]), sizes, place=place, weight=weight)
 
 
 def ragged(op: str, q: int = 1) -> list[Case]:

@@ -31,8 +31,7 @@ parsed = functools.cache(ast.parse)
 class Recorded:
     """A line of an engine's source, as an entry of kernels/engines records it."""
 
-    toml_line: int
-    """The line of the entry that has the number."""
+    toml_line: int  # the line of the entry that has the number
     file: str
     line: int
     function: str

@@ -32,11 +32,9 @@ GITHUB = "https://github.com/"
 class Source:
     """Where a release is: a distribution on pypi, or a repository on github."""
 
-    origin: str
-    """`pypi` or `github`"""
+    origin: str  # `pypi` or `github`
     name: str
-    at: str
-    """A version on pypi, a tag or a commit on github."""
+    at: str  # a version on pypi, a tag or a commit on github
 
     @staticmethod
     def parse(text: str) -> Source:

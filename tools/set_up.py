@@ -56,8 +56,7 @@ class Environment:
     packages: dict[str, str] = field(default_factory=dict)
     """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
-    rocm_smi: str = ""
-    """The folder of ROCm's own copy of amdsmi; empty if there is none."""
+    rocm_smi: str = ""  # the folder of ROCm's own copy of amdsmi; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,16 @@ class Step:
 
     what: str
     requirements: tuple[str, ...]
-    without: str = ""
-    """What a failure means for the user; empty means that set-up then fails."""
+    without: str = ""  # what a failure means for the user; empty means that set-up then fails
     exact: bool = False
     """Whether it names one version and takes no constraints: with them, pip would report a version that its
     index lacks as a conflict."""
-    needs: str = ""
-    """The step without which it is left out."""
+    needs: str = ""  # the step without which it is left out
 
 
 @dataclass(frozen=True)
 class Plan:
-    links: tuple[str, ...]
-    """The folders of the image's packages, which the environment sees too."""
+    links: tuple[str, ...]  # the folders of the image's packages, which the environment sees too
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]

@@ -43,10 +43,8 @@ class Deployed(NamedTuple):
     """What an engine runs on a device in a deployment."""
 
     device: str
-    engine: str
-    """A name of ENGINES."""
-    deployment: str
-    """A name of DEPLOYMENTS."""
+    engine: str  # a name of ENGINES
+    deployment: str  # a name of DEPLOYMENTS
     view: EngineView
 
 

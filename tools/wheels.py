@@ -19,8 +19,7 @@ from pathlib import Path
 
 from set_up import WHEELS, SetUpError, name_of, need_pip, pip, read_pins, read_project, say
 
-IMAGE = ("numpy", "pandas", "scipy")
-"""Packages of 60 MB, which images with torch have."""
+IMAGE = ("numpy", "pandas", "scipy")  # packages of 60 MB, which images with torch have
 TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 """Tags of wheels that a Linux of 2018 or later takes."""
 

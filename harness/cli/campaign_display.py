@@ -40,8 +40,7 @@ NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", 
 IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
 """The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
 NODE_GPUS = 8
-SPARE_MINUTES = 15
-"""What a scheduler allows beyond the budget of a campaign, for set-up and packing."""
+SPARE_MINUTES = 15  # what a scheduler allows beyond the budget of a campaign, for set-up and packing
 
 
 class CampaignTables(TerminalDisplay):

@@ -32,8 +32,7 @@ OWN_OPTIONS = {
 """A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
 
 REQUIRED = ("isl", "osl", "concurrency")
-WORKLOAD = (*REQUIRED, "prompts", "chunk")
-"""What --workload takes."""
+WORKLOAD = (*REQUIRED, "prompts", "chunk")  # what --workload takes
 
 
 def _model(name: str) -> ModelConfig:

@@ -19,15 +19,12 @@ its calls in such a step. The number of layers counts only if it differs between
 from __future__ import annotations
 
 R1 = "deepseek-r1"
-ISL, OSL = 3200, 800
-"""Tokens of a request in the sweep: of its prompt, and of its answer."""
-BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)
-"""The numbers of requests that decode together in the sweep."""
+ISL, OSL = 3200, 800  # tokens of a request in the sweep: of its prompt, and of its answer
+BATCHES = (64, 128, 32, 16, 8, 4, 2, 1)  # the numbers of requests that decode together in the sweep
 PROMPTS = ((1, ISL), (4, ISL), (40, ISL))
 """(prompts, tokens of each) that are prefilled together in the sweep; 40 prompts fill SGLang's
 --chunked-prefill-size 131072."""
-CHUNK = 2048
-"""The max_num_batched_tokens of vLLM 0.7 with chunked prefill."""
+CHUNK = 2048  # the max_num_batched_tokens of vLLM 0.7 with chunked prefill
 
 DP_BATCHES = (128, 64, 32, 16)
 """The numbers of requests of a rank that decode together with DP attention. 128 is that of DeepSeek's decode

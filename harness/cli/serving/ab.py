@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
 
-UNFINISHED = ("", "given up")
-"""Values of `harness.serving.ab.result.finished` for a record that can go on."""
+UNFINISHED = ("", "given up")  # values of `harness.serving.ab.result.finished` for a record that can go on
 
 
 def _percent(text: str | None) -> float | None:

@@ -24,18 +24,14 @@ LATENCIES = {
     "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
 """Column -> the metric and the statistic that it shows; an empty statistic is any."""
-NOT_TYPICAL = ("std", "min")
-"""Statistics that do not stand for a mean."""
+NOT_TYPICAL = ("std", "min")  # statistics that do not stand for a mean
 STATISTICS = {"total": "", "unknown": "?"}
 """Statistic -> what stands beside its value; others are named as they are."""
 BOUNDS = {"max": "up to ", "min": "down to "}
-SEVERITIES: tuple[Severity, ...] = ("wrong", "suspect", "note")
-"""Beginning with the worst."""
-ASSUMED = "assumed"
-"""The label of what a reader took for granted, or repaired."""
+SEVERITIES: tuple[Severity, ...] = ("wrong", "suspect", "note")  # the worst first
+ASSUMED = "assumed"  # the label of what a reader took for granted, or repaired
 DERIVED = " *"
-MOST_NAMED = 3
-"""The most runs that a line names; it counts the others."""
+MOST_NAMED = 3  # the most runs that a line names; it counts the others
 ABOUT = ("client", "label", "model", "hardware", "gpus", "nodes", "engine", "version", "mode")
 COLUMNS = ("run", *ABOUT, "input_len", "output_len", "request_rate", "max_concurrency", "metric", "statistic",
            "value", "unit", "scope", "tokens", "derived", "findings")  # fmt: skip

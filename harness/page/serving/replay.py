@@ -15,8 +15,7 @@ from harness.page.style import coded, coloured, tips
 from harness.serving.replay.replay import Replay, Timed
 from harness.serving.replay.step import OP_CLASS
 
-RERUN = "base again"
-"""The name of the base's second run, which the base is compared with."""
+RERUN = "base again"  # the name of the base's second run, which the base is compared with
 WHOLE, ALONE = "the whole step", "swapped calls alone"
 """What was timed to know an arm's difference from the base."""
 

@@ -29,9 +29,7 @@ class LazyGroup(click.Group):
     modules: name of a command -> `module:attribute`
     """
 
-    def __init__(
-        self, *args: Any, modules: Mapping[str, str], **kwargs: Any
-    ) -> None:  # the parameters of click.Group
+    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.modules = modules
 
@@ -64,9 +62,8 @@ MODULES = {
     **{name: f"{__name__}.{name}:{name}" for name in ALONE},
     **{name: f"{__name__}.recorded:{name}" for name in ("claims", "compare", "export", "report", "show")},
     **{name: f"{__name__}.run:{name}" for name in ("check", "run", "toggle")},
-    **{
-        name: f"{__name__}.{name}:{name}_command" for name in ("compile", "list")
-    },  # Python has such functions
+    "compile": f"{__name__}.compile:compile_command",
+    "list": f"{__name__}.list:list_command",
 }
 """The `modules` of the top group. A command of ALONE has a module of its own."""
 

@@ -18,10 +18,10 @@ from harness.report.text import counted, grouped
 from harness.serving.compare.identity import length
 from harness.serving.schema import SCOPES, ServingRun, Severity
 
+MAIN_LATENCIES = {"TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean")}
 LATENCIES = {
-    "TTFT ms": ("ttft", "mean"), "TPOT ms": ("tpot", "mean"), "ITL ms": ("itl", "mean"),
-    "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""), "step ms": ("decode_step", ""),
-    "batch ms": ("batch_latency", "mean"),
+    "ITL ms": ("itl", "mean"), "p99 ITL": ("itl", "p99"), "prefill ms": ("prefill", ""),
+    "step ms": ("decode_step", ""), "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
 """Column -> the metric and the statistic that it shows; an empty statistic is any."""
 NOT_TYPICAL = ("std", "min")  # statistics that do not stand for a mean
@@ -43,13 +43,13 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
 
     files: the number of files; unread: how many of them could not be read
     """
-    found = [(run, finding) for run in runs for finding in run.findings]
-    wrong_or_suspect = len({run.id for run, finding in found if finding.severity != "note"})
-    counts = _counts(Counter(finding.severity for _, finding in found))
+    counts = _counts(Counter(finding.severity for run in runs for finding in run.findings))
     head = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; "
-    head += (
-        f"found {counts} ({counted(wrong_or_suspect, 'run')} wrong or suspect)" if counts else "nothing found"
-    )
+    if counts:
+        not_sound = {run.id for run in runs for finding in run.findings if finding.severity != "note"}
+        head += f"found {counts} ({counted(len(not_sound), 'run')} wrong or suspect)"
+    else:
+        head += "nothing found"
     if unread:
         head += f"; {counted(unread, 'file')} not read"
     parts: list[RenderableType] = [head]
@@ -57,16 +57,16 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
     if folder:
         parts.append(f"in {folder}")
     for client, runs_of_client in grouped(runs, lambda run: run.client).items():
-        rows = [_row(run) | {"run": run.id.removeprefix(folder)} for run in runs_of_client]
+        rows = [_row(run, folder) for run in runs_of_client]
         parts += [f"\n{client}", table_of(rows)]
         if any(cell.endswith(DERIVED) for row in rows for cell in row.values()):
             parts.append(f"{DERIVED.strip()} derived from other numbers of the row")
     notes: list[tuple[str, str, ServingRun]] = []  # (label, text, run)
-    for severity in SEVERITIES:
-        for run, finding in found:
-            if finding.severity == severity:
-                message = finding.message.removeprefix(f"{run.source}: ")
-                notes.append((severity, f"{finding.rule}: {message}", run))
+    for run in runs:
+        for finding in run.findings:
+            message = finding.message.removeprefix(f"{run.source}: ")
+            notes.append((finding.severity, f"{finding.rule}: {message}", run))
+    notes.sort(key=lambda note: SEVERITIES.index(note[0]))
     notes += [(ASSUMED, note, run) for run in runs for note in run.notes]
     lines = []
     for (label, text), equal_notes in grouped(notes, lambda note: note[:2]).items():
@@ -82,20 +82,27 @@ def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> Renderabl
     return Group(*parts)
 
 
-def _row(run: ServingRun) -> dict[str, str]:
-    """A line of a table: a text for each column."""
+def _row(run: ServingRun, folder: str) -> dict[str, str]:
+    """A line of a table: a text for each column, the most important first. folder: see `_common_folder`"""
     severities = Counter[Severity](f.severity for f in run.findings if f.severity != "note")
-    latencies = {header: _latency(run, *metric) for header, metric in LATENCIES.items()}
-    # Dicts keep the place of a key's first value: the latencies named here come early.
+    output = _output(run)
+    main = {header: _latency(run, *metric) for header, metric in MAIN_LATENCIES.items()}
+    others = {header: _latency(run, *metric) for header, metric in LATENCIES.items()}
+    has_number = any([output, *main.values(), *others.values()])
     cells = {
-        "run": run.id, "output tok/s": _output(run), "TTFT ms": "", "TPOT ms": "", "load": _load(run),
-        "in/out": _lengths(run), "found": _counts(severities), **latencies,
-        "else": "" if _output(run) or any(latencies.values()) else _other(run),
+        "run": run.id.removeprefix(folder),
+        "output tok/s": output,
+        **main,
+        "load": _load(run),
+        "in/out": _lengths(run),
+        "found": _counts(severities),
+        **others,
+        "else": "" if has_number else _other(run),
         "speculation": "" if run.speculation == "none" else run.speculation,
         "hardware": f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         "engine": f"{run.engine} {run.version.partition('+')[0]}",
         "mode": "" if run.mode == "unknown" else run.mode,
-    }  # fmt: skip
+    }
     return {header: " ".join(cell.split()) for header, cell in cells.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -66,14 +65,14 @@ def _head(trace: Trace) -> Iterator[str]:
 
 def _classes(trace: Trace, phase: Phase | None) -> list[RenderableType]:
     """The table of op classes, with a line for their sum."""
-    by_class = trace.by_class(phase)
-    total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
-    rows = [
-        {"class": name}
-        | _cells(times, total.time_ns)
-        | {"of its time": _percent(times.exposed_ns, times.time_ns)}
-        for name, times in (by_class | {"sum": total}).items()
-    ]
+    classes = trace.by_class(phase)
+    total = NO_TIME
+    for times in classes.values():
+        total = total.plus(times)
+    rows = []
+    for name, times in [*classes.items(), ("sum", total)]:
+        exposure = _percent(times.exposed_ns, times.time_ns)
+        rows.append({"class": name, **_cells(times, total.time_ns), "of its time": exposure})
     title = f"of {phase} steps" if phase else "of the whole trace"
     return [title, table_of(rows)]
 
@@ -89,17 +88,13 @@ def _per_step(trace: Trace, phase: Phase) -> list[RenderableType]:
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     if periods:
         title += f", {_us(statistics.median(periods))} from start to start"
-    names = dict.fromkeys((*trace.by_class(phase), "host"))
-    per_step = {name: trace.per_step(name, phase) for name in names}
-    classes = [(name, times) for name, times in per_step.items() if times and times.exposed_ns]
-    classes.sort(key=lambda name_and_times: -name_and_times[1].time_ns)
-    total = sum(times.time_ns for _, times in classes)
-    rows = [
-        {"class": name}
-        | _cells(times, total)
-        | {"least to most": " to ".join(map(_us, times.least_and_most))}
-        for name, times in classes
-    ]
+    per_step = {name: trace.per_step(name, phase) for name in (*trace.by_class(phase), "host")}
+    classes = {name: times for name, times in per_step.items() if times and times.exposed_ns}
+    total = sum(times.time_ns for times in classes.values())
+    rows = []
+    for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns):
+        spread = " to ".join(map(_us, times.least_and_most))
+        rows.append({"class": name, **_cells(times, total), "least to most": spread})
     return [title, table_of(rows)]
 
 

@@ -36,8 +36,7 @@ class Parallel:
         return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "tp1"
 
     def split(self, width: int, what: str, model: ModelConfig) -> int:
-        """A rank's part of a width of the model. Raises ValueError if tp does not divide it. what: names the
-        width in the error"""
+        """A rank's part of a width. Raises ValueError, which calls it `what`, if tp does not divide it."""
         if width % self.tp:
             raise ValueError(f"tp={self.tp} must divide the {width} {what} of {model.name}")
         return width // self.tp

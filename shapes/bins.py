@@ -17,19 +17,15 @@ from shapes.scheduler import Phase, Workload, simulate
 
 MOST_DECODE_BINS = 8
 MOST_BINS = 4
-"""The most bins of steps that prefill. In `token_bins` it is the most bins of steps that only decode, and the
-most bins of the other steps."""
+"""The most bins of steps that prefill; in `token_bins` also the most bins of steps that only decode."""
 CLOSE = 0.04
-"""Groups are cut until their places deviate less than this from the means of the groups (root mean
-square)."""
+"""Groups are cut until the root mean square of the distances of places from their group's mean is less."""
 RARE = 0.005  # the least share of the steps that a group has
 BATCH_WEIGHT = 4.0
-"""How much more a difference in a decode step's batch counts than one in its context: kernels choose their
-tiles by batch."""
+"""How much more the batch of a decode step counts than its context: kernels choose their tiles by batch."""
 STEPS_TOGETHER = 16  # steps of a phase that form one piece; their contexts differ by at most 15 tokens
 NEGLIGIBLE = 0.01
-"""A bin has no cached prefix where pairs of a new and a cached token are less than this share of the pairs of
-two new tokens."""
+"""A bin has no prefix where pairs with a cached token are less than this share of pairs of new tokens."""
 
 
 class DecodeBin(NamedTuple):
@@ -78,9 +74,8 @@ class _DecodePiece(NamedTuple):
 
 
 def reduce_phases(phases: Iterable[Phase], most: int = MOST_DECODE_BINS) -> list[DecodeBin]:
-    """Returns the bins of the steps that decode. Each bin keeps the number of its steps and the sum of their
-    cached tokens, the latter to within half a token for each request. Its span has the mean variance of the
-    lengths within a batch."""
+    """The bins of the steps that decode. Each keeps the number of its steps and, to within half a token for
+    each request, their cached tokens. Its span has the mean variance of the lengths within a batch."""
     pieces: Counter[_DecodePiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.lengths:
@@ -138,9 +133,8 @@ class _PrefillPiece(NamedTuple):
 
 
 def reduce_chunks(phases: Iterable[Phase], most: int = MOST_BINS) -> list[PrefillBin]:
-    """Returns the bins of the steps that prefill. Each bin keeps the number of its steps, their new tokens to
-    within half a token for each chunk, and by its prefix the pairs of new and cached tokens, to which the
-    work is proportional."""
+    """The bins of the steps that prefill. Each keeps the number of its steps, their new tokens to within half
+    a token for each chunk, and by its prefix the pairs of a new and a cached token: the work."""
     pieces: Counter[_PrefillPiece] = Counter()  # counted in steps
     for phase in phases:
         if not phase.chunks:

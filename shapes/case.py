@@ -48,8 +48,7 @@ REQUESTS = re.compile(r"(?P<count>\d*)q(?P<new>\d+k?)(?:s(?P<total>\d+k?))?")
 """Equal requests in vLLM's short form (benchmarks/attention_benchmarks/batch_spec.py): 16q4s4k is 16 requests
 of 4096 tokens each, 4 of which are new; without `s` all are new. A batch joins several by `_`."""
 MOST_QUERIES = 8
-"""The most query tokens of a request in a decode step: mla_decode takes no more, and a request with more new
-tokens counts as prefilling."""
+"""The most query tokens of a request in a decode step. A request with more new tokens prefills."""
 
 
 def _sizes_of_batch(spec: str, op: str) -> list[dict[str, str]]:
@@ -97,9 +96,8 @@ def _tokens(text: str) -> int:
 
 
 def parse(text: str, op: str = "") -> list[dict[str, str]]:
-    """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first
-    word may be a batch in vLLM's short form, whose sizes depend on the op: `16q4s4k heads=8`. Raises
-    ValueError with one line."""
+    """The sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. The first word may
+    be a batch as in REQUESTS, whose sizes depend on the op: `16q4s4k heads=8`. Raises ValueError."""
     first_word, _, others = text.strip().partition(" ")
     if re.match(r"\d*q\d[^=]*$", first_word):
         other_sizes = parse(others) if others.strip() else [{}]

@@ -23,8 +23,7 @@ class Deployment:
 
     model: ModelConfig
     parallel: Parallel
-    """How attention and the routed experts are split. With ep=1 the columns of each expert are split over all
-    ranks."""
+    """The split of attention and routed experts. With ep=1 all ranks share the columns of each expert."""
     dense_tp: int = 1  # the number of ranks that share the MLP of a dense layer
     shared_tp: int = 1  # the number of ranks that share the linears of the shared experts
     shared: int = 0  # 1 if the shared expert is computed as one more of the routed experts, else 0
@@ -82,9 +81,8 @@ def sweep(deployment: Deployment) -> list[Call]:
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
-    """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler). Ops that
-    do not hold for the model have none. Raises ValueError with drafts: how many steps decode then depends on
-    how many drafts are accepted."""
+    """The calls of the mean step of a workload, which is simulated. Ops that do not hold for the model have
+    none. Raises ValueError with drafts: how many are accepted would decide how many steps decode."""
     if deployment.drafts:
         raise ValueError(
             "a workload with drafts has steps that depend on how many are accepted: give one of both"
@@ -127,8 +125,7 @@ def mean_step(
 
 
 def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
-    `prompt` of which are prompt tokens."""
+    """The calls of FP8 linears and experts in a step of `tokens` tokens, `prompt` of prompts, in a DP group."""
     model, parallel = deployment.model, deployment.parallel
     tp_of_part = {"attention": parallel.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
@@ -148,7 +145,6 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
 
 
 def _part(linear: Linear) -> str:
-    """The part of a model that a linear belongs to: `dense`, `shared` or `attention`. Each part may be split
-    over other ranks."""
+    """The part of a model, with a split of its own, that has a linear: `dense`, `shared` or `attention`."""
     first_word = linear.name.partition(" ")[0]
     return first_word if first_word in ("dense", "shared") else "attention"

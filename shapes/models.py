@@ -31,8 +31,7 @@ NO_KEYS = ("name", "source", "indexers", "weights", "unquantised", "left_out")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The keys of Hugging Face's config.json that shapes depend on; those with a default may be missing.
-    Widths are numbers of elements."""
+    """The keys of a config.json that shapes depend on; those with a default may be missing."""
 
     name: str
     source: str

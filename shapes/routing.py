@@ -45,8 +45,7 @@ class Routing:
     """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
     groups: int = 8
-    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
-    limited."""
+    """The number of groups of consecutive experts; one that does not divide the experts limits nothing."""
     group_topk: int = 4  # the most groups that the picks of a token lie in
 
     def __post_init__(self) -> None:
@@ -132,8 +131,7 @@ class Routing:
         return max(routed) * self.local / sum(routed)
 
     def touched(self, turns: int) -> int:
-        """The number of the rank's experts, with the shared one, that the first `turns` turns of a seed hit
-        together."""
+        """The number of the rank's experts, with the shared one, that `turns` turns of a seed hit."""
         if turns < 1:
             return 0
         on_rank = [part for part in _base(self).slices if part.experts[0] < self.local]
@@ -254,8 +252,7 @@ def _balanced_rows(routing: Routing) -> list[tuple[int, ...]]:
 
 
 def _interleaved(routing: Routing, width: int) -> list[int]:
-    """All experts: the first of each of `width` groups, then the second of each, and so on; then the same of
-    the next `width` groups."""
+    """All experts: of `width` groups the first of each, the second of each ...; then of the next groups."""
     size = routing._group_size
     order: list[int] = []
     for start in range(0, routing.experts, width * size):
@@ -266,9 +263,8 @@ def _interleaved(routing: Routing, width: int) -> list[int]:
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws the picks of one token after another by the weights of experts. Draws of experts that a token
-    cannot pick do not count: those that it has, and, once it has reached the group limit, those of other
-    groups."""
+    """Draws the picks of one token after another by the weights of experts. A token cannot pick an expert
+    that it has or, at the group limit, one of another group: such draws do not count."""
     chance = random.Random("picks")
     experts = range(routing.experts)
     size, limit = routing._group_size, routing._most_groups

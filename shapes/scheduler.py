@@ -47,8 +47,7 @@ class Workload:
     """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked
     prefill); else the last prompt of a step fills the budget."""
     steady: bool = False
-    """Whether the ramp, before all places are taken, and the drain, after the last request was admitted, are
-    left out."""
+    """Whether steps before all places are taken, and after the last request was admitted, are left out."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,8 +92,7 @@ class Phase(NamedTuple):
 
     steps: int
     lengths: tuple[int, ...]
-    """Cached tokens of each decoding request in the first step; each grows by one a step. It is empty if the
-    steps only prefill."""
+    """Cached tokens of each decoding request, if any, in the first step; they grow by one a step."""
     prefill: int
     chunks: tuple[tuple[int, int], ...] = ()
     """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
@@ -176,14 +174,12 @@ def simulate(workload: Workload) -> Iterator[Phase]:
 
 
 def _begun(isl: int, osl: int, count: int) -> list[_Answer]:
-    """The answer that decodes once the prompt is prefilled and the engine has made `count` decode steps; none
-    where the prefill makes its only token."""
+    """The answer that decodes after `count` decode steps; none where the prefill makes its only token."""
     return [_Answer(isl + 1 - count, count + osl - 1)] if osl > 1 else []
 
 
 def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[_Chunk]:
-    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue. whole: see
-    Workload.whole_prompts"""
+    """Takes prompt tokens in order until the budget is spent. Finished prompts leave the queue."""
     taken: list[_Chunk] = []
     while prompts and budget:
         prompt = prompts[0]

@@ -27,8 +27,7 @@ from shapes.names import unknown
 from shapes.workloads import documented
 
 CASE_S = 20.0
-"""Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
-interval."""
+"""Seconds of measuring for a case. With less, R1's sizes get too few rounds on a CPU for an interval."""
 
 DEPLOYED = {
     "r1-tp8": (R1, Parallel(tp=8)),
@@ -55,8 +54,7 @@ OPS: dict[str, ModuleType] = {
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds the module of an op of a plug-in. It may have any of the five functions that shapes.cases
-    names."""
+    """Adds the module of a plug-in's op, with any of the five functions that shapes.cases names."""
     OPS[op] = cases
     suites.cache_clear()
 
@@ -69,8 +67,7 @@ class Suite:
     description: str  # one line: what it holds, and the source
     function: str = ""  # the name of the function, `sweep`; empty for a file
     model: str = ""
-    """The name of the model that the function gets as its first argument; empty where it takes no
-    argument."""
+    """The name of the model that the function takes first; empty for a function without arguments."""
     arguments: tuple[object, ...] = ()  # the other arguments of the function
     of_file: tuple[Case, ...] = ()  # the cases of the file
     per_case_s: float = CASE_S  # the least seconds of measuring for each case

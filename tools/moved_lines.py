@@ -46,8 +46,7 @@ def entries(text: str) -> Iterator[Recorded]:
 
 
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """The number of the line at which a function begins, and its lines. A function that is gone has no lines.
-    Raises SyntaxError."""
+    """The number of a function's first line, and its lines, none if it is gone. Raises SyntaxError."""
     lines = text.splitlines()
     node: ast.AST = parsed(text)
     for name in function.split("."):

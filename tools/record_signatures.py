@@ -78,8 +78,7 @@ def used_places(library: str) -> list[str]:
 
 
 def signatures(library: str, path: Path) -> dict[str, str | None]:
-    """Place -> its signature; None if the release has no such place, `""` if its sources have no
-    signature."""
+    """Place -> its signature; None if the release lacks the place, `""` if its sources have no signature."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")

@@ -67,8 +67,7 @@ class Step:
     requirements: tuple[str, ...]
     without: str = ""  # what a failure means for the user; empty means that set-up then fails
     exact: bool = False
-    """Whether it names one version and takes no constraints: with them, pip would report a version that its
-    index lacks as a conflict."""
+    """Whether it takes no constraints: with them, pip calls a version that its index lacks a conflict."""
     needs: str = ""  # the step without which it is left out
 
 

@@ -25,8 +25,7 @@ TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 
 def applying(requirements: list[str], python: str, machine: str) -> list[str]:
-    """The requirements that apply on the node, without their markers: pip would apply these to the Python
-    that it runs in."""
+    """The requirements that apply on the node, without markers, which pip would apply to its own Python."""
     from pip._vendor.packaging.requirements import Requirement
 
     node = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}

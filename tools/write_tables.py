@@ -30,8 +30,7 @@ STATUS = {"checked": "interpreted", "ok": "measured"}
 
 
 Evidence = dict[str, dict[str, int]]
-"""Architecture -> kind of evidence, one of KINDS -> number of cases or configurations (see
-harness/catalogue/architectures.py)."""
+"""Architecture -> kind of evidence, one of KINDS -> number of cases or configurations."""
 
 
 def evidence() -> dict[str, Evidence]:

@@ -1,5 +1,4 @@
-"""What a campaign prints: its plan, or the file that starts it on a cluster; a line for each case; and the
-results in the end."""
+"""What a campaign prints: its plan or the file that starts it on a cluster; each case; in the end results."""
 
 from __future__ import annotations
 

@@ -91,8 +91,7 @@ def compile_on(address: str) -> CompileEach:
 
 
 def compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
-    """Compiles a launch on a node. Returns one line instead where the node has another Triton than the
-    driver's, `triton`."""
+    """Compiles a launch on a node; returns one line where the node's Triton is not the driver's, `triton`."""
     from harness.compile.compiler import compile_launch
     from kernels.platform import version
 

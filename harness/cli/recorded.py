@@ -1,5 +1,4 @@
-"""Commands on recorded runs: `report`, `show`, `compare`, `claims`, `export`. `compare --revisions` measures
-one."""
+"""Commands on recorded runs: `report`, `show`, `compare` (which can also measure), `claims`, `export`."""
 
 from __future__ import annotations
 

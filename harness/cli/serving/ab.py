@@ -140,8 +140,7 @@ def _plan(changes: JsonObject, options: Mapping[str, Any]) -> Plan | None:
 
 
 def parse_arm(text: str) -> tuple[str, JsonObject]:
-    """Reads `NAME: A=1 image=TAG --flag value` as the name and the entry of a plan. `A=unset` removes a
-    variable. Raises UsageError."""
+    """`NAME: A=1 B=unset image=TAG --flag value` -> the name and the entry of a plan. Raises UsageError."""
     name, _, changes = text.partition(":")
     try:
         words = shlex.split(changes)

@@ -145,8 +145,7 @@ def _output(run: ServingRun) -> str:
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
-    """The statistic of the column. Where the run lacks the mean, its median or another value, with its
-    name."""
+    """The statistic of the column; where the run lacks the mean, its median or another value, named."""
     metric, label = run.metric(name, statistic), ""
     if metric is None and statistic == "mean":
         others = [other for other in run.metrics if other.name == name and other.statistic not in NOT_TYPICAL]
@@ -188,8 +187,7 @@ def _common_folder(runs: Sequence[ServingRun]) -> str:
 
 
 def as_csv(runs: Sequence[ServingRun]) -> str:
-    """A line for each metric. Lengths are those that were served, else those that were asked for; a rate of
-    `inf` is no limit."""
+    """A line for each metric. Lengths are as served, else as asked for; a rate of `inf` is no limit."""
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()

@@ -127,8 +127,7 @@ def _unknown(kernels: Sequence[KernelTime], total_ns: float) -> list[RenderableT
 
 
 def _short(name: str) -> str:
-    """A kernel's name in at most 60 characters. The middle of a longer name is left out, because both ends
-    say most."""
+    """A kernel's name in at most 60 characters: its two ends, which say most, if it is longer."""
     name = name.removeprefix("void ")
     return name if len(name) <= 60 else f"{name[:37]}...{name[-20:]}"
 

@@ -90,8 +90,7 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     on_rank = workload.on_rank(deployment.parallel.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
-    # Weights of these bins are shares of the steps that decode, or prefill; those of token_bins, of all
-    # steps.
+    # Weights of these bins are shares of the steps that decode, or that prefill, and not of all steps.
     decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
     prefilling = sum(phase.steps for phase in phases if phase.chunks) / steps
     decodes = [(bin_._replace(weight=bin_.weight * decoding), 1) for bin_ in decode_bins(on_rank)]
@@ -125,7 +124,7 @@ def mean_step(
 
 
 def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The calls of FP8 linears and experts in a step of `tokens` tokens, `prompt` of prompts, in a DP group."""
+    """The calls of FP8 linears and experts in a step of `tokens` tokens a DP group, `prompt` of prompts."""
     model, parallel = deployment.model, deployment.parallel
     tp_of_part = {"attention": parallel.tp, "dense": deployment.dense_tp}
     if not deployment.shared:

@@ -84,8 +84,7 @@ class ModelConfig:
         if config.get("moe_layer_freq", 1) != 1:
             raise ValueError("its moe_layer_freq is not 1, which is not modelled")
         values = _values(config)
-        layers = values["num_hidden_layers"]
-        dense = values["first_k_dense_replace"]
+        layers, dense = values["num_hidden_layers"], values["first_k_dense_replace"]
         if layers <= dense:
             raise ValueError(f"none of its {layers} layers has experts (first_k_dense_replace {dense})")
         indexers = 0
@@ -123,10 +122,8 @@ class ModelConfig:
             reasons["block_scale_gemm"] = f"its linears are {' and '.join(kinds)}, not {FP8}"
         if self.kind("experts") != FP8:
             reasons["fused_moe"] = f"its experts are {self.kind('experts')}, not {FP8}"
-        latent = self.kv_lora_rank
-        nope = self.qk_nope_head_dim
-        rope = self.qk_rope_head_dim
-        value = self.v_head_dim
+        latent, nope = self.kv_lora_rank, self.qk_nope_head_dim
+        rope, value = self.qk_rope_head_dim, self.v_head_dim
         if (latent, rope) != (512, 64):
             reasons["mla_decode"] = f"its cache has {latent} + {rope} values a token, not 512 + 64"
         elif self.index_topk:
@@ -207,8 +204,7 @@ def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
     of_weights: Mapping[str, Any] = next((g["weights"] for g in groups if g.get("weights")), {})
     block = facts.get("weight_block_size") or of_weights.get("block_structure")
     dtype = f"{of_weights.get('type', 'float')}{of_weights.get('num_bits', 8)}"
-    method = facts.get("quant_method")
-    algorithm = facts.get("quant_algo")
+    method, algorithm = facts.get("quant_method"), facts.get("quant_algo")
     may_have_blocks = (method == "fp8" and not algorithm) or method == "compressed-tensors"
     if may_have_blocks and block == [128, 128] and dtype == "float8":
         return FP8, unquantised
@@ -249,9 +245,8 @@ def models() -> list[str]:
 def model(name: str) -> ModelConfig:
     """A model whose data is here. Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
-        raise ValueError(
-            f"{unknown('model', name, models(), 'list models')}, or give a config.json or its folder"
-        )
+        line = unknown("model", name, models(), "list models")
+        raise ValueError(f"{line}, or give a config.json or its folder")
     data = _object(_DATA / f"{name}.json")
     owner = _object(_DATA / f"{data['same_as']}.json") if "same_as" in data else data
     return ModelConfig.read(name, data["source"], owner["config"], data.get("hf_quant_config"))

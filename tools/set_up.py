@@ -168,20 +168,21 @@ def vllm_obstacle(env: Environment) -> str:
     return "" if torch == VLLM_TORCH else f"needs torch {VLLM_TORCH}; the torch here, {torch}, stays"
 
 
-def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[str, ...]:
+def constraints(env: Environment, required: list[str], pins: list[str]) -> tuple[str, ...]:
     """The versions that pip is held to: our pins or, in an image, everything that the image has."""
-    modules = {name: env.packages[name] for name in env.modules if name in env.packages}
-    # Our pins were checked with this torch. There are no pins where wheels are carried.
-    if not env.modules or (pins and modules.get("torch") == VLLM_TORCH):
-        ours = [pin for pin in pins if name_of(pin) not in env.modules]
-        return (*(f"{name}=={version}" for name, version in modules.items()), *ours)
-    # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays too.
-    # typing-extensions stays compatible, and pydantic needs the newest.
-    free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
-    free |= {name_of(r) for r in wanted if ">=" in r.split(";")[0]}
-    held = {name: version for name, version in env.packages.items() if name not in free and readable(version)}
-    ours = [pin for pin in pins if name_of(pin) in STANDALONE and name_of(pin) not in {*held, *env.modules}]
-    return (*(f"{name}=={version}" for name, version in sorted(held.items())), *ours)
+    held = {name: env.packages[name] for name in env.modules if name in env.packages}
+    ours = [pin for pin in pins if name_of(pin) not in env.modules]
+    # Our pins were checked with this torch; beside another one only those of STANDALONE hold. There are none
+    # where wheels are carried.
+    if env.modules and not (pins and held.get("torch") == VLLM_TORCH):
+        # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays
+        # too. typing-extensions stays compatible, and pydantic needs the newest.
+        free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
+        free |= {name_of(r) for r in required if ">=" in r.split(";")[0]}
+        packages = sorted(env.packages.items())
+        held = {name: version for name, version in packages if name not in free and readable(version)}
+        ours = [pin for pin in ours if name_of(pin) in STANDALONE and name_of(pin) not in held]
+    return (*(f"{name}=={version}" for name, version in held.items()), *ours)
 
 
 def readable(version: str) -> bool:

@@ -60,11 +60,8 @@ def decide(
     if deployed["cases"] and loads:
         raise UsageError("--cases has the calls of a load itself: leave --workload")
     # Where the user leaves an option of the deployment out, the runs say it.
-    by_user = {
-        name: value
-        for name, value in deployed.items()
-        if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
-    }
+    default = ParameterSource.DEFAULT
+    by_user = {name: value for name, value in deployed.items() if ctx.get_parameter_source(name) != default}
     decision, worth = decided(engine, read_measured(runs), by_user, given, margin / 100, loads)
     if page:
         from harness.page.decision import decision_page

@@ -32,11 +32,9 @@ def _percent(text: str | None) -> float | None:
     if text is None:
         return None
     number = re.fullmatch(r"(\d*\.?\d+) ?%?", text)
-    if not number or not 0 < float(number[1]) < 50:
-        raise ValueError(
-            f"cannot read --margin {text!r}; write per cent above 0 and below 50, as 0.5 or 0.5%"
-        )
-    return float(number[1])
+    if number and 0 < float(number[1]) < 50:
+        return float(number[1])
+    raise ValueError(f"cannot read --margin {text!r}; write per cent above 0 and below 50, as 0.5 or 0.5%")
 
 
 @click.command("ab", cls=Command)

@@ -89,9 +89,8 @@ def compare(
     require_names("--assume", assume, ("all", *FIELDS))
     require_names("--despite", despite, SERVER)
     engine_of = engines_of(engines)
-    run_a, run_b = beside_each_other(
-        [with_engine(find(a), engine_of["A"]), with_engine(find(b), engine_of["B"])]
-    )
+    runs = [with_engine(find(a), engine_of["A"]), with_engine(find(b), engine_of["B"])]
+    run_a, run_b = beside_each_other(runs)
     metric = metric or default_metric(run_a, run_b)
     quantities = quantity_of(run_a, a, metric), quantity_of(run_b, b, metric)
     comparison = compare_quantities(*quantities, assume, despite)

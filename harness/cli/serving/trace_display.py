@@ -159,9 +159,8 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     classes.sort(key=lambda row: -row["time_us"])
     kernels = [_times_in_us(kernel) for kernel in trace.kernels]
     for row in kernels:
-        row["shapes"] = [
-            {"dims": dims} | _in_us(times, without=["exposed_us"]) for dims, times in row["shapes"].items()
-        ]
+        shapes = row["shapes"].items()
+        row["shapes"] = [{"dims": dims} | _in_us(times, without=["exposed_us"]) for dims, times in shapes]
     steps = [
         _in_us(step) | {"classes": {name: _times_in_us(times) for name, times in step.classes.items()}}
         for step in trace.steps

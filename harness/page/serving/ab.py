@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from harness.files import JsonObject
-from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.document import Chart, Number, PageSection, anchor, table
 from harness.page.serving.shared import AFTER, BEFORE, PREDICTED, TARGET, digits, names_axis
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import NAMES, UNITS, closing, interval_text, row, summary
@@ -60,8 +60,8 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
         table=table(effects, {name: name for name in effects[0]}),
     )
     marks = {metric: list(_marks(launches, metric, arms)) for metric in metrics}
-    columns: Columns = {"pair": "pair"}
-    rows: list[dict[str, Any]] = [{"pair": pair} for pair in launches]
+    columns: dict[str, str | Number] = {"pair": "pair"}
+    rows: list[JsonObject] = [{"pair": pair} for pair in launches]
     for metric, arm in itertools.product(metrics, arms):
         name = f"{NAMES[metric]} of {arm}, {UNITS[metric]}"
         columns[name] = (name, digits())
@@ -78,9 +78,7 @@ def _charts(record: Record, result: JsonObject, prefix: str) -> Iterator[Chart]:
     )
 
 
-def _marks(
-    launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]
-) -> Iterator[dict[str, Any]]:
+def _marks(launches: dict[str, dict[str, JsonObject]], metric: str, arms: list[str]) -> Iterator[JsonObject]:
     """The data of a point for each launch. That of the base also stands for the line of its pair."""
     for pair, by_arm in launches.items():
         values = {arm: by_arm[arm]["metrics"][metric] for arm in arms}
@@ -94,7 +92,7 @@ def _marks(
                        "from": min(known), "to": max(known), "aria": aria}  # fmt: skip
 
 
-def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> alt.TopLevelMixin:
+def _picture(marks: dict[str, list[JsonObject]], arms: list[str]) -> alt.TopLevelMixin:
     """A panel for each metric, with a line for each pair. marks: by metric"""
     repeats = len(arms) // len(COLOURS) + 1  # more arms than colours take colours again
     legend = alt.Legend(title=None, orient="top")

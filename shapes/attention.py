@@ -14,11 +14,8 @@ R1_MODEL_LEN = 163_840
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a model is split over ranks.
-
-    vLLM's `--tensor-parallel-size` and `--data-parallel-size` are tp and dp; SGLang's
-    `--tp 8 --enable-dp-attention` (with `--dp 8`) is tp=1 dp=8 here.
-    """
+    """How a model is split over ranks. vLLM's `--tensor-parallel-size` and `--data-parallel-size` are tp and
+    dp; SGLang's `--tp 8 --enable-dp-attention` (with `--dp 8`) is tp=1 dp=8 here."""
 
     tp: int = 1  # the number of ranks that share the heads of one attention: a group
     dp: int = 1  # the number of groups; each has requests of its own (DP attention)

@@ -195,11 +195,8 @@ def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
 
 
 def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
-    """Cuts pieces, counted in steps, into at most `most` groups. Each cut is the one that reduces the
-    deviation of places from the means of their groups most. It stops once places lie close to these means.
-
-    place: the coordinates of a piece
-    """
+    """Cuts pieces, counted in steps, into at most `most` groups by their coordinates, `place`. Each cut is the
+    one that reduces the deviation from the means of the groups most; once that is CLOSE there are no more."""
     total_steps = pieces.total()
     least_steps = RARE * total_steps
     groups = [_group_of(pieces, place, least_steps)] if pieces else []

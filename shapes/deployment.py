@@ -102,10 +102,8 @@ def mean_step(
     deployment: Deployment, tokens: Iterable[TokenBin], decodes: Iterable[tuple[DecodeBin, int]],
     prefills: Iterable[PrefillBin],
 ) -> list[Call]:  # fmt: skip
-    """The calls of the mean of many steps. The weight of each bin is its share of all steps.
-
-    decodes: (bin, query tokens of each request)
-    """
+    """The calls of the mean of many steps. The weight of each bin is its share of all steps. A bin of
+    `decodes` has the query tokens of each request beside it."""
     model, parallel, layers = deployment.model, deployment.parallel, deployment.model.num_hidden_layers
     calls = [
         replace(call, times=call.times * bin_.weight)

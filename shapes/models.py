@@ -72,11 +72,8 @@ class ModelConfig:
     def read(
         name: str, source: str, config: Mapping[str, Any], quantization: Mapping[str, Any] | None = None
     ) -> ModelConfig:
-        """Reads the content of a config.json. Raises KeyError for a key that it lacks, and ValueError for an
-        architecture whose shapes would be wrong.
-
-        quantization: the content of the hf_quant_config.json beside it
-        """
+        """Reads the content of a config.json, and of the hf_quant_config.json beside it. Raises KeyError for
+        a key that it lacks, and ValueError for an architecture whose shapes would be wrong."""
         config = _by_common_names(config)
         for key, feature in KEYS["refused"].items():
             if config.get(key):
@@ -190,10 +187,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """The format of the weights, and patterns of the modules that are not quantised.
-
-    quantization: as DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) have it
-    """
+    """The format of the weights, and patterns of the modules that are not quantised, of the entry that
+    DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) write."""
     facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):

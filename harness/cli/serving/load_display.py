@@ -39,10 +39,8 @@ COLUMNS = ("run", *ABOUT, "input_len", "output_len", "request_rate", "max_concur
 
 
 def runs_table(runs: Sequence[ServingRun], files: int, unread: int) -> RenderableType:
-    """How many findings there are, a table for each client, and what was found or taken for granted.
-
-    files: the number of files; unread: how many of them could not be read
-    """
+    """How many findings there are, a table for each client, and what was found or taken for granted. Of the
+    `files` that were named, `unread` could not be read."""
     counts = _counts(Counter(finding.severity for run in runs for finding in run.findings))
     head = f"{counted(len(runs), 'run')} in {counted(files - unread, 'file')}; "
     if counts:

@@ -113,11 +113,8 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
 
 
 def _read_cases(path: str, drafts: int | None) -> tuple[Load, int | None, str]:
-    """The load of a file of cases, its drafts, and its deployment, empty where it does not say it. Raises
-    UsageError where it has no load, and where the user gives another load or other drafts.
-
-    drafts: those that the user gives, or None
-    """
+    """The load of a file of cases, its drafts (else the user's), and its deployment, empty if unknown. Raises
+    UsageError where it has no load, and where the user gives another load or other drafts."""
     from harness.serving.link.load import Load
     from shapes.suites import cases_file
 

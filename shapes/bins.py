@@ -195,8 +195,8 @@ def _mean(pieces: Counter[P], value: Callable[[P], float]) -> float:
 
 
 def grouped(pieces: Counter[P], place: Callable[[P], tuple[float, ...]], most: int) -> list[Counter[P]]:
-    """Cuts pieces, counted in steps, into at most `most` groups by their coordinates, `place`. Each cut is the
-    one that reduces the deviation from the means of the groups most; once that is CLOSE there are no more."""
+    """Cuts pieces, counted in steps, into at most `most` groups by the coordinates that `place` gives. Each
+    cut is the one that reduces the deviation from the means of the groups most. CLOSE says when it stops."""
     total_steps = pieces.total()
     least_steps = RARE * total_steps
     groups = [_group_of(pieces, place, least_steps)] if pieces else []

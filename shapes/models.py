@@ -265,14 +265,14 @@ def read_model(path: Path) -> ModelConfig:
         quantization = _object(beside) if beside.exists() else None
         return ModelConfig.read(file.resolve().parent.name, file.name, config, quantization)
     except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror}") from None
+        reason = error.strerror
     except ValueError as error:
-        raise ValueError(f"cannot read {file}: {error}") from None
+        reason = str(error)
     except (TypeError, AttributeError, re.error) as error:
-        raise ValueError(f"cannot read {file}: a value of another kind than expected: {error}") from None
+        reason = f"a value of another kind than expected: {error}"
     except KeyError as error:
         reason = f"it has no {error.args[0]!r}, so it is no MoE model of DeepSeek's architecture"
-        raise ValueError(f"cannot read {file}: {reason}") from None
+    raise ValueError(f"cannot read {file}: {reason}")
 
 
 def _object(file: Path) -> dict[str, Any]:

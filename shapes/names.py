@@ -35,7 +35,6 @@ def _words(name: str) -> str:
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "", of: str = "") -> str:
     """One line on an unknown name: `unknown op 'mla'; did you mean mla_decode? ops: ...`.
-
     It lists the known names if the list is short, or if there is nothing else to say. `see` is the command
     that lists them, `of` what they belong to."""
     names = list(known)

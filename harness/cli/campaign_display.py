@@ -173,27 +173,30 @@ def _platform(type: str) -> Platform:
 
 
 def cluster_file(plan: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """The text of the file that starts a campaign on GPUs of one type. Raises UsageError.
-
-    plan:   the kind of file, one of NAMES
-    counts: type -> number of its devices; 8 H200 if it is empty
-    file:   the campaign's own; None for the default of the platform
-    """
+    """The text of the file, a plan of NAMES, that starts a campaign on GPUs of one type, 8 H200 by default.
+    Without the campaign's own file it has the platform's. Raises UsageError."""
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
-    ((type, count),) = (counts or {"H200": 8}).items()
+    [(type, count)] = counts.items() if counts else [("H200", 8)]
     platform = _platform(type)
     if platform.kind == "cpu":
         raise UsageError("--plan prints files for GPUs: give one --devices TYPE=N of a type of GPUs")
     nodes, minutes = math.ceil(count / NODE_GPUS), math.ceil(budget_s / 60)
     values = {
-        "type": type, "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
-        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind], "image": IMAGES[platform.kind],
-        "count": str(count), "nodes": str(nodes), "s": "s" if nodes > 1 else "",
-        "per_node": str(math.ceil(count / nodes)), "minutes": str(minutes),
-        "limit": str(minutes + SPARE_MINUTES), "checkout": shlex.quote(str(ROOT)), "root": str(ROOT),
+        "type": type,
+        "name": re.sub(r"[^a-z0-9]+", "-", type.lower()),
+        "vendor": {"cuda": "nvidia", "rocm": "amd"}[platform.kind],
+        "image": IMAGES[platform.kind],
+        "count": count,
+        "nodes": nodes,
+        "s": "s" if nodes > 1 else "",
+        "per_node": math.ceil(count / nodes),
+        "minutes": minutes,
+        "limit": minutes + SPARE_MINUTES,
+        "root": ROOT,
+        "checkout": shlex.quote(str(ROOT)),
         "campaign": shlex.quote(_in_checkout(file or DEFAULTS / f"{platform.kind}.toml")),
-    }  # fmt: skip
+    }
     return string.Template((FILES / NAMES[plan]).read_text("utf-8")).safe_substitute(values)
 
 

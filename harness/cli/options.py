@@ -156,8 +156,9 @@ launch_option = click.option(
     "--launch", type=OneOf(["graph", "eager"]),
     help="Launch calls on GPUs from a graph (default), or one by one (eager).",
 )  # fmt: skip
-set_option = click.option("--set", multiple=True, metavar="NAME=VALUE",
-                          help="Set this environment variable in the workers.")  # fmt: skip
+set_option = click.option(
+    "--set", multiple=True, metavar="NAME=VALUE", help="Set this environment variable in the workers."
+)
 disturbed_option = click.option(
     "--disturbed", type=OneOf(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",
     help="Count rounds that other work or throttling disturbed if there are too few quiet ones (prefer, "

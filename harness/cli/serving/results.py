@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +79,6 @@ def compare(
     """Compare two serving results, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
-    from dataclasses import asdict
-
     from harness.serving.clients.load import beside_each_other
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.alike import comparison_text, default_metric, find, quantity_of

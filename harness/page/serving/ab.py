@@ -29,8 +29,9 @@ def ab_section(folder: Path) -> PageSection:
     headline = []
     for verdict in result["verdicts"]:
         if verdict["decides"]:
-            change = f"{NAMES[verdict['metric']]} {verdict['percent']:+.2f} %, {interval_text(verdict)}"
-            headline.append(f"{verdict['a']}: {verdict['verdict']} ({change})")
+            arm, metric = verdict["a"], NAMES[verdict["metric"]]
+            change = f"{metric} {verdict['percent']:+.2f} %, {interval_text(verdict)}"
+            headline.append(f"{arm}: {verdict['verdict']} ({change})")
     engine = " ".join(filter(None, (result["engine"].get("engine"), result["engine"].get("version"))))
     notes = [("engine", engine)] if engine else []
     notes += [("note", line.removeprefix("note: ")) for line in closing(result)]

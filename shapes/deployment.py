@@ -122,7 +122,8 @@ def mean_step(
 
 
 def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The calls of FP8 linears and experts in a step of `tokens` tokens a DP group, `prompt` of prompts."""
+    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
+    `prompt` of which are prompt tokens."""
     model, parallel = deployment.model, deployment.parallel
     tp_of_part = {"attention": parallel.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
@@ -142,6 +143,6 @@ def _linears_and_experts(deployment: Deployment, step: str, tokens: int, prompt:
 
 
 def _part(linear: Linear) -> str:
-    """The part of a model, with a split of its own, that has a linear: `dense`, `shared` or `attention`."""
+    """The part of a model that a linear belongs to: `dense`, `shared` or `attention`, each split apart."""
     first_word = linear.name.partition(" ")[0]
     return first_word if first_word in ("dense", "shared") else "attention"

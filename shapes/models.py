@@ -187,8 +187,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(quantization: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """The format of the weights, and patterns of the modules that are not quantised, of the entry that
-    DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) write."""
+    """The format of the weights, and patterns of the modules that are not quantised, as
+    DeepSeek, modelopt (`quant_algo`) or compressed-tensors (`config_groups`) write them."""
     facts = quantization.get("quantization", quantization)  # hf_quant_config.json has them one level down
     unquantised: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):

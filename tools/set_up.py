@@ -83,8 +83,8 @@ def plan(
     env: Environment, project: dict, pins: list[str], extras: set[str], carried: frozenset[str] | None = None,
     torch_index: str = "",
 ) -> Plan:  # fmt: skip
-    """Plans what pip installs by pyproject.toml's project and the lines of constraints.txt, `pins`. `carried`
-    are the names of packages in a folder of wheels, which replaces the index; then the image has torch."""
+    """Plans what pip installs. project: that table of pyproject.toml; pins: the lines of constraints.txt;
+    carried: the packages in a folder of wheels, which replaces the index, and then the image has torch"""
     offered = project["optional-dependencies"]
     required = list(project["dependencies"])
     for extra in sorted(extras):

@@ -38,8 +38,8 @@ def applying(requirements: list[str], python: str, machine: str) -> list[str]:
 
 
 def make(folder: Path, python: str, machine: str, everything: bool) -> None:
-    """Makes the folder anew for the node's Python and machine, `everything` with the packages of IMAGE and of
-    `report`. Raises SetUpError if pip cannot fetch the wheels, or the folder was not made by this command."""
+    """Makes the folder anew for the node's Python and machine; if `everything`, with what IMAGE and `report`
+    need. Raises SetUpError if pip cannot fetch the wheels, or the folder was not made by this command."""
     if not re.fullmatch(r"3\.1\d", python):
         raise SetUpError(f"FOR={python}: name the node's Python, 3.10 or later, such as FOR=3.12")
     if folder.exists() and not (folder / WHEELS).exists():

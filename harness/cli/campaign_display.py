@@ -1,4 +1,4 @@
-"""What a campaign prints: its plan or the file that starts it on a cluster; each case; in the end results."""
+"""What a campaign prints: its plan or the file that starts it on a cluster; its cases; its results."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def _platform(type: str) -> Platform:
 
 
 def cluster_file(plan: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """The text of the file, a plan of NAMES, that starts a campaign on GPUs of one type, 8 H200 by default.
-    Without the campaign's own file it has the platform's. Raises UsageError."""
+    """The text of the file of NAMES that starts a campaign on GPUs of one type, by default 8 H200. `file` has
+    the campaign's own steps; None: the platform's default ones. Raises UsageError."""
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
     [(type, count)] = counts.items() if counts else [("H200", 8)]

@@ -40,7 +40,7 @@ def decode_text(drafts: int) -> str:
 
 
 def step_text(tokens: int, prompt: int, drafts: int = 0) -> str:
-    """`decode with 3 drafts`, `prefill` or `mixed`: a step of `tokens` tokens with `prompt` prompt tokens."""
+    """`decode with 3 drafts`, `prefill` or `mixed`: a step of tokens of which `prompt` are prompt tokens."""
     if not prompt:
         return decode_text(drafts)
     return "prefill" if prompt == tokens else "mixed"

@@ -19,7 +19,7 @@ def _case(
     model: ModelConfig, parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0,
     shared: int = 0, routing: str = "uniform", drafts: int = 0,
 ) -> Case:  # fmt: skip
-    """The experts in a step whose attention has `tokens` tokens on each rank, with `prompt` prompt tokens."""
+    """The experts in a step of `tokens` tokens on each attention rank, of which `prompt` are of prompts."""
     on_rank = rows(model, parallel, tokens, routing)
     place = [f"{model.name} {parallel.text} {step_text(tokens, prompt, drafts)}"]
     if expert_columns(model, parallel) % PADDED:

@@ -26,7 +26,7 @@ def _case(
 
 
 def smoke() -> list[Case]:
-    """Less than 0.2 million KV values: ends of pages, one token or request, pages of 1 token, 3 queries."""
+    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, several query tokens."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     cases: list[dict[str, Size]] = [
         {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"}

@@ -98,7 +98,7 @@ def compare(
 
 
 def engines_of(texts: Sequence[str]) -> dict[str, str]:
-    """The engines of A and B by texts `A=NAME`, `B=NAME` or `NAME`; empty if unnamed. Raises UsageError."""
+    """The engines of A and B. A text is `A=NAME`, `B=NAME` or, for both, `NAME`. Raises UsageError."""
     from harness.serving.names import known_engine
 
     engines = {"A": "", "B": ""}

@@ -17,8 +17,8 @@ from harness.serving.trace.result import NO_TIME, KernelTime, Times, Trace
 
 
 def trace_text(trace: Trace, phase: Phase | None, top: int) -> RenderableType:
-    """What `serving trace` prints of the steps of a phase, or of all with the times per step of each phase;
-    and the first `top` kernels."""
+    """What `serving trace` prints of the steps of a phase, or of all, then with a table of the median step of
+    each phase. It lists the first `top` kernels."""
     parts: list[RenderableType] = [*_head(trace), "", *_classes(trace, phase)]
     if len(trace.steps) > 1:
         for phase_of_steps in trace.phases():

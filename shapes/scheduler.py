@@ -74,8 +74,8 @@ class Workload:
     def on_rank(self, dp: int) -> Workload:
         """The share of one of `dp` data-parallel ranks, each of which has its own scheduler."""
         open_requests, prompts = math.ceil(self.concurrency / dp), math.ceil(self.num_prompts / dp)
-        between = self.arrival_steps * dp
-        return replace(self, concurrency=open_requests, num_prompts=prompts, arrival_steps=between)
+        arrival_steps = self.arrival_steps * dp
+        return replace(self, concurrency=open_requests, num_prompts=prompts, arrival_steps=arrival_steps)
 
     def requests(self) -> list[tuple[int, int]]:
         """(tokens in, tokens out) of each request; equal workloads give equal requests."""

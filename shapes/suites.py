@@ -38,6 +38,7 @@ DEPLOYED = {
 }
 """Name of a suite, which ends with a degree -> its model, and how the model is split over ranks."""
 COMPOSED = re.compile(r"(?P<base>(?P<model>.+?)(?P<degrees>(-(tp|dp|ep)\d+)+))(-mtp(?P<drafts>\w*))?")
+"""A name that `suite` takes though no suite has it."""
 PRODUCTION = (
     "DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), and 3200 in, 800 out at "
     "concurrency 128 (dstack, H200) to 1024"
@@ -90,7 +91,8 @@ class Suite:
     def why_no_cases(self, op: str) -> str:
         """One line for an op without cases: it says so, and why if the model is the reason."""
         why = named_model(self.model).unheld.get(op) if self.model else None
-        return f"suite {self.name!r} has no cases for {op}{f': {why}' if why else ''}"
+        line = f"suite {self.name!r} has no cases for {op}"
+        return f"{line}: {why}" if why else line
 
 
 @functools.cache
@@ -99,7 +101,8 @@ def suites() -> dict[str, Suite]:
     text = "seconds on any machine: small and ragged, with every kind of remainder"
     found = [Suite("smoke", text, "smoke", per_case_s=3.0)]
     for name, (model, parallel) in DEPLOYED.items():
-        found += [_deployed(name, model, parallel, drafts) for drafts in (DRAFTS if model == R1 else (0,))]
+        counts = DRAFTS if model == R1 else (0,)
+        found += [_deployed(name, model, parallel, drafts) for drafts in counts]
     for name, run in documented().items():
         text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
         found.append(Suite(name, text, "served", R1, (run,)))

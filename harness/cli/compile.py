@@ -57,7 +57,7 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
 
 def compile_on(address: str) -> CompileEach:
     """Returns a function that compiles launches on the CPUs of a cluster, and raises UsageError where a node
-    has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError where `join` does."""
+    has another Triton, or where no node gives a CPU. Raises NothingRan or UsageError without a cluster."""
     from harness.cluster.ray_cluster import join, require_head
     from harness.compile.compiler import Resources
     from kernels.platform import version

@@ -40,7 +40,7 @@ def _loads(texts: tuple[str, ...]) -> list[Workload]:
 @click.pass_context
 def decide(
     ctx: click.Context, runs: tuple[str, ...], engine: str, loads: list[Workload], given: dict[str, str],
-    margin: float, page: str | None, json_to: str | None, **deployed: Any,  # --cases, and `deployment`'s
+    margin: float, page: str | None, json_to: str | None, **deployed: Any,  # of --cases and `deployment`
 ) -> None:  # fmt: skip
     """Decide how to launch an engine, from recorded RUNS. They are those of `run` and `toggle` on one
     machine. Each choice that the engine offers swaps rows in some of the model's calls; it is compared with

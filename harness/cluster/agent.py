@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import kernels
 from harness.errors import HarnessError, NothingRan, one_line
-from harness.machine.cpu_threads import ALLOWED
+from harness.machine.cpu_threads import ALLOWED, runs_of
 from harness.machine.device import choose_device
 from harness.progress import Progress
 from harness.results.schema import DeviceUsed, Record
@@ -148,13 +148,7 @@ def device_used(platform: Platform, type: str) -> DeviceUsed:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 8] -> `0-2,8`"""
-    ranges: list[tuple[int, int]] = []  # both ends
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in runs_of(numbers))
 
 
 class TimeIsUp(BaseException):

@@ -104,7 +104,7 @@ def _self_comparison(workers: Sequence[WorkerProcess], workload: str, seconds: f
         for worker in workers:
             worker.ask("prepare", 120, workload=workload)
 
-    first, second = [partial(worker.ask, "sample", 60, at_least=SAMPLE_S) for worker in workers]
+    first, second = [partial(worker.ask, "sample", 60, at_least_s=SAMPLE_S) for worker in workers]
     policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
     rounds = measure({"first": first, "second": second}, policy)
     if rounds.dropped:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SYSTEM = Path("/")
@@ -84,6 +84,18 @@ def cpus_in(text: str) -> set[int]:
     """`0-2,8` -> {0, 1, 2, 8}"""
     ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
     return {cpu for low, high in ranges for cpu in range(int(low), int(high or low) + 1)}
+
+
+def runs_of(numbers: Iterable[int], most_apart: int = 1) -> list[tuple[int, int]]:
+    """The first and the last of each series of ascending numbers in which neighbours are at most so far
+    apart."""
+    ends: list[tuple[int, int]] = []
+    for number in numbers:
+        if ends and number - ends[-1][1] <= most_apart:
+            ends[-1] = (ends[-1][0], number)
+        else:
+            ends.append((number, number))
+    return ends
 
 
 def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:

@@ -349,7 +349,7 @@ class CaseChecks:
         names: list[str] = []
         for entry in timed:
             attempt([entry], worker.open, self.case, self.seeds["first"])
-            attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
+            attempt([entry], worker.ask, entry, "sample", at_least_s=SAMPLE_S)
             if entry.alive and attempt([entry], worker.request, "digest") != self.digests["first"]:
                 entry.fail("wrong", "after timing: it changed its operands")
                 names.append(entry.name)

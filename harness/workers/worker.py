@@ -104,10 +104,10 @@ class Worker:
             for request, arguments in self.restore:
                 self._apply(request, arguments)
 
-    def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
-        """Makes new operands and, with `beside`, a second set from those seeds; no entry is prepared on them
+    def open(self, case: Case, seeds: dict[str, Any], seeds_2: dict[str, Any] | None = None) -> int:
+        """Makes new operands and, with `seeds_2`, a second set; no entry is prepared on them
         yet. Returns the digest of the last set."""
-        return self._stage([], "open", case=case, seeds=seeds, beside=beside)
+        return self._stage([], "open", case=case, seeds=seeds, seeds_2=seeds_2)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""

@@ -133,9 +133,9 @@ class Meter(OnDevice):
         call()
         self.program = self.timer.program([call])
 
-    def sample(self, at_least: float) -> float:
+    def sample(self, at_least_s: float) -> float:
         """Seconds per call of the prepared workload."""
-        return self.timer.sample(self.program, at_least).seconds
+        return self.timer.sample(self.program, at_least_s).seconds
 
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of all candidates, found within so many seconds: each is tried once, unless its

@@ -89,7 +89,7 @@ class Program:
 
 
 class CpuTimer:
-    """Times calls by the host's monotonic clock, for at least `at_least` seconds and one call, after an
+    """Times calls by the host's monotonic clock, for at least `at_least_s` seconds and one call, after an
     untimed call (see LONG_S).
 
     In the first sample that reaches a set of operands the calls may fault memory in, which takes up to 4 s
@@ -98,7 +98,7 @@ class CpuTimer:
     def program(self, calls: Sequence[Call]) -> Program:
         return Program(calls)
 
-    def sample(self, program: Program, at_least: float) -> Sample:
+    def sample(self, program: Program, at_least_s: float) -> Sample:
         with MAIN_THREAD.in_place():
             is_long = LONG_S <= program.device_s < math.inf
             if not is_long:
@@ -108,7 +108,7 @@ class CpuTimer:
                 faults_before = _page_faults()
                 count = 0
                 started = time.perf_counter()
-                while (elapsed_s := time.perf_counter() - started) < at_least or count == 0:
+                while (elapsed_s := time.perf_counter() - started) < at_least_s or count == 0:
                     program.step()
                     count += 1
                 faulted_in = reaches_new_sets and _page_faults() - faults_before > FEW_PAGES
@@ -148,7 +148,7 @@ class EventTimer:
         host    launches the sleep, `start`, all steps and `end`; then waits for `end`
         device  sleeps ...................................... `start`, step, step, step, ..., `end`
 
-    Such a series is a reading. A sample is as many readings as take about `at_least` seconds between their
+    Such a series is a reading. A sample is as many readings as take about `at_least_s` seconds between their
     events; fewer where their sleeps would take longer than MOST_SLEEP times that. An untimed step before them
     raises the device's clocks.
 
@@ -220,7 +220,7 @@ class EventTimer:
                 return False
         return True
 
-    def sample(self, program: Program, at_least: float) -> Sample:
+    def sample(self, program: Program, at_least_s: float) -> Sample:
         """Raises RuntimeError where the host is too slow or too busy for even one reading, and where work of
         the calls escapes the events."""
         untimed = self._reading(program, 1)
@@ -230,11 +230,11 @@ class EventTimer:
         readings: list[Reading] = []
         steps_timed = 0
         timed_s = slept_s = 0.0
-        most_slept_s = MOST_SLEEP * at_least
+        most_slept_s = MOST_SLEEP * at_least_s
         may_raise = True  # until this sample lowers `most_ahead`
-        while timed_s < at_least and slept_s < most_slept_s:
+        while timed_s < at_least_s and slept_s < most_slept_s:
             # The steps that are still needed are split into readings of equal length.
-            steps_left = (at_least - timed_s) / program.device_s
+            steps_left = (at_least_s - timed_s) / program.device_s
             readings_left = math.ceil(steps_left / min(program.most_ahead, MOST_STEPS))
             steps = math.ceil(steps_left / readings_left)
             if program.synchronises:

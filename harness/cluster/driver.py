@@ -129,9 +129,7 @@ class Driver:
 
     pool: Pool
     log: Callable[[str], None]
-    on_begin: Callable[[Task, str], None] = lambda *_: (
-        None
-    )  # gets each task that begins, and its device's name
+    on_begin: Callable[[Task, str], None] | None = None  # gets each task that begins, and its device's name
     ends: float = math.inf  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     go_on: str = ""  # what a person does to measure the rest, if the pool is gone
@@ -169,7 +167,8 @@ class Driver:
         self._work(min(self.ends, self.clock() + STARTING_S), self._all_have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
-            self._welcome(member)
+            if member.opened:
+                self._admit(member, member.opened)
         types = self._types()
         if not types:
             reasons = "; ".join(self.refused.values())
@@ -263,7 +262,8 @@ class Driver:
             if order is not None:
                 member.task, member.began = task, self.clock()
                 member.until = member.began + LONGEST_S + 10 * job.expected_s
-                self.on_begin(task, name)
+                if self.on_begin:
+                    self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
                 return
             job.waiting.clear()  # the job's budget is spent
@@ -279,7 +279,7 @@ class Driver:
         elif isinstance(answer.result, Opened):
             member.opened = answer.result
             if self.typical:
-                self._welcome(member)
+                self._admit(member, member.opened)
         else:
             assert task is not None and member.opened is not None
             job, wall_s = self.jobs[task.job], self.clock() - member.began
@@ -326,27 +326,25 @@ class Driver:
         job.waiting.appendleft(task)
         return "given to another device"
 
-    def _welcome(self, member: Member) -> None:
-        """Keeps a device that has started, or leaves it out."""
-        opened = member.opened
-        if opened is None:
-            return
-        type, name, jobs = member.device.type, member.name, self.jobs.values()
+    def _admit(self, member: Member, opened: Opened) -> None:
+        """Keeps a device that has started, or leaves it out where it differs from others of its type or where
+        no job needs its type."""
+        type, name = member.device.type, member.name
+        jobs = [job for job in self.jobs.values() if job.type == type]
         typical = self.typical.get(type, opened)
         if different := differences(typical.facts, opened.facts):
             self._refuse(member, f"{name} differs from {typical.used.name}: {'; '.join(different)}")
-            return
-        if jobs and type not in {job.type for job in jobs}:
+        elif self.jobs and not jobs:
             self._refuse(member, f"nothing is measured on devices of type {type}")
-            return
-        if jobs:
-            self.log(f"{name} is back" if name in self.names else f"{name} has joined")
-            for job in jobs:
-                if job.type == type and name not in self.names:
-                    job.joined(opened)
-        self.names.add(name)
-        for line in opened.facts.busy:
-            self.log(f"note: {name}: {line}")
+        else:
+            is_new = name not in self.names
+            if self.jobs:  # others have begun to work
+                self.log(f"{name} has joined" if is_new else f"{name} is back")
+            for job in jobs if is_new else []:
+                job.joined(opened)
+            self.names.add(name)
+            for line in opened.facts.busy:
+                self.log(f"note: {name}: {line}")
 
     def _refuse(self, member: Member, reason: str) -> None:
         self.refused[member.device.id] = reason

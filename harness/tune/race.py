@@ -14,6 +14,7 @@ from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.machine.device import choose_device, surroundings
 from harness.plan import select
 from harness.plan.budget import parse_shard
+from harness.plan.entry import ConfigSearch
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts, device_facts, own_device
@@ -127,16 +128,12 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
         known = kernels.implementations(select.choose_op(run.op).name)
         return [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
     ops = [select.choose_op(request.op)] if request.op else kernels.OPS.values()
-    here = [
-        implementation
-        for op in ops
-        for implementation in select.choose_implementations(op, request.impl)
-        if isinstance(implementation, Tunable)
-        and (request.impl or not isinstance(implementation, EngineTuned))
-        and implementation.available(platform).ok
-        and not implementation.interpreted(platform)
+    chosen = [i for op in ops for i in select.choose_implementations(op, request.impl)]
+    tunable = [
+        i for i in chosen if isinstance(i, Tunable) and (request.impl or not isinstance(i, EngineTuned))
     ]
-    engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
+    here = [i for i in tunable if i.available(platform).ok and not i.interpreted(platform)]
+    engines = [i.name for i in here if isinstance(i, EngineTuned)]
     if engines and request.folder == TUNED and request.stores:
         raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
     if request.out and len(here) > 1:
@@ -279,34 +276,46 @@ class Race:
     def _take(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
-        """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
-        would be, and the choice, if there is one."""
-        record, name = self.record, self.implementation.name
+        """Logs the failures of a finished case, adds its row and stores its choice. Returns the file of the
+        choice, if anything is stored, and the choice, if there is one."""
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
-        chosen = choice(case, records, self.implementation, record)
-        row: Row = {"op": case.op, "implementation": name, "target": folder_name(self.target)}
+        chosen = choice(case, records, self.implementation, self.record)
+        name, target = self.implementation.name, folder_name(self.target)
+        row: Row = {"op": case.op, "implementation": name, "target": target}
         row |= chosen or {"case": case.text, "config": None}
-        self.rows.append(row)
         search = next(r for r in records if isinstance(r, CaseDone)).search
         winner = None
         # `against` is another configuration where the baseline failed; then nothing beat the baseline.
         if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
-            raced = f"{row['target']} {name} {case.text}"
-            self.beaten.append(f"{raced}: {text_of(winner)} is faster than what is used now")
-        assert record.race is not None
-        folder = Path(record.race.folder)
-        file: Path | None = None
+            faster = f"{text_of(winner)} is faster than what is used now"
+            self.beaten.append(f"{target} {name} {case.text}: {faster}")
+        file = self._store(case, chosen, search, winner, unless_newer) if self.stores else None
         if isinstance(self.implementation, EngineTuned):
-            # The engine keeps its own configuration unless another is faster.
-            if winner and search and self.stores:
-                m = self.implementation.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
-                file = store_winner(folder, search.tables, m, winner)
             row["file"] = str(file) if file else None
-        elif self.stores:
-            file = path(folder, name, self.target)
-            if chosen:
-                store(file, self.target, chosen, provenance(self.implementation, record), unless_newer)
+        self.rows.append(row)
         return file, chosen
+
+    def _store(
+        self,
+        case: Case,
+        chosen: Mapping[str, Any] | None,
+        search: ConfigSearch | None,
+        winner: Mapping[str, Any] | None,
+        unless_newer: bool,
+    ) -> Path | None:
+        """Stores what a case chose. Returns the file of such choices; None where an engine keeps its own
+        configuration, because no other is faster."""
+        assert self.record.race is not None
+        folder, row = Path(self.record.race.folder), self.implementation
+        if isinstance(row, EngineTuned):
+            if not winner or not search:
+                return None
+            m = row.tables.m_of(kernels.OPS[case.op].sizes(case.sizes))
+            return store_winner(folder, search.tables, m, winner)
+        file = path(folder, row.name, self.target)
+        if chosen:
+            store(file, self.target, chosen, provenance(row, self.record), unless_newer)
+        return file

@@ -29,7 +29,7 @@ class Monitor(ABC):
     """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
     because it takes every process that it then finds on the device for a foreign one."""
 
-    clock_name = "clock"  # the name of the cores' clock in the reasons of `end`
+    clock_name = "clock"  # the name of the cores' clock in what `end` returns
 
     def __init__(self) -> None:
         self.notes = Notes()
@@ -37,16 +37,14 @@ class Monitor(ABC):
         self.low_clocks: list[str] = []  # a line for each clock of this round that was far below the highest
 
     def check_clock(self, work: str, megahertz: float) -> None:
-        """Compares a clock with the highest one of the same work, as kernels differ in power and vector
-        width."""
+        """Compares a clock with the highest one of the same work, as kernels differ in power and width."""
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
         if megahertz < MIN_CLOCK * highest:
             share = f"{megahertz / highest:.0%} of the {highest:.0f} MHz before"
             self.low_clocks.append(f"{self.clock_name} {megahertz:.0f} MHz, {share}")
 
     @abstractmethod
-    def begin(self) -> None:
-        """Begins a round."""
+    def begin(self) -> None: ...  # begins a round
 
     @abstractmethod
     def sample(self, work: str = "") -> None:
@@ -63,12 +61,13 @@ class Monitor(ABC):
         """Ends the round. Returns why it is disturbed, with figures, or an empty string."""
 
     @abstractmethod
-    def before(self) -> list[str]:
-        """A line for each thing that makes the device busy or its numbers doubtful. Takes half a second."""
+    def complaints(self) -> list[str]:
+        """A line for each thing that keeps the device busy, or makes its readings doubtful. Takes
+        half a second."""
 
     @abstractmethod
-    def readable(self) -> dict[str, str]:
-        """Each quantity with its value now, or why it cannot be read. It may take half a second."""
+    def current_values(self) -> dict[str, str]:
+        """Each quantity with its value now, or why it cannot be read. May take half a second."""
 
     def blocked(self) -> str:
         """Why several processes cannot use the device at once, or an empty string."""
@@ -138,10 +137,10 @@ class Blind(Monitor):
     def end(self) -> str:
         return ""
 
-    def before(self) -> list[str]:
+    def complaints(self) -> list[str]:
         return [f"clocks not read: {self.reason}"]
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         return {"clocks": f"not readable: {self.reason}"}
 
 
@@ -225,6 +224,10 @@ class GpuMonitor(Monitor):
     def _utilisation(self) -> float | None:
         """Recent utilisation in per cent of the time."""
 
+    def _note_workers(self, pids: Collection[int], workers: Collection[int]) -> None:
+        """Notes that the driver uses the process ids that we know, once one of its ids is a worker's."""
+        self.same_pids = self.same_pids or not set(pids).isdisjoint(workers)
+
     def _foreign(self, pids: Collection[int], workers: Collection[int]) -> tuple[set[int], int]:
         """The processes that are known to be foreign, and the number of further ones that must be foreign.
 
@@ -233,7 +236,6 @@ class GpuMonitor(Monitor):
         many are foreign as exceed the number of our workers; it is unknown which.
         """
         present = set(pids)
-        self.same_pids |= not present.isdisjoint(workers)
         if self.same_pids:
             return present - set(workers), 0
         later = present - self.holders_before
@@ -305,17 +307,19 @@ class GpuMonitor(Monitor):
 
     def _foreign_lines(self) -> list[str]:
         ran, workers = self._ran(), self.workers | set(self.worker_pids())
+        self._note_workers(ran, workers)
         if ran and not self.same_pids:
-            self._foreign(self._holders(), workers)  # finds out whether process ids are the same
+            self._note_workers(self._holders(), workers)
         foreign, further = self._foreign(ran, workers)
         lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(foreign)]
         if further:
             lines.append(f"{len(ran)} processes ran on {self.device}: {further} more than we have")
         return lines
 
-    def before(self) -> list[str]:
-        holders = self._holders()
-        foreign, further = self._foreign(holders, self.worker_pids())
+    def complaints(self) -> list[str]:
+        holders, workers = self._holders(), self.worker_pids()
+        self._note_workers(holders, workers)
+        foreign, further = self._foreign(holders, workers)
         lines = []
         for pid in sorted(foreign):
             name, held_bytes = holders[pid]
@@ -327,10 +331,10 @@ class GpuMonitor(Monitor):
         used_percent = self._utilisation()
         if used_percent is not None and used_percent > BUSY:
             lines.append(f"{self.device} is {used_percent:.0f} % busy")
-        self.notes.take()  # these readings are not of a round
+        self.notes.take()  # forgets these readings, which are not of a round
         return lines
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         reading, used_percent = self._read(), self._utilisation()
         for quantity, value in reading.values.items():
             self.notes.add(quantity, value)

@@ -240,7 +240,7 @@ class CpuMonitor(Monitor):
                 self.notes.unread["load"] = error.strerror or str(error)
         return "; ".join(reasons)
 
-    def before(self) -> list[str]:
+    def complaints(self) -> list[str]:
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
@@ -263,7 +263,7 @@ class CpuMonitor(Monitor):
         self.conditions_at_s, self.spent_before = now_s, spent
         return taken
 
-    def readable(self) -> dict[str, str]:
+    def current_values(self) -> dict[str, str]:
         self.begin()
         self.sleep(GLANCE_S)
         self.sample()

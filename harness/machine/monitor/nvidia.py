@@ -87,8 +87,8 @@ class NvidiaMonitor(GpuMonitor):
         how = "`nvidia-smi -c DEFAULT` (as root) allows that"
         return f"{self.device} is in {EXCLUSIVE[mode]} mode and our workers must share it: {how}"
 
-    def before(self) -> list[str]:
-        lines = super().before()
+    def complaints(self) -> list[str]:
+        lines = super().complaints()
         if self.is_slice:
             lines.append(
                 f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"

@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,15 @@ from kernels.formats import FORMATS, native
 Call = Callable[[], Any]
 Candidate = tuple[float, Callable[[], Call]]
 """How much one call moves (bytes) or computes (flops), and a function that makes the call."""
+
+
+class Racer(NamedTuple):
+    """A candidate that was tried."""
+
+    amount: float  # as of a Candidate
+    program: Program
+    first_rate: float  # amount per second
+
 
 MIB = 1 << 20
 
@@ -140,28 +149,30 @@ class Meter(OnDevice):
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of all candidates, found within so many seconds: each is tried once, unless its
         call would take too long, and the better half then again and again. 0 where none can run here."""
-        racing: list[tuple[float, float, Program]] = []  # rate, amount, program
-        best = smallest = 0.0
         until = time.monotonic() + seconds
+        racers = sorted(self._tried(candidates), key=lambda racer: racer.first_rate, reverse=True)
+        racers = racers[: max(3, len(racers) // 2)]
+        best = racers[0].first_rate if racers else 0.0
+        while racers and time.monotonic() < until:
+            best = max(best, *(self._rate(racer.amount, racer.program) for racer in racers))
+        return best
+
+    def _tried(self, candidates: Iterable[Candidate]) -> list[Racer]:
+        """Tries each candidate once, the one with the smallest amount first."""
+        racers: list[Racer] = []
+        best = 0.0
         for amount, make in candidates:
-            if best and amount > smallest and amount / best > LONGEST_CALL_S:
+            if racers and amount > racers[0].amount and amount > LONGEST_CALL_S * best:
                 continue
             try:
                 call = make()
                 call()
                 program = self.timer.program([call])
-                rate = self._rate(amount, program)
+                racers.append(Racer(amount, program, self._rate(amount, program)))
+                best = max(best, racers[-1].first_rate)
             except (RuntimeError, ValueError, AttributeError) as reason:
                 self.left_out = str(reason)
-                continue
-            racing.append((rate, amount, program))
-            smallest = smallest or amount  # the first candidate has the smallest amount
-            best = max(best, rate)
-        racing.sort(key=lambda racer: racer[0], reverse=True)  # by rate
-        racing = racing[: max(3, len(racing) // 2)]
-        while racing and time.monotonic() < until:
-            best = max(best, *(self._rate(amount, program) for _, amount, program in racing))
-        return best
+        return racers
 
     def _rate(self, amount: float, program: Program) -> float:
         return amount / self.timer.sample(program, TRY_S).seconds

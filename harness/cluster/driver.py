@@ -340,8 +340,9 @@ class Driver:
             is_new = name not in self.names
             if self.jobs:  # others have begun to work
                 self.log(f"{name} has joined" if is_new else f"{name} is back")
-            for job in jobs if is_new else []:
-                job.joined(opened)
+            if is_new:
+                for job in jobs:
+                    job.joined(opened)
             self.names.add(name)
             for line in opened.facts.busy:
                 self.log(f"note: {name}: {line}")

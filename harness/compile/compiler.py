@@ -58,16 +58,16 @@ class Product:
 
 @dataclass
 class Resources:
-    """What a compiled kernel takes of a GPU."""
+    """What a compiled kernel takes of a GPU. All fields but the last three are keys of `compile --json`."""
 
     registers: int = 0  # registers of a thread; on CDNA VGPRs and AGPRs together
     spills: int = 0  # registers of a thread that did not fit. On CDNA some of them may have gone to AGPRs
     scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
     shared_bytes: int = 0  # of a program
-    columns: int = 0  # of tensor memory, of a program
+    tensor_columns: int = 0  # columns of tensor memory, of a program
     threads: int = 0  # of a program
     code_bytes: int = 0
-    instructions: list[str] = field(default_factory=list)  # matrix instructions in the assembly, each once
+    matrix_instructions: list[str] = field(default_factory=list)  # those in the assembly, each once
     products: list[Product] = field(default_factory=list)  # products in the source, each once
     remarks: list[str] = field(default_factory=list)  # remarks of the assembler about what costs speed
     error: str = ""  # why compiling failed, in one line; then all others are empty
@@ -85,8 +85,8 @@ def resources_of(compiled: CompiledKernel, log: str) -> Resources:
     return Resources(
         **counts,
         shared_bytes=compiled.metadata.shared,
-        columns=getattr(compiled.metadata, "tmem_size", None) or 0,
-        instructions=sorted(set(MATRIX.findall(text))),
+        tensor_columns=getattr(compiled.metadata, "tmem_size", None) or 0,
+        matrix_instructions=sorted(set(MATRIX.findall(text))),
         products=list(dict.fromkeys(products)),
     )
 
@@ -171,11 +171,9 @@ CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resourc
 def compile_all(
     launches: Sequence[KernelLaunch], compile_each: CompileEach | None = None, where: str = ""
 ) -> list[Resources]:
-    """The resources of each launch, in order. Prints a line of progress on stderr every ten seconds.
-
-    compile_each: compiles what the cache does not know; default: on the CPUs that this process may use
-    where:        begins the lines of progress
-    """
+    """The resources of each launch, in order. Prints a line of progress on stderr every ten seconds, which
+    begins with `where`. compile_each: compiles what the cache does not know, by default on the CPUs that this
+    process may use"""
     compile_each = compile_each or _compile_here
     keys = [key_of(launch) for launch in launches]
     by_key = dict(zip(keys, launches, strict=True))

@@ -33,7 +33,6 @@ OLDER = "too old"  # the release is older than the row's first
 UNKNOWN = "not told"
 """No signature is known, or not that of the row's torch operator: sources lack functions of C++ and functions
 that an import makes."""
-
 ALL_KINDS = ("cuda", "rocm", "cpu")
 
 

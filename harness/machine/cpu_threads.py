@@ -49,7 +49,6 @@ def quota(root: Path = SYSTEM) -> float:
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables that bind threads. Where the user sets one of them, the suite binds none."""
-
 HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 ALLOWED = os.sched_getaffinity(0) if HAS_AFFINITY else set(range(os.cpu_count() or 1))
 """The CPUs that this process was given. Once OpenMP has bound the main thread, that thread has fewer."""

@@ -129,7 +129,7 @@ class CaseChecks:
         timed = self.timed_workers
         with self.phase("starting"):
             judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
-            self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
+            self.side_by_side(timed, lambda worker: attempt(worker.living, worker.living_process))
             judge.result()
         for number, case in enumerate(self.ragged):
             with self.phase("checking at ragged sizes"):

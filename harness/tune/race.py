@@ -45,6 +45,7 @@ CASE_S = 12.0
 CONFIG_S = 1.0
 ENGINE_CONFIG_S = 2.0
 
+Choice = Mapping[str, Any] | None  # what is stored for a case (see `store.choice`); None without a verdict
 Row = dict[str, Any]  # a stored choice in `tune --json`, with its op, implementation and target
 
 
@@ -70,7 +71,7 @@ class TuneRequest(Request):
 class RaceDisplay(Display, Protocol):
     """What a person sees of a race."""
 
-    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+    def stored(self, file: Path | None, choice: Choice) -> None:
         """Shows what was stored for a finished case, and where. Without a file nothing was stored and the
         present configuration stays; without a choice there was no verdict."""
 
@@ -117,10 +118,8 @@ def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
 
 def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
     """The implementations of a request that have configurations and can be timed on a platform, rows of
-    engines only where --impl names them; of a race that goes on, its own.
-
-    Raises UsageError where the winners of an engine's row would go among the suite's own.
-    """
+    engines only where --impl names them; of a race that goes on, its own. Raises UsageError where the winners
+    of an engine's row would go among the suite's own."""
     if request.resume:
         if request.out:
             raise UsageError("--resume goes on in the race's own folder; leave out --journal")
@@ -275,7 +274,7 @@ class Race:
 
     def _take(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
-    ) -> tuple[Path | None, Mapping[str, Any] | None]:
+    ) -> tuple[Path | None, Choice]:
         """Logs the failures of a finished case, adds its row and stores its choice. Returns the file of the
         choice, if anything is stored, and the choice, if there is one."""
         for cell in records:
@@ -299,12 +298,7 @@ class Race:
         return file, chosen
 
     def _store(
-        self,
-        case: Case,
-        chosen: Mapping[str, Any] | None,
-        search: ConfigSearch | None,
-        winner: Mapping[str, Any] | None,
-        unless_newer: bool,
+        self, case: Case, chosen: Choice, search: ConfigSearch | None, winner: Choice, unless_newer: bool
     ) -> Path | None:
         """Stores what a case chose. Returns the file of such choices; None where an engine keeps its own
         configuration, because no other is faster."""

@@ -107,13 +107,11 @@ class AmdMonitor(GpuMonitor):
     power = POWER_LIMIT
     disturbing = frozenset(RESIDENCIES.values()) - {POWER_LIMIT}
 
-    def __init__(self, platform: Platform, worker_pids: WorkerPids, smi: ModuleType, handle: object) -> None:
-        self.last: tuple[float, dict[str, float]] = (0.0, {})  # the slowdown counters at the last reading
-        super().__init__(platform, worker_pids, smi, handle)
+    last: tuple[float, Mapping[str, float]] = (0.0, {})  # the slowdown counters at the last reading
 
     def begin(self) -> None:
         super().begin()
-        self.last = (self.elapsed, dict(self.slowed_before))
+        self.last = (self.elapsed, self.slowed_before)
 
     def _metrics(self) -> dict[str, object]:
         return self._ask("GPU metrics", ["amdsmi_get_gpu_metrics_info"]) or {}

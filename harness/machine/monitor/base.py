@@ -12,7 +12,7 @@ import statistics
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -95,14 +95,10 @@ class Notes:
         """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
         share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why. Empty parts
         are left out."""
-        taken: JsonObject = {
-            quantity: {
-                "min": round(min(values), 3),
-                "median": round(statistics.median(values), 3),
-                "max": round(max(values), 3),
-            }
-            for quantity, values in sorted(self.values.items())
-        }
+        taken: JsonObject = {}
+        for quantity, values in sorted(self.values.items()):
+            figures = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+            taken[quantity] = {name: round(figure, 3) for name, figure in figures.items()}
         if self.samples:
             taken["samples"] = self.samples
             taken["slowed_by"] = {r: round(n / self.samples, 4) for r, n in self.reasons.most_common()}
@@ -184,9 +180,7 @@ class GpuMonitor(Monitor):
         self.same_pids = False  # whether the driver was seen to use the process ids that we know
         self.slowed: set[str] = set()  # what disturbed the readings of this round
         self.workers: set[int] = set()  # the workers at the beginning of the round
-        # The slowdown counters at the beginning of the round.
-        self.elapsed = 0.0
-        self.slowed_before: Mapping[str, float] = {}
+        self.elapsed, self.slowed_before = 0.0, dict[str, float]()  # the slowdown counters, read with them
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
         """The answer of the first function that the library and the driver both have. None if no function
@@ -201,10 +195,7 @@ class GpuMonitor(Monitor):
         self.notes.unread[quantity] = reason
         return None
 
-    @staticmethod
-    def _message(error: Exception) -> str:
-        """What the library says of an error."""
-        return str(error)
+    _message: Callable[[Exception], str] = staticmethod(str)  # what the library says of an error
 
     @abstractmethod
     def _read(self) -> GpuReading: ...
@@ -249,9 +240,8 @@ class GpuMonitor(Monitor):
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Takes readings in a thread of this process while the worker's calls run: once the worker has
-        answered, the device may be idle and its clock another. After a sample that was too short for a
-        reading, it takes one."""
+        """Takes readings in a thread while the worker's calls run: once the worker has answered, the device
+        may be idle and its clock another. After a sample that was too short for a reading, it takes one."""
         is_over, was_read = threading.Event(), threading.Event()
 
         def read() -> None:

@@ -70,7 +70,6 @@ class NvidiaMonitor(GpuMonitor):
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.nvml = nvml
         self.clock, self.wall = clock, wall
         self.since = 0  # when the round began, in microseconds, as the driver counts
         self.is_slice = platform.uuid.startswith("MIG-")
@@ -90,13 +89,12 @@ class NvidiaMonitor(GpuMonitor):
     def complaints(self) -> list[str]:
         lines = super().complaints()
         if self.is_slice:
-            lines.append(
-                f"{self.device} is a MIG slice: what runs on the other slices of its GPU is not seen"
-            )
+            unseen = "what runs on the other slices of its GPU is not seen"
+            lines.append(f"{self.device} is a MIG slice: {unseen}")
         return lines
 
     def _read(self) -> GpuReading:
-        nvml = self.nvml
+        nvml = self.library
         # Each call takes about 1 ms, in which the work may end: reasons before and after the clock count.
         bits_before = self._ask("clock reasons", CLOCK_REASONS)
         sm_mhz = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
@@ -133,18 +131,17 @@ class NvidiaMonitor(GpuMonitor):
 
     def _name(self, pid: int) -> str:
         try:
-            return str(self.nvml.nvmlSystemGetProcessName(pid)).rpartition("/")[2]
-        except self.nvml.NVMLError:
+            return str(self.library.nvmlSystemGetProcessName(pid)).rpartition("/")[2]
+        except self.library.NVMLError:
             return ""
 
     def _ran(self) -> dict[int, str]:
-        """The driver itself reads what runs about six times a second; these are its readings since the round
-        began. In a short round it may have read nothing, and then the next round gets what ran in this
-        one."""
+        """By what the driver has read since the round began, about six times a second. In a short round it
+        may have read nothing, and then the next round gets what ran in this one."""
         try:
-            readings = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
-        except self.nvml.NVMLError as error:
-            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # it means that nothing was read
+            readings = self.library.nvmlDeviceGetProcessUtilization(self.handle, self.since)
+        except self.library.NVMLError as error:
+            if error.value != self.library.NVML_ERROR_NOT_FOUND:  # it means that nothing was read
                 self.notes.unread["process utilisation"] = str(error)
             return {}
         highest: dict[int, int] = {}

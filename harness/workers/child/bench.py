@@ -30,16 +30,13 @@ if TYPE_CHECKING:
     import torch
 
 COMPARED_CALLS = 79
-"""Calls of an entry whose outputs are compared. A kernel that is wrong in one call of 20 gives a wrong output
-among them in 98 % of runs."""
-
+"""Calls of an entry whose outputs are compared. They show a kernel that errs in one call of 20, in 98 % of
+runs."""
 CHANGED_CALLS = 45
 """How many of these calls follow a call on another activation. A kernel that keeps something of the call
 before, in one call of 10, is found in 99 % of runs."""
-
 LEAST_S = 1.5  # LEAST_CALLS are compared even if there is no time for them, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
-
 AS_LONG = 1.1
 """On a CPU the first calls after preparing anew are left out if one takes at most this many times as long as
 a timed call."""
@@ -116,16 +113,15 @@ class Bench(devices.OnDevice):
         self.prepared: dict[str, _PreparedEntry] = {}  # by entry
         self.are_timed = False  # whether calls on these operands are timed, and not only checked
         self.case: Case | None = None
+        # By entry: seconds of a first call after the latest preparation, infinite if that was the first one,
+        # which compiles; and of the entries whose first calls may be left out (AS_LONG), of a timed call.
         self.first_call_s: dict[str, float] = {}
-        """Seconds of a first call after the latest preparation, by entry; infinite after the first one, which
-        compiles."""
         self.settled_call_s: dict[str, float] = {}
-        """Seconds of a timed call, of the entries whose first calls may be left out (see AS_LONG)."""
         self.returning: set[str] = set()  # entries whose calls returned a tensor
         self.timers: dict[str, Timer] = {}  # by launch mode
         self.repeats = defaultdict[str, Repeats](Repeats)  # by entry
         self.live: dict[str, torch.Tensor] = {}  # the live operands that were loaded last
-        self.seeds: Mapping[str, Any] = {}  # the seeds of the operands in use
+        self.seeds: Mapping[str, Any] = {}  # of the operands in use
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of an implementation's EngineTable. Its engine is imported into this process."""
@@ -159,11 +155,9 @@ class Bench(devices.OnDevice):
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
-        """Moves the operands to fresh buffers, in `copies` sets. Every entry has to be prepared again.
-
-        mode: in `cold` mode each set has its own copy of all operands; else of those that a serving step
-              streams, and the sets share the others
-        """
+        """Moves the operands to fresh buffers, in `copies` sets. Every entry has to be prepared again. In
+        `cold` mode each set has its own copy of all operands; else of those that a serving step streams, and
+        the sets share the others."""
         for name in self.prepared:  # a loop over items() would keep the last entry, and its memory, alive
             self._compare_computed(name)
             self._note_settled(name)
@@ -234,14 +228,13 @@ class Bench(devices.OnDevice):
         skips_calls = is_later and (not self.are_timed or entry in self.settled_call_s)
         calling_s = 0.0
         for operands in self.sets:
-            out = self._output_for(implementation)
+            bound, out = self._bound(implementation, operands, on_set[0] if on_set else None)
+            on_set.append(bound)
             outs.append(out)
-            place = None if out is None else out.tensor
-            on_set.append(bind(self.op, implementation, operands, place, on_set[0] if on_set else None))
             if call and not skips_calls:
                 began = time.perf_counter()
                 # `Prepared.call` returns None; that of a subclass may return a tensor by mistake.
-                returned: object = on_set[-1].call()  # type: ignore[func-returns-value]
+                returned: object = bound.call()  # type: ignore[func-returns-value]
                 calling_s += time.perf_counter() - began
                 if isinstance(returned, torch.Tensor):
                     self.returning.add(entry)
@@ -265,24 +258,25 @@ class Bench(devices.OnDevice):
 
     def _implementation(self, name: str, config: Mapping[str, Any] | None) -> Implementation:
         known = [*self.unlisted, *kernels.implementations(self.op.name)]
-        by_name = {row.name: row for row in reversed(known)}  # an unlisted one comes first
-        if name not in by_name:
+        with_name = [row for row in known if row.name == name]  # an unlisted one comes first
+        if not with_name:
             raise Unsupported(f"there is no {name} in this setting's source tree")
-        implementation = by_name[name]
-        if config is not None:
-            from kernels.tuning import Tunable
+        if config is None:
+            return with_name[0]
+        from kernels.tuning import Tunable
 
-            assert isinstance(implementation, Tunable)
-            implementation = implementation.configured(config)
-        return implementation
+        assert isinstance(with_name[0], Tunable)
+        return with_name[0].configured(config)
 
-    def _output_for(self, implementation: Implementation) -> OwnedOutput | None:
-        """An output filled with NaN; None for an implementation that allocates its own."""
+    def _bound(
+        self, implementation: Implementation, operands: Operands, on_first_set: Prepared | None = None
+    ) -> tuple[Prepared, OwnedOutput | None]:
+        """An implementation bound to operands, and its output, filled with NaN; None if it allocates one."""
         if implementation.allocates:
-            return None
+            return bind(self.op, implementation, operands, None, on_first_set), None
         out = OwnedOutput(self.op.empty_output(self.sizes, "meta"), self.device)
         out.fill()
-        return out
+        return bind(self.op, implementation, operands, out.tensor, on_first_set), out
 
     # Samples
 
@@ -332,8 +326,7 @@ class Bench(devices.OnDevice):
         prepared.call_once(set_index)
         seconds = time.perf_counter() - started
         bits_at_return = bits(out.tensor).clone() if out is not None else torch.empty(0)
-        result = prepared.result(set_index)
-        dtype = self.op.empty_output(self.sizes, "meta").dtype
+        result, dtype = prepared.result(set_index), self.op.empty_output(self.sizes, "meta").dtype
         if (prepared.is_plugin or self.unlisted) and result.dtype != dtype:
             from kernels.op import named  # older commits lack it
 
@@ -377,8 +370,7 @@ class Bench(devices.OnDevice):
             devices.trim_heap()
 
     def _called_once(self, prepared: _PreparedEntry, operands: Operands) -> dict[str, Any]:
-        out = self._output_for(prepared.implementation)
-        bound = bind(self.op, prepared.implementation, operands, None if out is None else out.tensor)
+        bound, _ = self._bound(prepared.implementation, operands)
         bound.call()
         prepared.timer.synchronize()
         return packed(bound.result())

@@ -43,8 +43,7 @@ class Layout:
     rows: Sequence[int] | None = None  # the indices along the first dimension that were compared; None: all
     groups: RowGroups | None = None  # the sequence or experts of each row of the whole output
     others: Mapping[str, Reference] = field(default_factory=dict)
-    """References to other operands, by what the operands are called; their sigma is that of the judged
-    call."""
+    """References to other operands, by what these are called; their sigma is that of the judged call."""
     answers: Callable[[list[int], slice], Answers] | None = None
     """What known mistakes of the op give for these rows and columns (`answers` in its module `mistakes`)."""
 
@@ -72,11 +71,10 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     bad_count = int(bad.sum())
     nan_count = int(torch.isnan(output).sum())
     unwritten_count = int((bits(output) == POISON).sum())
-    # The smallest box around them: of each dimension, the indices that have any.
+    # The smallest box around them: of each dimension, the number of indices that have any.
     box_sides = [int(bad.transpose(0, axis).flatten(1).any(1).sum()) for axis in range(output.ndim)]
-    columns = bad.flatten(0, -2).any(0)
-    in_box = bad_count / math.prod(box_sides)
-    where, facts = region_of(bad.any(-1), columns, replace(layout, rows=None), in_box)
+    share = bad_count / math.prod(box_sides)
+    where, facts = region_of(bad.any(-1), bad.flatten(0, -2).any(0), replace(layout, rows=None), share)
     kinds = [
         ("{} were never written", unwritten_count),
         ("NaN was computed in {}", nan_count - unwritten_count),
@@ -87,8 +85,8 @@ def of_not_finite(output: torch.Tensor, layout: Layout) -> Diagnosis:
     if unwritten_count == bad_count:
         return _short(text), {"kind": "not written", "where": facts}
     if nan_count > unwritten_count and "head" in layout.axes:
-        text += ": memory that no sequence may read holds NaN, so look at pages, lengths, masks "
-        text += "and parts without a key"
+        look_at = "pages, lengths, masks and parts without a key"
+        text += f": memory that no sequence may read holds NaN, so look at {look_at}"
     return _short(text), {"kind": "NaN" if nan_count else "infinite", "where": facts}
 
 
@@ -134,9 +132,10 @@ def selected(
     all_rows = wrong.flatten().nonzero().flatten()
     rows = all_rows[_spread(len(all_rows), MOST_ROWS)]
     at = columns.nonzero().flatten()
-    flat = [tensor.flatten(0, -2) for tensor in (output, reference.value, sigma)]
-    got, right, sigma = (_elements(tensor, rows, at) for tensor in flat)
-    return Wrong(got, right, sigma, rows, at, *flat, tuple(wrong.shape), tolerance, layout)
+    all_got, all_right, all_sigma = (tensor.flatten(0, -2) for tensor in (output, reference.value, sigma))
+    got, right, sigma = (_elements(tensor, rows, at) for tensor in (all_got, all_right, all_sigma))
+    outer = tuple(wrong.shape)
+    return Wrong(got, right, sigma, rows, at, all_got, all_right, all_sigma, outer, tolerance, layout)
 
 
 def _elements(tensor: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
@@ -404,8 +403,7 @@ def region_of(
 
     rows:    bool, of the output's shape without the columns: which of the compared rows are wrong
     columns: bool [columns]: which columns are wrong in any of them
-    share:   which share of the smallest box around the wrong elements is wrong; None: that of the wrong rows
-             in the smallest box around them
+    share:   of the smallest box around the wrong elements, how much is wrong; None: the same of rows alone
     """
     outer_axes = range(rows.ndim)
     has_wrong = [rows.transpose(0, axis).reshape(rows.shape[axis], -1).any(1) for axis in outer_axes]
@@ -431,10 +429,7 @@ def region_of(
 
 
 def in_words(name: str, indices: Sequence[int], numbers: Sequence[int]) -> str:
-    """Indices along an axis in words: `heads 8..15`, `columns 3 and 7`.
-
-    numbers: the number of each index of the whole axis
-    """
+    """Indices along an axis in words: `heads 8..15`, `columns 3 and 7`. numbers: of all its indices"""
     if len(indices) == 1:
         return f"{name} {numbers[indices[0]]}"
     ends = [(numbers[first], numbers[last]) for first, last in runs_of(indices)]
@@ -493,9 +488,7 @@ def _place_in_each(
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Which columns are off, bool [columns].
-
-    z: [rows, columns], the error of the wrong rows in units of sigma
+    """Which columns are off, bool [columns], by the error of the wrong rows in sigma, z [rows, columns].
 
     The errors of right values have a root mean square near 1, which varies less over more rows. Some columns
     of a wrong range are near the right value by chance, so that a range counts as a whole if enough of its

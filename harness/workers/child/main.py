@@ -50,20 +50,19 @@ def serve(connection: Connection, served: Any) -> None:
                 connection.send(("unsupported", text_of(error)))
             except Exception as error:
                 traceback.print_exc()
-                told = getattr(kernels, "told", one_line)  # kernels of older commits have none
-                connection.send(("error" if _sound() else "crashed", told(error)))
+                told = getattr(kernels, "told", one_line)  # kernels of older commits have no `told`
+                connection.send(("crashed" if _has_lost_gpu() else "error", told(error)))
 
 
-def _sound() -> bool:
-    """False once this process has lost its GPU: after an illegal access every request fails."""
+def _has_lost_gpu() -> bool:
+    """Whether every further request would fail, as after an illegal access."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return True
     try:
-        torch.cuda.synchronize()
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
     except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 def die_with_parent() -> None:

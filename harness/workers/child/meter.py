@@ -18,7 +18,7 @@ from kernels.formats import FORMATS, native
 
 Call = Callable[[], Any]
 Candidate = tuple[float, Callable[[], Call]]
-"""How much one call moves (bytes) or computes (flops), and a function that makes the call."""
+"""How much one call moves (bytes) or computes (flops), and a function that prepares the call."""
 
 
 class Racer(NamedTuple):
@@ -30,17 +30,13 @@ class Racer(NamedTuple):
 
 
 MIB = 1 << 20
-
 LEVELS = 4
 REACHES = 2
 """The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as the measured
 reach of the cache, so that reads come from memory. It is no larger, as a new virtual machine takes 4 s to
 fault in a GiB."""
-
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
-
 MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
-
 SHAPES = (
     (768, 768, 768),
     (1024, 1024, 1024),
@@ -55,21 +51,17 @@ SHAPES = (
 """(m, n, k) of products, from what suits two cores to what fills a large GPU. Which one is fastest differs
 by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with oneDNN's prepacked
 weights. Two of the shapes are DeepSeek's own."""
-
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
 """Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
 counts where a CPU has no bf16 instructions."""
-
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind
-
-BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed
+BELIEVED = 64 * MIB  # a stated last-level cache of up to so many bytes is believed without measuring
 FASTER = 1.15
 """A virtual machine may state a larger cache that is only its host's. Then its reach is measured: it holds
 the sizes that are read FASTER times as fast as the largest size."""
-
 REACH_S = 1.0  # seconds for measuring the reach of a cache
 REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 
@@ -77,11 +69,11 @@ REACH_SAMPLE_S = 0.04  # seconds of each sample of it
 class Meter(OnDevice):
     """Each public method is one request of the parent process."""
 
-    left_out = "there is no memory for any product"
+    left_out = "there is no memory for any product"  # why the last candidate that cannot run cannot run
 
     def open(self, arch: str, memory: int, last_level: int) -> int:
-        """Returns how many bytes `measure` reads. memory, last_level: free bytes, and bytes of the last-level
-        cache; 0 if unknown"""
+        """Returns how many bytes `measure` reads. memory: free bytes; last_level: bytes of the last-level
+        cache; both 0 if unknown"""
         self.arch = arch
         self.timer = timer_for(self.kind, "eager")
         self.share = memory // MEMORY_SHARE if memory else math.inf
@@ -134,11 +126,9 @@ class Meter(OnDevice):
     def prepare(self, workload: str) -> None:
         """Prepares one of the steady workloads: `read` or `product`."""
         self.program = Program([])  # frees the buffers of the last one
-        if workload == "read":
-            call = self._buffer().view(dtype=torch.int64).sum
-        else:
-            size = STEADY_SIZE[self.kind]
-            call = self._mm(size, size, size, "bf16")
+        size = STEADY_SIZE[self.kind]
+        is_read = workload == "read"
+        call = self._buffer().view(dtype=torch.int64).sum if is_read else self._mm(size, size, size, "bf16")
         call()
         self.program = self.timer.program([call])
 
@@ -192,15 +182,14 @@ class Meter(OnDevice):
     def _readers(self, buffer: Any) -> Iterator[Candidate]:
         """Reductions over the buffer; which one reads fastest differs by device."""
         words, singles = buffer.view(torch.int64), buffer.view(torch.float32)
-        for call in (words.sum, buffer.sum, singles.max, lambda: torch.dot(singles, singles)):
-            yield buffer.nbytes, lambda call=call: call  # type: ignore[misc]
+        for call in (words.sum, buffer.sum, singles.max, functools.partial(torch.dot, singles, singles)):
+            yield buffer.nbytes, _made(call)
 
     def _copiers(self, buffer: Any) -> Iterator[Candidate]:
         """Copies of one half of the buffer to the other."""
         for view in (buffer.view(torch.int64), buffer):
             target, source = view.chunk(2)
-            copy = functools.partial(target.copy_, source)
-            yield 2 * source.nbytes, lambda copy=copy: copy  # type: ignore[misc]
+            yield 2 * source.nbytes, _made(functools.partial(target.copy_, source))
 
     def _products(self, dtype: str) -> Iterator[Candidate]:
         if dtype == "fp8":
@@ -231,6 +220,11 @@ class Meter(OnDevice):
         return lambda: torch._scaled_mm(
             a, b.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=self.kind == "cuda"
         )
+
+
+def _made(call: Call) -> Callable[[], Call]:
+    """The function of a Candidate whose call needs no preparation."""
+    return lambda: call
 
 
 def reach(rates: Mapping[int, float]) -> int:

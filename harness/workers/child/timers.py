@@ -28,28 +28,20 @@ LONG_S = 0.5
 """On a CPU an untimed call before each sample wakes the threads and fills the caches with the call's own
 data. A call of LONG_S seconds or more has none, as filling the caches takes 3 ms (32 MB at 10 GB/s), less
 than 1 % of it."""
-
 FEW_PAGES = 16  # fewer page faults than this in a CPU sample: its calls had touched all that they write to
-
 MOST_STEPS = 400
 """The most steps that are launched behind one sleep. The gap before the first kernel, about 2 us, is a
 thousandth of 400 steps of 5 us. A device queues about 1024 kernels."""
-
 MARGIN = 1.5
 MARGIN_S = 3e-4
 """A sleep lasts MARGIN times as long as the host should take for the launches, and MARGIN_S more."""
-
 MOST_SLEEP = 2.0  # all sleeps of a sample together last at most this many times as long as the sample
-
 TRAILING_S = 1e-3
 TRAILING_SHARE = 0.02
 """After the last event the whole device must be at rest within TRAILING_S seconds and TRAILING_SHARE of the
 timed seconds. Work that a call gives to another stream, and does not wait for, escapes the events."""
-
 TRAILING_TRIES = 3  # a call is refused after this many such readings in a row: one may be a pause of the host
-
 HIDING_TRIES = 8  # the most readings in a row that are thrown away because the device woke too early
-
 GRAPH_S = 1e-3  # the least seconds of a graph: then the gap of a few us between two replays is negligible
 MOST_CALLS = 256  # the most calls that a graph holds
 
@@ -164,8 +156,7 @@ class EventTimer:
         """cuda: torch.cuda, or its substitute in a test; clock: the host's clock, in seconds"""
         if cuda is None:
             from torch import cuda
-        self.cuda = cuda
-        self.clock = clock
+        self.cuda, self.clock = cuda, clock
         self.cycles_per_s = self._calibrated_cycles_per_s()
 
     def _calibrated_cycles_per_s(self) -> float:

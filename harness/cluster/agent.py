@@ -36,8 +36,7 @@ class Order(Protocol):
     """What a driver tells an agent to do."""
 
     def obey(self, agent: Agent) -> Any:
-        """Does it on the agent's device and returns the result. Raises HarnessError for what the device or
-        the order does not allow."""
+        """Does it on the agent's device; returns the result. Raises HarnessError for what is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +176,7 @@ class ThisMachine:
     def send(self, id: str, order: Order) -> None:
         """Sends an order to a device's agent, which has answered the last one. The first order is the device
         itself, and starts the agent."""
-        # Only a case is stopped here. A command, the other order with a deadline, ends itself and is
-        # answered.
+        # Only a case is stopped here. A command, which also has a deadline, ends itself and is answered.
         deadline_s = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:

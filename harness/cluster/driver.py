@@ -161,9 +161,8 @@ class Driver:
             raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
     def open(self) -> dict[str, list[Opened]]:
-        """Starts an agent on each device and waits until each has said what it is, so that a device that does
-        not fit is left out before anything is measured. Returns the devices of each type. Raises
-        NothingRan."""
+        """Starts an agent on each device and waits until each has said what it is: a device that does not fit
+        is left out before anything is measured. Returns the devices of each type. Raises NothingRan."""
         self._work(min(self.ends, self.clock() + STARTING_S), self._all_have_started)
         self.typical = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
@@ -327,8 +326,7 @@ class Driver:
         return "given to another device"
 
     def _admit(self, member: Member, opened: Opened) -> None:
-        """Keeps a device that has started, or leaves it out where it differs from others of its type or where
-        no job needs its type."""
+        """Keeps a device that has started, or leaves it out where it is unlike the others or has no job."""
         type, name = member.device.type, member.name
         jobs = [job for job in self.jobs.values() if job.type == type]
         typical = self.typical.get(type, opened)
@@ -364,8 +362,7 @@ def most_alike(devices: Sequence[Opened]) -> Opened:
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
     """The facts in which two devices differ and so cannot measure one run, in words (`X for Y`: b has X where
-    a has Y): the device, its driver, the number of threads on CPUs, any library's version, the suite's
-    commit."""
+    a has Y): device, driver, threads of a CPU, any library's version, the suite's commit."""
     machine = ["device", "arch", "driver"] + (["threads"] if a.platform.kind == "cpu" else [])
     return [
         f"{name} {of_b or 'missing'} for {of_a or 'missing'}"

@@ -248,8 +248,7 @@ def begin_run(request: Request, device: Opened, log: Callable[[str], None]) -> t
 def race_on_cluster(
     request: TuneRequest, display: RaceDisplay, pool: Pool | None = None
 ) -> tuple[int, list[Row]]:
-    """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool, by
-    default the cluster's."""
+    """As `harness.tune.race.tune`, all implementations at once, on the devices of one type of a pool."""
     jobs: list[RunJob] = []
     races: list[Race] = []
     with _driver(request, display, pool) as driver:

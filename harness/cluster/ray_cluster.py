@@ -203,8 +203,7 @@ class RayPool:
     grows = True
 
     def __init__(self, address: str, type: str | None = None, agent: type[Any] = RayAgent) -> None:
-        """address: as for `join`; type: of the devices that are used, all by default; agent: has RayAgent's
-        methods"""
+        """address: as for `join`; type: of the devices that are used; agent: a class like RayAgent"""
         self.ray = join(address)
         self.head: str = self.ray.get_runtime_context().gcs_address
         self.type = known_type(type) if type else None

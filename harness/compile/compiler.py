@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -171,9 +171,8 @@ CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resourc
 def compile_all(
     launches: Sequence[KernelLaunch], compile_each: CompileEach | None = None, where: str = ""
 ) -> list[Resources]:
-    """The resources of each launch, in order. Prints a line of progress on stderr every ten seconds, which
-    begins with `where`. compile_each: compiles what the cache does not know, by default on the CPUs that this
-    process may use"""
+    """The resources of each launch, in order. Prints a line of progress, which begins with `where`, every ten
+    seconds. compile_each: compiles what the cache does not know; default: on the CPUs of this process"""
     compile_each = compile_each or _compile_here
     keys = [key_of(launch) for launch in launches]
     by_key = dict(zip(keys, launches, strict=True))
@@ -199,7 +198,7 @@ def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resou
         return
     missing = dict(todo)
     with _pool(min(len(os.sched_getaffinity(0)), len(todo))) as pool:
-        futures = {_submit(pool, launch): key for key, launch in todo.items()}
+        futures = {pool.submit(compile_launch, x.kernel, x.arch, x.data): key for key, x in todo.items()}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(futures):
                 result = future.result()
@@ -208,7 +207,7 @@ def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resou
     for key, launch in missing.items():
         with _pool(1) as pool:
             try:
-                yield key, _submit(pool, launch).result()
+                yield key, pool.submit(compile_launch, launch.kernel, launch.arch, launch.data).result()
             except BrokenProcessPool:
                 yield key, Resources(error="compiling failed: the compiler died")
 
@@ -222,10 +221,6 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _submit(pool: ProcessPoolExecutor, launch: KernelLaunch) -> Future[Resources]:
-    return pool.submit(compile_launch, launch.kernel, launch.arch, launch.data)
 
 
 def _function(kernel: str) -> JITFunction:

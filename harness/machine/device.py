@@ -23,8 +23,7 @@ from kernels.platform import BUILDS, Platform, detect, devices, run, unseen, ver
 def choose_device(name: str | None = None) -> Platform:
     """The platform of the device that a command names: `cpu`, `cuda`, `cuda:1`, or a name such as `MI300X` or
     `gfx942` for the first such GPU here. Without a name: the first GPU, or the CPU where there is none, and a
-    line on stderr if a GPU seems to be present and cannot be used. Raises UsageError, which lists the
-    devices."""
+    line on stderr if a GPU cannot be used. Raises UsageError, which lists the devices."""
     try:
         platform = detect(_first_of_kind(name) if name else name)
     except LookupError as error:

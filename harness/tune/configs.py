@@ -123,8 +123,7 @@ def _fitting(
 
 def near_entries(table: EngineTable, m: int) -> list[EngineConfig]:
     """What the engine takes at other M, each once, that of the nearest M first; without what it takes now.
-    Some were found by older tuners of the engines, which tried more tiles. Entries with other fields than
-    EngineConfig are left out."""
+    Some have tiles that only older tuners tried. Entries with other fields than EngineConfig are left out."""
     by_m = next(iter(table.files.values()))  # the files of a table have the same entries
     near: dict[EngineConfig, None] = {}
     for other_m in sorted(by_m, key=lambda other_m: abs(other_m - m)):

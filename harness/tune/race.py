@@ -37,10 +37,9 @@ from shapes.suites import suites
 KEEP = 24  # the default of --keep
 PER_CASE = "30s"  # the default of --per-case
 
-# Seconds beside measuring that a case takes, and each of its configurations, and each of an engine's row,
-# which is compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s
-# (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's row took 23 to 41 s
-# (results/h200/tune-*).
+# Seconds that a case takes in addition to measuring, and that each of its configurations takes; those of an
+# engine's row are compiled only then. On an H100 cases of four to seven configurations took 12 to 21 s, on an
+# H200 cases of eleven of an engine's row 23 to 41 s (tune-* in results/h100 and results/h200).
 CASE_S = 12.0
 CONFIG_S = 1.0
 ENGINE_CONFIG_S = 2.0
@@ -78,8 +77,7 @@ class RaceDisplay(Display, Protocol):
 
 def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     """Races one implementation after the other on the device of this machine, or says what would be raced.
-    Returns the exit code and a row for each case. Raises NothingRan where nothing of the request can be timed
-    here."""
+    Returns the exit code and a row for each case. Raises NothingRan where nothing can be timed here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
@@ -142,8 +140,7 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
 
 
 def would_race(implementations: Sequence[Tunable], request: TuneRequest, platform: Platform) -> Iterator[str]:
-    """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
-    asked what it is."""
+    """Yields a line for each case and each implementation. Asks no engine, and the device only what it is."""
     keep = request.keep or KEEP
     target = target_of(platform, worker_threads())
     for implementation in implementations:
@@ -159,15 +156,11 @@ def would_race(implementations: Sequence[Tunable], request: TuneRequest, platfor
         config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
         overhead_s = CASE_S * len(cases) + config_s * configurations
         word = "case" if len(cases) == 1 else "cases"
-        yield (
-            f"{name}: {len(cases)} {word}, {configurations} configurations: {planned.budget_s:.0f} s of "
-            f"measuring, beside it about {overhead_s:.0f} s"
-        )
+        seconds = f"{planned.budget_s:.0f} s of measuring, beside it about {overhead_s:.0f} s"
+        yield f"{name}: {len(cases)} {word}, {configurations} configurations: {seconds}"
         if isinstance(implementation, EngineTuned):
-            yield (
-                f"{name}: against what the engine takes now; what is faster goes into "
-                f"tables in --out: {implementation.reads}"
-            )
+            winners = f"what is faster goes into tables in --out: {implementation.reads}"
+            yield f"{name}: against what the engine takes now; {winners}"
 
 
 def race_result(
@@ -237,8 +230,7 @@ def with_configs(plan: RunPlan, platform: Platform, target: Target) -> RunPlan:
 
 
 def target_of(platform: Platform, threads: int) -> Target:
-    """The target that configurations are chosen for on this device, as a worker finds it. Raises NothingRan
-    where the device cannot be used."""
+    """The target that configurations are chosen for on this device, by a worker. Raises NothingRan."""
     if platform.kind == "cpu":
         return CPU
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
@@ -300,8 +292,7 @@ class Race:
     def _store(
         self, case: Case, chosen: Choice, search: ConfigSearch | None, winner: Choice, unless_newer: bool
     ) -> Path | None:
-        """Stores what a case chose. Returns the file of such choices; None where an engine keeps its own
-        configuration, because no other is faster."""
+        """Stores what a case chose. Returns the file; None where an engine keeps its own configuration."""
         assert self.record.race is not None
         folder, row = Path(self.record.race.folder), self.implementation
         if isinstance(row, EngineTuned):

@@ -155,8 +155,7 @@ def store(
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The content of a file of choices; no choices where there is no file. Raises UsageError where the file
-    cannot be read."""
+    """The content of a file of choices, which may be absent. Raises UsageError where it cannot be read."""
     try:
         return {"choices": []} | json.loads(file.read_bytes())
     except FileNotFoundError:

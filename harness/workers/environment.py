@@ -45,8 +45,7 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Makes freed memory stay in the process, as under the caching allocators that engines use. Faulting it in
 anew at each call can take most of the time of an allocating call, and cause most of its noise."""
 DEFAULTS = {
-    # Milliseconds for which threads of Intel's OpenMP spin: a waiting worker must not take a core from the
-    # worker that is being timed.
+    # Milliseconds for which threads of Intel's OpenMP spin: a waiting worker must not disturb the timed one.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # GPUs are numbered as the driver numbers them; CUDA's own order puts the fastest first.

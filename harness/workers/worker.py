@@ -131,16 +131,10 @@ class Worker:
         """Prepares an entry on the present operands, unless it is prepared already."""
         process = self.living_process()
         if entry.name not in self.prepared:
-            answer = process.ask(
-                "prepare",
-                self.deadlines.prepare,
-                entry=entry.name,
-                impl=entry.impl.name,
-                launch=entry.launch,
-                config=entry.config,
-                plugin=bool(entry.impl.plugin),
-                call=not entry.interpreted,
-            )
+            impl, calls = entry.impl, not entry.interpreted
+            which = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
+            how = {"launch": entry.launch, "config": entry.config, "call": calls}
+            answer = process.ask("prepare", self.deadlines.prepare, **which, **how)
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]
             entry.source = answer["source"]

@@ -45,8 +45,7 @@ def open_amd(
     smi: ModuleType | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Monitor:
-    """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing.
-    smi: the library; None means amdsmi."""
+    """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing."""
     if smi is None:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints what it does not find

@@ -1,5 +1,4 @@
-"""What all monitors share (their interface, notes of readings, the check of clocks), and what those of GPUs
-do.
+"""What all monitors share (interface, notes of readings, the check of clocks), and what those of GPUs do.
 
 A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
 reads clocks is missing, the record says which quantities were not read.
@@ -62,8 +61,7 @@ class Monitor(ABC):
 
     @abstractmethod
     def complaints(self) -> list[str]:
-        """A line for each thing that keeps the device busy, or makes its readings doubtful. Takes
-        half a second."""
+        """What keeps the device busy or makes its readings doubtful, a line each. Takes half a second."""
 
     @abstractmethod
     def current_values(self) -> dict[str, str]:
@@ -93,8 +91,7 @@ class Notes:
 
     def take(self) -> JsonObject:
         """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
-        share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why. Empty parts
-        are left out."""
+        share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why."""
         taken: JsonObject = {}
         for quantity, values in sorted(self.values.items()):
             figures = {"min": min(values), "median": statistics.median(values), "max": max(values)}

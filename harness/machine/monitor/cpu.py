@@ -128,8 +128,7 @@ class Counters:
         return ticks_of
 
     def fields(self, pid: int) -> list[str]:
-        """/proc/PID/stat from the state on: field n of proc(5) has index n - 3. Raises OSError if the process
-        is gone."""
+        """/proc/PID/stat from the state on: field n of proc(5) has index n - 3. Raises OSError."""
         return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
 
     def children(self, pid: int, all_threads: bool = False) -> list[int]:

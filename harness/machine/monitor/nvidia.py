@@ -29,16 +29,14 @@ POLICIES = {0: POWER_CAP, 1: THERMAL}
 """NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. Field
 values have finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
 
-# The first function that the library and the driver have is called: old drivers lack the newer name, and
-# CUDA 14 removes the older one.
+# The first function that the library and the driver have is called: releases differ in names.
 CLOCK_REASONS = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
 TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
 EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
 
 
 def open_nvidia(platform: Platform, worker_pids: WorkerPids, nvml: ModuleType | None = None) -> Monitor:
-    """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing.
-    nvml: the library; None means pynvml."""
+    """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -116,8 +114,7 @@ class NvidiaMonitor(GpuMonitor):
         return GpuReading(values, sm_mhz, busy, slowed)
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """In seconds. CUDA 14 removes the function that reads the counters; readings then still have
-        reasons."""
+        """In seconds. CUDA 14 removes the function for it; readings then still have reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)

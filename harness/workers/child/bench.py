@@ -30,22 +30,19 @@ if TYPE_CHECKING:
     import torch
 
 COMPARED_CALLS = 79
-"""Calls of an entry whose outputs are compared. They show a kernel that errs in one call of 20, in 98 % of
-runs."""
+"""So many outputs of an entry are compared: they show an error in one call of 20 in 98 % of runs."""
 CHANGED_CALLS = 45
 """How many of these calls follow a call on another activation. A kernel that keeps something of the call
 before, in one call of 10, is found in 99 % of runs."""
 LEAST_S = 1.5  # LEAST_CALLS are compared even if there is no time for them, but for no longer than this
 FAR_BYTES = 9 << 30  # bytes of operands that hold more than 2^32 values, in bf16
 AS_LONG = 1.1
-"""On a CPU the first calls after preparing anew are left out if one takes at most this many times as long as
-a timed call."""
+"""On a CPU the first calls after preparing again are left out if one takes at most AS_LONG timed calls."""
 
 
 @dataclass
 class _PreparedEntry:
-    """An entry that is prepared on each set of operands. The lists have an element for each set, and
-    `set_index` is its index in them."""
+    """An entry that is prepared on each set of operands. Each list has an element for each `set_index`."""
 
     on_set: list[Prepared]
     reads: list[dict[str, torch.Tensor]]  # the tensors in which calls read live operands, by operand
@@ -155,9 +152,8 @@ class Bench(devices.OnDevice):
         return self.op.make(self.sizes, Seeds(**seeds), self.device, self.boundary)
 
     def fresh(self, mode: str, copies: int) -> None:
-        """Moves the operands to fresh buffers, in `copies` sets. Every entry has to be prepared again. In
-        `cold` mode each set has its own copy of all operands; else of those that a serving step streams, and
-        the sets share the others."""
+        """Moves the operands to fresh buffers, in `copies` sets. Entries have to be prepared again. In `cold`
+        mode each set has a copy of all operands, else only of those that a serving step streams."""
         for name in self.prepared:  # a loop over items() would keep the last entry, and its memory, alive
             self._compare_computed(name)
             self._note_settled(name)
@@ -208,8 +204,7 @@ class Bench(devices.OnDevice):
     ) -> dict[str, Any]:
         """Prepares an entry on every set and, unless `call` is False, calls it once on each, which runs JIT
         compilers. On a CPU a later preparation makes no calls if nothing will be timed on these operands, or
-        if first calls took no longer than timed ones (AS_LONG). Raises Unsupported where the entry cannot be
-        launched in this mode.
+        if first calls took as long as timed ones (AS_LONG). Raises Unsupported if `launch` is impossible.
 
         seconds:      that this took
         synchronises: whether a call waits for the device before it returns
@@ -482,8 +477,7 @@ class Bench(devices.OnDevice):
         start(self.kind)
 
     def profile(self, entry: str) -> dict[str, Any]:
-        """What ran in a call and for how long (see `profile` in profile.py). A graph's calls are made
-        eagerly.
+        """What ran in a call, and how long (see `profile` in profile.py). Calls of a graph are made eagerly.
 
         picked: what the library says of its choice
         ran:    what else identifies the code (see `fingerprint`)

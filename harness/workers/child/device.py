@@ -120,8 +120,7 @@ def _uuid(gpu: Any, on_amd: bool) -> str:
 
 def load_openmp() -> None:
     """Loads the library that torch loads first, and with it OpenMP, which binds this thread to a CPU, the
-    same one in all workers. Then the thread can be released before the rest of torch is imported, which takes
-    seconds."""
+    same one in all workers. Then the thread can be released before the slow import of the rest of torch."""
     spec = importlib.util.find_spec("torch")
     if spec and spec.origin:
         with contextlib.suppress(OSError):
@@ -149,8 +148,7 @@ def trim_heap() -> None:
 
 @contextlib.contextmanager
 def memory_at_most(nbytes: int) -> Iterator[None]:
-    """Limits this process to mapping `nbytes` more: a larger allocation fails instead of exhausting the
-    machine's memory."""
+    """Limits this process to mapping `nbytes` more, so that a larger allocation fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (_pages(0) + nbytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

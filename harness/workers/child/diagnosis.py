@@ -127,8 +127,7 @@ def selected(
     tolerance: Tolerance,
     layout: Layout,
 ) -> Wrong:
-    """At most MOST_ROWS of the wrong rows, in the wrong columns (bool [columns]). The other arguments are
-    those of `of_errors`."""
+    """At most MOST_ROWS of the wrong rows, in the wrong columns (bool [columns]). Others: see `of_errors`."""
     all_rows = wrong.flatten().nonzero().flatten()
     rows = all_rows[_spread(len(all_rows), MOST_ROWS)]
     at = columns.nonzero().flatten()
@@ -186,8 +185,7 @@ def _spread(count: int, most: int) -> torch.Tensor:
 
 
 def _worst(z: torch.Tensor, wrong: Wrong) -> dict[str, Any]:
-    """The largest error in units of sigma, with its place in the whole output and both values. z: of all
-    compared rows, [rows, columns]"""
+    """The largest error in sigma, with its place in the whole output and both values. z: [rows, columns]"""
     row, column = divmod(int(z.abs().nan_to_num(nan=math.inf).argmax()), z.shape[1])
     sigmas = float(z[row, column].abs())
     return {
@@ -249,8 +247,7 @@ def _factor(wrong: Wrong) -> Cause | None:
     weighted = torch.where(sigma > 0, right / sigma.square(), 0.0)
     size = float((weighted * right).sum())
     factor = float((weighted * got).sum()) / size if size > 0 else math.nan
-    # A few elements are a multiple of anything. A tiny factor fits an output that has nothing in common with
-    # the right one.
+    # A few elements are a multiple of anything. A tiny factor fits an output that is unlike the right one.
     if not math.isfinite(factor) or abs(factor) < 1e-3 or got.numel() < 4:
         return None
     if not _within(got - factor * right, abs(factor) * sigma, wrong.tolerance):
@@ -334,8 +331,7 @@ def _answer_to_others(wrong: Wrong) -> Cause | None:
 
 
 def _other_rows(wrong: Wrong) -> Cause | None:
-    """Whether wrong rows hold the right answers of other rows. Some of them are compared with all right
-    rows."""
+    """Whether the wrong rows, by a sample of them, hold the right answers of other rows."""
     if len(wrong.columns) < FEWEST:
         return None
     some = _spread(len(wrong.rows), MATCHED_ROWS)

@@ -81,9 +81,8 @@ class Judge(OnDevice):
         return ready
 
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
-        """Computes a reference and keeps it under a name. Returns the digest of its operands. Only a sample
-        of the rows is computed if the work would exceed this share of a whole reference's, and is not
-        CHEAP."""
+        """Computes a reference and keeps it under a name. Returns the digest of its operands. Computes
+        a sample of the rows where all would take more than `share` of the work, and more than CHEAP."""
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
         make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
@@ -222,14 +221,12 @@ def compare_output(
     2. The error of each compared element is at most `tolerance.element` sigma.
     3. The root mean square of the errors of each row (the last dimension), or of each segment of
        `tolerance.segment` elements of it, is at most `tolerance.row` sigma.
-    4. The output as a whole is neither too large nor too small, and of FP8 calls not too noisy
-       (`_whole_output`).
+    4. The whole output is neither too large nor too small, and of FP8 calls not too noisy (`_whole_output`).
 
     ok, reason:     whether the output is right, and why not
     row_error, element_error: the largest ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
-    noise:          the root mean square of all errors in the rows `reference.even`, in sigma, with its limit;
-                    of FP8 calls only
+    noise:          of FP8 calls: the root mean square of errors in the rows `reference.even`, with its limit
     relative_error: |output - reference| / |reference| over all elements, for people
     rows, of_rows:  how many rows were compared, of how many
     diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
@@ -295,8 +292,7 @@ def _whole_output(
     truncates: bool,
 ) -> dict[str, Any]:
     """The bias and the noise of an output in which each row is right, their limits, and the reason if one of
-    them exceeds its limit. Both can be too large although each row is within its own limits, which are wider.
-    z: the error in units of sigma"""
+    them exceeds its limit. Both can be too large although no row is. z: `error` in sigma"""
     in_fp8 = fp8 and reference.sigma_fp8 is not None
     even = torch.ones(z.shape[:-1], dtype=torch.bool, device=z.device)
     if in_fp8 and reference.even is not None:
@@ -312,10 +308,8 @@ def _whole_output(
         size = "large" if bias > 0 else "small"
         reason = f"the whole output is {abs(bias):.1%} too {size} (limit {limit:.1%})"
     elif noise is not None and noise_limit is not None and noise > noise_limit:
-        reason = (
-            f"the whole output errs by {noise:.3g} sigma in root mean square (limit {noise_limit:g}), "
-            "as if rounded to a format of fewer bits"
-        )
+        size = f"{noise:.3g} sigma in root mean square (limit {noise_limit:g})"
+        reason = f"the whole output errs by {size}, as if rounded to a format of fewer bits"
     return {"reason": reason, "bias": bias, "bias_limit": limit, "noise": noise, "noise_limit": noise_limit}
 
 

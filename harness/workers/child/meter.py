@@ -33,8 +33,7 @@ MIB = 1 << 20
 LEVELS = 4
 REACHES = 2
 """The buffer is LEVELS times as large as the last-level cache, or REACHES times as large as the measured
-reach of the cache, so that reads come from memory. It is no larger, as a new virtual machine takes 4 s to
-fault in a GiB."""
+reach of the cache, so that reads come from memory; no larger, as a new VM takes 4 s to fault in a GiB."""
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}  # the least bytes that are read
 MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
 SHAPES = (
@@ -49,12 +48,10 @@ SHAPES = (
     (16384, 8192, 8192),
 )
 """(m, n, k) of products, from what suits two cores to what fills a large GPU. Which one is fastest differs
-by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with oneDNN's prepacked
-weights. Two of the shapes are DeepSeek's own."""
+by machine and library: on two cores 2048^3 reached 92 % of the best, and 98 % with prepacked weights."""
 STEADY_SIZE = {"cpu": 1024, "cuda": 8192, "rocm": 8192}
 PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "bf16")}
-"""Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
-counts where a CPU has no bf16 instructions."""
+"""Dtypes of products. A CPU converts FP8 to bf16; fp32 counts where it has no bf16 instructions."""
 TRY_S = 0.02  # seconds of one timed try
 LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8  # seconds that are spent on looking for the best rate of each kind

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CALLS = 20
-"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. They show a
-kernel that errs in one call of 10, in 88 % of runs."""
+"""At least so many outputs are compared with the first one, for up to bench.LEAST_S seconds. They show an
+error in one call of 10 in 88 % of runs."""
 GUARD = 1 << 16  # guard bytes before and behind an output; a multiple of any alignment that a kernel requires
 CANARY = 0xA5  # the value of each guard byte
 POISON = 0x7FE5  # the bits of each element of a 16-bit output before a call: a NaN that no operation gives

@@ -1,6 +1,5 @@
 """What ran in a call: kernels and their times by torch's profiler (device kernels on a GPU, operators on a
-CPU), a fingerprint that tells two kernels of one name apart, and a hash of the suite's own code that a row
-consists of."""
+CPU), a fingerprint that tells kernels of one name apart, and a hash of the suite's own code of a row."""
 
 from __future__ import annotations
 

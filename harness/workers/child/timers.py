@@ -26,8 +26,7 @@ Call = Callable[[], object]
 
 LONG_S = 0.5
 """On a CPU an untimed call before each sample wakes the threads and fills the caches with the call's own
-data. A call of LONG_S seconds or more has none, as filling the caches takes 3 ms (32 MB at 10 GB/s), less
-than 1 % of it."""
+data. A call of LONG_S seconds or more has none: filling the caches takes 3 ms (32 MB at 10 GB/s)."""
 FEW_PAGES = 16  # fewer page faults than this in a CPU sample: its calls had touched all that they write to
 MOST_STEPS = 400
 """The most steps that are launched behind one sleep. The gap before the first kernel, about 2 us, is a
@@ -183,8 +182,7 @@ class EventTimer:
         self.cuda.synchronize()
 
     def program(self, calls: Sequence[Call]) -> Program:
-        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot hold
-        them."""
+        """A program of calls, each of which was made before. Raises Unsupported where a graph cannot."""
         launch_s = min(self._launch_s(calls[0]) for _ in range(3))
         return Program(calls, synchronises=self._synchronises(calls[0], launch_s), host_s=launch_s)
 
@@ -212,8 +210,8 @@ class EventTimer:
         return True
 
     def sample(self, program: Program, at_least_s: float) -> Sample:
-        """Raises RuntimeError where the host is too slow or too busy for even one reading, and where work of
-        the calls escapes the events."""
+        """Raises RuntimeError where the host is too slow for one reading, and where work escapes the
+        events."""
         untimed = self._reading(program, 1)
         program.device_s = min(program.device_s, untimed.device_s)
         if program.host_s == 0:
@@ -271,14 +269,13 @@ class EventTimer:
                 program.most_ahead = max(1, min(steps - 1, int(0.7 * in_time)))
             else:
                 lengthening *= 2
-        raise RuntimeError(
-            f"the host took longer to launch its calls than the device slept, {HIDING_TRIES} times up to "
-            f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"
-        )
+        slept = f"{HIDING_TRIES} times up to {sleep_s:.3g} s"
+        why = "other work on this machine, or a call whose host time varies"
+        raise RuntimeError(f"the host took longer to launch its calls than the device slept, {slept}: {why}")
 
     def _reading(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
-        """A reading after which the device was soon at rest. Raises RuntimeError where work of the calls
-        escapes the events."""
+        """A reading after which the device was soon at rest. Raises RuntimeError where work escapes the
+        events."""
         trailing_s = math.inf  # the least of the readings
         for _ in range(TRAILING_TRIES):
             reading = self._read(program, steps, sleep_s)
@@ -287,9 +284,8 @@ class EventTimer:
             if reading.trailing_s <= TRAILING_S + TRAILING_SHARE * reading.device_s:
                 return reading
             trailing_s = min(trailing_s, reading.trailing_s)
-        raise RuntimeError(
-            f"its work went on for {1e3 * trailing_s:.3g} ms after its calls had ended, on another stream"
-        )
+        after = f"{1e3 * trailing_s:.3g} ms after its calls had ended"
+        raise RuntimeError(f"its work went on for {after}, on another stream")
 
     def _read(self, program: Program, steps: int, sleep_s: float) -> Reading:
         """Takes a reading as it comes. Without a sleep it is not hidden."""

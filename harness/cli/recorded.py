@@ -151,11 +151,11 @@ def compare(
         raise click.UsageError("name two runs, or --revisions A B and an --op")
     from harness.report.comparison_table import comparison_markdown, comparison_table
     from harness.report.terminal import show
-    from harness.results.comparison import compared
+    from harness.results.comparison import compare_runs
     from harness.results.read import read
 
     a, b = map(read, runs)
-    comparison = compared(a, b)
+    comparison = compare_runs(a, b)
     if comparison.incompatible and not force:
         reasons = "; ".join(comparison.incompatible)
         raise UsageError(f"{runs[0]} and {runs[1]} cannot be compared: {reasons} (--force marks it only)")

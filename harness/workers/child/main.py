@@ -50,8 +50,9 @@ def serve(connection: Connection, served: Any) -> None:
                 connection.send(("unsupported", text_of(error)))
             except Exception as error:
                 traceback.print_exc()
-                told = getattr(kernels, "told", one_line)  # kernels of older commits have no `told`
-                connection.send(("crashed" if _has_lost_gpu() else "error", told(error)))
+                # Kernels of older commits call it `told`, or have none.
+                describe = getattr(kernels, "describe_error", getattr(kernels, "told", one_line))
+                connection.send(("crashed" if _has_lost_gpu() else "error", describe(error)))
 
 
 def _has_lost_gpu() -> bool:

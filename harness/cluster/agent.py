@@ -45,7 +45,7 @@ class Device:
 
     id: str  # its name in the pool
     type: str  # H200, MI300X, cpu ...
-    beside: int = 1  # how many devices share the memory of its machine, itself among them
+    devices_on_machine: int = 1  # how many devices share the memory of its machine, itself among them
     device: str | None = None  # as torch calls it; None: the first GPU that its agent sees, else the CPU
     is_gpu: bool = False  # whether it must be a GPU
     threads: int | None = None  # of each worker, on a CPU; None: the agent's default
@@ -81,7 +81,7 @@ class CaseOrder:
         if plan.record.race is not None:
             kernels.import_plugins()  # this process lists the configurations of their implementations
             plan = with_configs(plan, agent.platform, agent.opened.target)
-        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.beside)
+        measurer = CaseMeasurer(plan, own, Progress(quiet=True), 1 / agent.device.devices_on_machine)
         with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as folder:
             *cells, done = measurer.measure(case, self.budget_s, self.max_s, Path(folder))
         return [*cells, done.model_copy(update={"device": agent.opened.used.name})]

@@ -51,7 +51,7 @@ class Job:
     rank: int  # jobs of a lower rank come first; those of one rank take turns
     waiting: deque[Task] = field(default_factory=deque, kw_only=True)  # not given to a device; the next first
     measure_s: float = field(default=0.0, kw_only=True)  # seconds of measuring of each task
-    overhead_s: float = field(default=0.0, kw_only=True)  # seconds beside measuring: a guess, then an average
+    overhead_s: float = field(default=0.0, kw_only=True)  # further seconds of each: a guess, then an average
     any_done: bool = field(default=False, kw_only=True)  # whether a task is done
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
 
@@ -61,7 +61,7 @@ class Job:
         return self.measure_s + self.overhead_s
 
     def learn(self, overhead_s: float) -> None:
-        """Notes what a task took beside measuring: the job's others will take about as long."""
+        """Notes what a task took apart from measuring: the job's others will take about as long."""
         if self.any_done:
             overhead_s = EARLIER * self.overhead_s + (1 - EARLIER) * overhead_s
         self.overhead_s = overhead_s

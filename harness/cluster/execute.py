@@ -42,7 +42,7 @@ CALIBRATION_S = 3.0  # seconds of measuring of each calibration case
 
 
 def expected_overhead_s(suite: str, kind: str) -> float:
-    """An estimate of the seconds that a case takes beside measuring, until one is done. On CPUs it is what
+    """The estimated seconds that a case takes apart from measuring, until one is done. On CPUs it is what
     runs in results/epyc-zen4-2core took; the figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
         return 15.0

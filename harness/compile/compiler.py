@@ -235,7 +235,7 @@ def _function(kernel: str) -> JITFunction:
 
 @functools.cache
 def _compiler() -> str:
-    """What decides a result beside the launch: the compiler, its variables, and this file, which reads it."""
+    """What decides a result apart from the launch: the compiler, its variables, and this file's code."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 

@@ -109,19 +109,15 @@ def narrowed(op: Op, implementation: SuiteTriton, sizes: DataclassInstance) -> O
 
 
 def launches_of(
-    op: Op,
-    implementation: SuiteTriton,
-    architecture: Architecture,
-    operands: Operands,
-    sizes: DataclassInstance,
+    op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> list[KernelLaunch]:
     """What one call launches, in order, each launch once. If the operands are of a wider boundary than the
     implementation's, the suite's own kernels that come before are included. Raises Unsupported."""
-    with recorded_launches(architecture) as recorded:
-        _call(op, implementation, architecture, operands, sizes)
+    with recorded_launches(on) as recorded:
+        _call(op, implementation, on, operands, sizes)
     launches = []
     for kernel, data in dict.fromkeys(recorded):
-        launch = KernelLaunch(op.name, implementation.name, kernel, architecture.arch, data)
+        launch = KernelLaunch(op.name, implementation.name, kernel, on.arch, data)
         launch.excuse = implementation.older_instructions.get(launch.name, "")
         launches.append(launch)
     return launches

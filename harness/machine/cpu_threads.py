@@ -81,7 +81,7 @@ def cpus_in(text: str) -> set[int]:
 
 
 def runs_of(numbers: Iterable[int], most_apart: int = 1) -> list[tuple[int, int]]:
-    """Of ascending numbers: both ends of each series in which neighbours are at most so far apart."""
+    """Both ends of each series of ascending numbers whose neighbours are at most `most_apart` apart."""
     ends: list[tuple[int, int]] = []
     for number in numbers:
         if ends and number - ends[-1][1] <= most_apart:

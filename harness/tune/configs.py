@@ -44,11 +44,8 @@ def raced_configs(
     implementation: Implementation, case: Case, target: Target, keep: int, tables: Mapping[str, EngineTable]
 ) -> Configs:
     """The configurations of an implementation that are raced in a case, and how they were found. An engine's
-    baseline is None: the engine is told nothing.
-
-    keep:   at most so many are raced, the baseline aside
-    tables: for an engine's row: what the engine reads, by the key of each case
-    """
+    baseline is None: the engine is told nothing. keep: at most so many are raced, the baseline aside;
+    tables: for an engine's row: what the engine reads, by the key of each case"""
     assert isinstance(implementation, Tunable)
     sizes = kernels.OPS[case.op].sizes(case.sizes)
     neighbours: Sequence[DataclassInstance]

@@ -100,10 +100,9 @@ class Worker:
                 self._apply(process, request, arguments)
         return process
 
-    def open(self, case: Case, seeds: dict[str, Any], seeds_2: dict[str, Any] | None = None) -> int:
-        """Makes new operands and, with `seeds_2`, a second set; no entry is prepared on them yet. Returns the
-        digest of the last set."""
-        return self._stage([], "open", case=case, seeds=seeds, seeds_2=seeds_2)
+    def open(self, case: Case, seeds: dict[str, Any], second_seeds: dict[str, Any] | None = None) -> int:
+        """Makes one or two sets of operands; no entry is prepared on them yet. Returns the last digest."""
+        return self._stage([], "open", case=case, seeds=seeds, second_seeds=second_seeds)
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
@@ -132,9 +131,9 @@ class Worker:
         process = self.living_process()
         if entry.name not in self.prepared:
             impl, calls = entry.impl, not entry.interpreted
-            which = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
-            how = {"launch": entry.launch, "config": entry.config, "call": calls}
-            answer = process.ask("prepare", self.deadlines.prepare, **which, **how)
+            identity = {"entry": entry.name, "impl": impl.name, "plugin": bool(impl.plugin)}
+            options = {"launch": entry.launch, "config": entry.config, "call": calls}
+            answer = process.ask("prepare", self.deadlines.prepare, **identity, **options)
             entry.setup_s = max(entry.setup_s, answer["seconds"])
             entry.synchronises = answer["synchronises"]
             entry.source = answer["source"]

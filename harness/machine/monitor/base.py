@@ -51,7 +51,7 @@ class Monitor(ABC):
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Wraps a sample. By default the reading comes after it, as a reading beside it disturbs a CPU."""
+        """Wraps a sample. By default the reading comes after it, as a reading during it disturbs a CPU."""
         yield
         self.sample(work)
 
@@ -177,7 +177,7 @@ class GpuMonitor(Monitor):
         self.same_pids = False  # whether the driver was seen to use the process ids that we know
         self.slowed: set[str] = set()  # what disturbed the readings of this round
         self.workers: set[int] = set()  # the workers at the beginning of the round
-        self.elapsed, self.slowed_before = 0.0, dict[str, float]()  # the slowdown counters, read with them
+        self.elapsed, self.slowed_before = 0.0, dict[str, float]()  # the slowdown counters as the round began
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as they answer
         """The answer of the first function that the library and the driver both have. None if no function

@@ -130,9 +130,11 @@ class Bench(devices.OnDevice):
 
     # Operands
 
-    def open(self, case: Case, seeds: Mapping[str, Any], seeds_2: Mapping[str, Any] | None = None) -> int:
-        """Makes the operands of a case from seeds, and with `seeds_2` a second set. Returns the digest of the
-        last set; the parent compares it with that of the judge's operands."""
+    def open(
+        self, case: Case, seeds: Mapping[str, Any], second_seeds: Mapping[str, Any] | None = None
+    ) -> int:
+        """Makes one or two sets of operands of a case from seeds. Returns the digest of the last, for the
+        parent to compare with that of the judge's operands."""
         self.close()
         if case != self.case:
             self.case = case
@@ -144,8 +146,8 @@ class Bench(devices.OnDevice):
         self.boundary = case.boundary
         self.seeds = seeds
         self.sets = [self._make(seeds)]
-        if seeds_2 is not None:
-            self.sets.append(self._make(seeds_2))
+        if second_seeds is not None:
+            self.sets.append(self._make(second_seeds))
         return self.sets[-1].digest()
 
     def _make(self, seeds: Mapping[str, Any]) -> Operands:
@@ -241,9 +243,8 @@ class Bench(devices.OnDevice):
         if is_later:
             program.device_s = self.settled_call_s.get(entry, self.first_call_s[entry])
         reads = [reads_of(bound) for bound in on_set]
-        returns_tensor = entry in self.returning
         self.prepared[entry] = _PreparedEntry(
-            on_set, reads, outs, timer, program, implementation, plugin, returns_tensor
+            on_set, reads, outs, timer, program, implementation, plugin, entry in self.returning
         )
         return {
             "seconds": time.perf_counter() - started,
@@ -442,7 +443,8 @@ class Bench(devices.OnDevice):
         prepared.fill()
         prepared.call_once(set_index)
         is_graph = len(prepared.program.steps) < len(self.sets)  # it holds calls on all sets
-        for index in range(len(self.sets)) if is_graph else [set_index]:
+        computed_sets = range(len(self.sets)) if is_graph else [set_index]
+        for index in computed_sets:
             repeats.compare(index, prepared.result(index), self._sets_are_equal)
 
     def unread(self, entry: str) -> list[str]:

@@ -87,12 +87,14 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     is_named_so = gpu.name.startswith(name) or name.startswith(gpu.name)
     uuid = _uuid(gpu, on_amd)
     is_other_gpu = planned["uuid"].startswith("GPU-") and uuid not in ("", planned["uuid"].lower())
-    less, more = sorted((gpu.total_memory, planned["memory"]))
+    memories = (gpu.total_memory, planned["memory"])
+    less, more = sorted(memories)
+    memory_to_torch, memory_to_driver = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in memories)
     facts = [  # to torch, to the driver, whether they differ
         (arch, planned["arch"], arch != planned["arch"]),
         (gpu.name, planned["name"], not on_amd and not is_named_so),  # ROCm gives no product names
         (uuid, planned["uuid"], is_other_gpu),
-        (_gib(gpu.total_memory), _gib(planned["memory"]), 0 < MEMORY_DIFFERS * less < more),
+        (memory_to_torch, memory_to_driver, 0 < MEMORY_DIFFERS * less < more),
     ]
     if not any(differs for _, _, differs in facts):
         return ""
@@ -103,10 +105,6 @@ def other_device(gpu: Any, planned: Mapping[str, Any]) -> str:
     if order not in ("", "PCI_BUS_ID"):
         how = f"unset CUDA_DEVICE_ORDER={order}"
     return f"to torch it is {to_torch}, to the driver {to_driver}; {how}"
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def _uuid(gpu: Any, on_amd: bool) -> str:

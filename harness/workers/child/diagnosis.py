@@ -282,14 +282,14 @@ def _mistake(wrong: Wrong) -> Cause | None:
         growth = (answer.norm(dim=1) / right.norm(dim=1)).nan_to_num(1.0).clamp(1.0, 1e6)
         answer_sigma = torch.hypot(sigma * growth[:, None], 2.0**-9 * answer)
         left_square = float(_units(got - answer, answer_sigma).square().mean())
-        is_near = _within(got - answer, answer_sigma, wrong.tolerance)
-        if is_near and left_square <= EXPLAINED * error_square:
+        is_explained = left_square <= EXPLAINED * error_square
+        if is_explained and _within(got - answer, answer_sigma, wrong.tolerance):
             left_squares[name] = left_square
     if not left_squares:
         return None
-    as_near = 1.5 * min(left_squares.values()) + 0.1  # mistakes that cannot be told from the nearest one
+    limit = 1.5 * min(left_squares.values()) + 0.1  # up to here a mistake cannot be told from the nearest one
     names = sorted(left_squares, key=left_squares.__getitem__)
-    names = [name for name in names if left_squares[name] <= as_near][:MOST_NAMES]
+    names = [name for name in names if left_squares[name] <= limit][:MOST_NAMES]
     return Cause("mistake", f"equals: {' or '.join(names)}", {"equals": names})
 
 
@@ -349,17 +349,20 @@ def _other_rows(wrong: Wrong) -> Cause | None:
         (wrong.index_of(row), wrong.index_of(source))
         for row, source in zip(rows[moved].tolist(), nearest[moved].tolist(), strict=True)
     ]
-    axes = [i for i in range(len(wrong.outer)) if any(index[i] != source[i] for index, source in moves)]
+    return Cause("moved", _moves_in_words(moves, wrong.layout), {"from": moves[:64]})
+
+
+def _moves_in_words(moves: Sequence[tuple[list[int], list[int]]], layout: Layout) -> str:
+    axes = [i for i in range(len(layout.shape) - 1) if any(index[i] != source[i] for index, source in moves)]
     name = "row"
     sources: dict[object, object] = {str(index): source for index, source in moves}
     if len(axes) == 1:  # in terms of the one axis along which the rows moved
         (axis,) = axes
-        name = wrong.layout.name(axis)
+        name = layout.name(axis)
         sources = {index[axis]: source[axis] for index, source in moves}
     pairs = ", ".join(f"{index} that of {source}" for index, source in list(sources.items())[:2])
     dots = " ..." if len(sources) > 2 else ""
-    text = f"{name}s hold the answers of other {name}s: {pairs}{dots}"
-    return Cause("moved", text, {"from": moves[:64]})
+    return f"{name}s hold the answers of other {name}s: {pairs}{dots}"
 
 
 def _nearest(rows: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ class Judge(OnDevice):
 
     def reference(self, name: str, case: Case, seeds: Mapping[str, Any], share: float = 1.0) -> int:
         """Computes a reference and keeps it under a name. Returns the digest of its operands. Computes
-        a sample of the rows where all would take more than `share` of the work, and more than CHEAP."""
+        a sample of the rows where all would take more than this share of the work, and more than CHEAP."""
         op = kernels.OPS[case.op]
         sizes = op.sizes(case.sizes)
         make_operands = partial(op.make, sizes, Seeds(**seeds), self.device, case.boundary)
@@ -226,7 +226,7 @@ def compare_output(
     ok, reason:     whether the output is right, and why not
     row_error, element_error: the largest ones, in sigma, with their limits; None if not finite
     bias:           the share by which the whole output is too large (see `_bias`), with its limit
-    noise:          of FP8 calls: the root mean square of errors in the rows `reference.even`, with its limit
+    noise:          of FP8 calls: the root mean square error in `reference.even`, in sigma, with its limit
     relative_error: |output - reference| / |reference| over all elements, for people
     rows, of_rows:  how many rows were compared, of how many
     diagnosis:      of a wrong output, the facts in its reason (see diagnosis.py)
@@ -259,7 +259,9 @@ def compare_output(
         "row_limit": tolerance.row,
         "element_error": _finite(_largest(element_error)),
         "element_limit": tolerance.element,
-        **dict.fromkeys(["bias", "bias_limit", "noise", "noise_limit"]),  # of outputs without a wrong row
+        **dict.fromkeys(
+            ["bias", "bias_limit", "noise", "noise_limit"]
+        ),  # see `_whole_output`; None if a row is wrong
         "relative_error": _finite(float(error.norm()) / (reference_norm if reference_norm > 0 else 1.0)),
         "rows": row_error.numel(),
         "of_rows": output.numel() // output.shape[-1],

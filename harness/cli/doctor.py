@@ -48,8 +48,8 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
         blocked = monitor.blocked()
         if blocked:
             complaints.append(blocked)
-        complaints += monitor.before()
-        facts = examine(platform, monitor.readable(), complaints, quick, monitor)
+        complaints += monitor.complaints()
+        facts = examine(platform, monitor.current_values(), complaints, quick, monitor)
     answer(json_to, facts, lambda: doctor_text(facts))
 
 

@@ -105,8 +105,8 @@ def predict(json_to: str | None, cases: str | None, **options: Any) -> None:
     if deployed not in ("", own):
         note = f"{cases} is of {deployed}: only its load and drafts are taken"
         model = replace(model, notes=(*model.notes, note))
+    from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import outlook
-    from harness.serving.link.report import as_json, prediction
 
     looks = [outlook(model, load) for load in loads]
     answer(json_to, as_json(model, looks), lambda: prediction(model, looks))
@@ -195,8 +195,8 @@ def what_if(
     target = _milliseconds(target_tpot) if target_tpot else None
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
+    from harness.cli.serving.predict_display import as_json, prediction
     from harness.serving.link.predictions import needs, outlook, predict
-    from harness.serving.link.report import as_json, prediction
 
     looks = [
         replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
@@ -262,7 +262,7 @@ def validate(hardware: str, engine: str, json_to: str | None) -> None:
     of gfx942 (MI300X, MI325X) were fitted to MI325X's server. The exit code is 1 where over all servers TPOT
     is more than 7 % off in the last way (with drafts 10 % in the second), or fewer than 85 % lie inside.
     What changes of kernels were worth: `ledger`."""
-    from harness.serving.link.report import validation, validation_json
+    from harness.cli.serving.predict_display import validation, validation_json
     from harness.serving.link.validation import validated
 
     require_writable(json_to, None)

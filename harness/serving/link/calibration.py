@@ -242,18 +242,12 @@ class Constants:
         decoding_ms = (sums.load.mean_osl - 1) * tpot.value
         life_ms = mean.value + decoding_ms
         life_share = math.hypot(tpot.share * decoding_ms, mean.share * mean.value) / life_ms
-        a, k, p = (float(constant) for constant in self.tpot.mean)
+        output = Value.from_share(sums.load.output_tok_s(life_ms), life_share)
+        a, k, p = self.tpot.mean.tolist()
+        _, q, _, _ = self.ttft.mean.tolist()
         accepted_inverse, step_per_token_ms, stall_ms = settled.tpot.tolist()
-        return Served(
-            tpot=tpot,
-            ttft=steady,
-            ttft_mean=mean,
-            output=Value.from_share(sums.load.output_tok_s(life_ms), life_share),
-            decode_ms=a + k * (step_per_token_ms / accepted_inverse),
-            stall_ms=p * stall_ms,
-            prefill_ms=float(self.ttft.mean[TTFT_CONSTANTS.index("q")]) * sums.prefill.ms(1),
-            features=settled,
-        )
+        decode_ms, prefill_ms = a + k * (step_per_token_ms / accepted_inverse), q * sums.prefill.ms(1)
+        return Served(tpot, steady, mean, output, decode_ms, p * stall_ms, prefill_ms, settled)
 
 
 def _value(constants: Normal, x: Array, waiting_ms: float, scatter: float) -> Value:
@@ -271,8 +265,7 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[ModelledPoint]]]) -
 
 PRIOR = Constants(
     Normal.from_deviations((3.66, 0.751, 1.29), (1.96, 0.156, 0.340), (-0.56, -0.08, 0.43)),
-    Normal.from_deviations(
-        (48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2), (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)
-    ),
-)
+    Normal.from_deviations((48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2),
+                           (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)),
+)  # fmt: skip
 """`learnt_constants` of all stored series, rounded; `serving validate --json` ends with it."""

@@ -1,24 +1,14 @@
 """Kernel times for predictions: from tables, from runs of this suite, or scaled from another machine.
 
-**Tables** are files of NVIDIA's AIConfigurator. Their `latency` is in milliseconds; here all times are in
-microseconds. What a time covers is told by the collectors (ai-dynamo/aiconfigurator, collector/). GEMM times
-include the quantisation of the activations. MoE times include the sorting by expert, both products, the
-activation and the weighted sum, but not the choice of experts. Prefill attention is plain (192 wide, values
-128), except that SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV head), as no engine runs it.
-Tables that time attention together with products (modules, and all of vLLM's) are not read. A set of tables
-is named SYSTEM/ENGINE/VERSION, for example h200_sxm/sglang/0.5.9. Until July 2026 this was a folder. Since
-then each op has a folder of its own, SYSTEM/OP/ENGINE/VERSION. If a version was not timed anew, `reuse.yaml`
-beside its tables names the version whose times are used.
+**Tables** are files of NVIDIA's AIConfigurator; aiconfigurator.toml says what their times cover. Their
+`latency` is in milliseconds; here all times are in microseconds.
 
 **Between the points** of a table the logarithm of the time is linear in the logarithm of the size. Times grow
 with the work. A measured curve that falls is noise, so its isotonic regression in the logarithm replaces it.
 
 **Assumed times** are not measured. They are the H200's tables, scaled by the data sheets of both machines: by
 the bandwidths if memory limits the kernel, by the peak TFLOPS if its products do. LAUNCH_US is added on both
-machines, so that small kernels scale little. fitted.toml and DEVIATION say how near the kernels of another
-machine come to its data sheet. They follow from AITER's own times for MI300X and MI350X
-(results/published/aiter-tuned.json): 28 of 31 lie in the 90 % interval. 25 of the 31 set `on_amd`; none is of
-MLA.
+machines, so that small kernels scale little. fitted.toml has what data sheets do not give.
 """
 
 from __future__ import annotations
@@ -119,12 +109,10 @@ SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # a set of one may have tables of the other
 PLAUSIBLE_TFLOPS = (3.0, 20_000.0)  # of a large product; outside of this range the unit is not milliseconds
 LAUNCH_US = 3.0
-# The kernels of a file are left out if with JUDGED_ROWS rows they take over SLOWEST times as long as reading
-# their weights and a launch. Such times are the host's (vLLM 0.24's FP8 products) or of kernels that no engine
-# runs (one MoE).
+# Kernels are left out if with JUDGED_ROWS rows they take over SLOWEST times as long as reading their weights
+# and a launch: such times are the host's (vLLM 0.24's FP8 products) or of a kernel that no engine runs (MoE).
 JUDGED_ROWS, SLOWEST = 64, 10.0
-# Widths of absorbed attention over DeepSeek's latent cache: of queries and keys, and of values.
-QK_WIDTH, V_WIDTH = 576, 512
+QK_WIDTH, V_WIDTH = 576, 512  # of queries and keys, and of values, in absorbed attention
 
 
 class MissingTable(UsageError):
@@ -239,10 +227,9 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
-    labels = {
-        stem: {(row["device"], row["framework"], row["version"]) for row in of_file}
-        for stem, of_file in rows.items()
-    }
+    labels: dict[str, set[tuple[str, str, str]]] = {}  # by file
+    for stem, of_file in rows.items():
+        labels[stem] = {(row["device"], row["framework"], row["version"]) for row in of_file}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
     own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
     every = sorted(set().union(*labels.values()))
@@ -504,8 +491,10 @@ def peak_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
 
 
 def peak_mla_us(sheet: JsonObject, rows: float, tokens: float, kv: str) -> float:
-    """The time in us of absorbed attention at a machine's peaks. rows: query tokens of a sequence times heads;
-    tokens: in the cache of all sequences; kv: bfloat16 or fp8"""
+    """The time in us of absorbed attention at a machine's peaks.
+
+    rows: query tokens of a sequence, times heads; tokens: in the cache of all sequences; kv: bfloat16 or fp8
+    """
     flops = rows * (2 * tokens * (QK_WIDTH + V_WIDTH))
     return peak_us(sheet, flops, tokens * QK_WIDTH * (2 if kv == "bfloat16" else 1), "bf16")
 
@@ -526,15 +515,15 @@ class AssumedTables(Tables):
     def scaled_to(cls, hardware: str, engine: str) -> AssumedTables:
         """Times for a machine that has a data sheet. hardware: its name there"""
         base, sheet = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
-        where, arch = f"assumed from {base.where} by data sheets", sheet["arch"]
-        step_us, block_of_k_us = (
-            FITTED[figure].get(f"{arch} {engine}", 0.0) for figure in ("between_us", "block_of_k_us")
-        )
+        arch = sheet["arch"]
         moves_bytes = arch.startswith("gfx") and engine == "sglang"
         token_us = FITTED["token_bytes"] / sheet["tbps"] / 1e6 if moves_bytes else 0.0
-        scaling = (sheet, data_sheet("h200"), FITTED["slower_mla"].get(arch, 0.0), block_of_k_us)
-        labels = (hardware, engine, base.version, where)
-        return cls(*labels, base.rows, *scaling, between_us=(step_us, token_us))
+        return cls(
+            hardware, engine, base.version, f"assumed from {base.where} by data sheets", base.rows,
+            between_us=(FITTED["between_us"].get(f"{arch} {engine}", 0.0), token_us),
+            sheet=sheet, h200=data_sheet("h200"), slower_mla=FITTED["slower_mla"].get(arch, 0.0),
+            block_of_k_us=FITTED["block_of_k_us"].get(f"{arch} {engine}", 0.0),
+        )  # fmt: skip
 
     @property
     def is_amd(self) -> bool:
@@ -544,9 +533,12 @@ class AssumedTables(Tables):
     def fitted(self) -> list[str]:
         """What the data sheets do not give, with what it was fitted to."""
         step_us, token_us = self.between_us
-        of_points = ((self.slower_mla, "mla_decode x {:g}"), (step_us / 1e3, "{:g} ms a step"),
-                     (self.block_of_k_us, "FP8 products at least {:g} us for each 128 of k"),
-                     (token_us, "{:.0f} us a token"))  # fmt: skip
+        of_points = [
+            (self.slower_mla, "mla_decode x {:g}"),
+            (step_us / 1e3, "{:g} ms a step"),
+            (self.block_of_k_us, "FP8 products at least {:g} us for each 128 of k"),
+            (token_us, "{:.0f} us a token"),
+        ]
         known = [form.format(value) for value, form in of_points if value]
         lines = [f"fitted to MI325X with SGLang: {', '.join(known)}"] if known else []
         if self.is_amd:
@@ -577,11 +569,8 @@ class AssumedTables(Tables):
         times, and no other engine runs the FP8 kernel."""
         cached = batch * context
         us = super().mla_decode(batch, context, heads, "bfloat16") * (self.slower_mla or 1.0)
-        return (
-            us
-            * peak_mla_us(self.sheet, heads, cached, kv)
-            / peak_mla_us(self.h200, heads, cached, "bfloat16")
-        )
+        there_us = peak_mla_us(self.h200, heads, cached, "bfloat16")
+        return us * peak_mla_us(self.sheet, heads, cached, kv) / there_us
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops = batch * length**2 * heads * (QK_WIDTH + V_WIDTH)

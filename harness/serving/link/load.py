@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,46 +152,40 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
                 f"no request of {load.mean_context:.0f} tokens fits: weights take "
                 f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
             )
-    query_tokens = 1 + structure.drafts
-    chunks = math.ceil(load.mean_isl / load.prefill_tokens)  # prefill steps of one prompt
-
-    def decode_step(batch: float) -> StepLoad:
-        return StepLoad(query_tokens * batch, batch, load.mean_context, query_tokens)
-
-    def prefill_step(prompts: float) -> StepLoad:
-        return StepLoad(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
-
-    decode = _phase(structure.decode, min(float(load.concurrency), capacity), decode_step, 1)
-    most_prompts = min(load.prompts_per_step, float(load.concurrency))
-    prefill = _phase(structure.prefill, most_prompts, prefill_step, chunks)
-    return KernelSums(load, decode, prefill, capacity, cold)
-
-
-def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """The terms over a grid of batches from 1 to `most`. Each chunk of a prompt calls every kernel; the time
-    of prefill attention is already that of the whole prompt."""
-    points = 1 + math.ceil(math.log(most) / math.log(GRID_FACTOR)) if most > 1 else 1
-    grid = np.geomspace(1.0, most, points)
-    loads = [step(float(batch)) for batch in grid]
-    us = []
-    for term in terms:
+    q, context, isl = 1 + structure.drafts, load.mean_context, load.mean_isl  # q: query tokens of a sequence
+    chunks = math.ceil(isl / load.prefill_tokens)  # prefill steps of one prompt
+    batches = _grid(min(float(load.concurrency), capacity))
+    prompts = _grid(min(load.prompts_per_step, float(load.concurrency)))
+    decode_steps = [StepLoad(q * batch, batch, context, q) for batch in batches.tolist()]
+    prefill_steps = [StepLoad(count * isl / chunks, count, isl) for count in prompts.tolist()]
+    decode_us = [[term.calls * term.time(step) for step in decode_steps] for term in structure.decode]
+    prefill_us = []
+    for term in structure.prefill:
+        # Each chunk calls every kernel. The time of attention is already that of the whole prompt.
         calls = term.calls if term.op == "mha_prefill" else term.calls * chunks
-        us.append([calls * term.time(load) for load in loads])
-    return Phase(terms, grid, np.array(us))
+        prefill_us.append([calls * term.time(step) for step in prefill_steps])
+    decode = Phase(structure.decode, batches, np.array(decode_us))
+    return KernelSums(load, decode, Phase(structure.prefill, prompts, np.array(prefill_us)), capacity, cold)
+
+
+def _grid(most: float) -> Array:
+    """Batches from 1 to `most`, of which each is about GRID_FACTOR times the one before."""
+    points = 1 + math.ceil(math.log(most) / math.log(GRID_FACTOR)) if most > 1 else 1
+    return np.geomspace(1.0, most, points)
 
 
 @dataclass(frozen=True)
 class Features:
     """The factors of the constants, at a given TPOT and TTFT.
 
-    tpot:            factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of
-                     stall
-    steady:          factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
-    mean:            factors of the same constants in the TTFT over the whole run
-    waiting_ms:      the steady TTFT without a constant: for the end of a decode step, and for memory
-    mean_waiting_ms: the same of the TTFT over the whole run
-    batch:           requests that decode together
-    queue_ms:        the part of `waiting_ms` that is for memory
+    tpot:     factors of a, k, p: 1 and ms of a decode step, both over the accept length, and ms of stall
+    steady:   factors of h, q, cold, each in the TTFT after the first wave, which is a client's median
+    mean:     factors of the same constants in the TTFT over the whole run
+    batch:    requests that decode together
+    queue_ms: the part of `waiting_ms` that is for memory
+
+    waiting_ms is the part of the steady TTFT that has no constant: for the end of a decode step, and for
+    memory. mean_waiting_ms is that of the TTFT over the whole run.
     """
 
     tpot: Array
@@ -267,7 +261,7 @@ def settled_features(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
 
 
 def _first_wave(sums: KernelSums) -> tuple[float, float]:
-    """The mean end and the last end, in ms, of the prefills of all prompts in flight, if they come at once."""
+    """The mean end and the last end in ms of the prefills of all prompts in flight, if they come at once."""
     prompts = sums.load.concurrency
     per_step = min(math.floor(sums.load.prompts_per_step), prompts)
     full_steps, left_over = divmod(prompts, per_step)

@@ -149,7 +149,7 @@ def link(system: System | None = None) -> Link:
 
 
 def _with_drafts_of_runs(system: System, runs: Sequence[ServingRun]) -> tuple[System, list[str]]:
-    """The system with the drafts and the accept length of its runs, if the user gave none, and notes on it."""
+    """The system with the drafts and the accept length of its runs, if the user gave none; notes on them."""
     speculating = [run for run in runs if run.speculation not in (UNKNOWN, "none")]
     drafts = {run.drafts for run in speculating}
     lengths = [run.accept_length for run in speculating if run.accept_length]
@@ -176,11 +176,8 @@ def accept_length_of(system: System) -> tuple[float, str]:
     if drafts not in ACCEPTED and not system.calibrate:
         raise UsageError(f"--drafts {drafts}: no accept length of so many is published; give --accept-length")
     low, high = ACCEPTED.get(drafts, (1.0, 1.0 + drafts))
-    error = 100 * (math.sqrt(high / low) - 1)
-    note = (
-        f"{low:g} to {high:g}, as published with --drafts {drafts}, +-{error:.0f} % of TPOT; give "
-        "--accept-length"
-    )
+    error = f"+-{100 * (math.sqrt(high / low) - 1):.0f} % of TPOT"
+    note = f"{low:g} to {high:g}, as published with --drafts {drafts}, {error}; give --accept-length"
     if system.calibrate:
         note = "the points do not tell it, so that their constants hold it, and it is taken as theirs"
     return math.sqrt(low * high), f"accept length unknown: {note}"
@@ -246,14 +243,9 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     if accept_note:
         notes.append(accept_note)
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
-    return Link(
-        system=replace(system, hardware=hardware, engine=engine),
-        structure=step,
-        constants=PRIOR.with_unsure_accept_length(deviation),
-        memory_gb=memory_gb or None,
-        accept_length=accept_length,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    constants = PRIOR.with_unsure_accept_length(deviation)
+    system = replace(system, hardware=hardware, engine=engine)
+    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
 
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
@@ -297,12 +289,9 @@ def own_points(
         })  # fmt: skip
         _require_calibrating(run, expected)
         unsaid |= dict.fromkeys(diff.name for diff in differences(expected, run) if diff.run == UNKNOWN)
-        if _range(run) is None:
-            unsaid["range of lengths"] = None
-        if not run.value("ttft", "mean"):
-            unsaid["TTFT"] = None
-        if not _count(run, "chunked-prefill-size"):
-            unsaid["tokens of a prefill step"] = None
+        values = {"range of lengths": _range(run), "TTFT": run.value("ttft", "mean") or None,
+                  "tokens of a prefill step": _count(run, "chunked-prefill-size") or None}  # fmt: skip
+        unsaid |= {name: None for name, value in values.items() if value is None}
     points = tuple(dict.fromkeys(map(point_of, runs)))
     in_flight: dict[str, list[str]] = {}  # by lengths
     for load in sorted((point.load for point in points), key=lambda load: load.concurrency):
@@ -376,8 +365,7 @@ def point_of(run: ServingRun) -> Point:
 
 
 def require_plausible(modelled: ModelledPoint, expected_tpot_ms: float) -> None:
-    """Raises UsageError for a point whose TPOT does not fit the system that it names, or whose TTFT is shorter
-    than its prefill."""
+    """Raises UsageError for a point whose TPOT or TTFT does not fit the system that it names."""
     point, load = modelled.point, modelled.point.load
     where = f"a point of {load.isl} in, {load.osl} out, {load.concurrency} in flight"
     if not 1 / MOST_APART < point.tpot_ms / expected_tpot_ms < MOST_APART:

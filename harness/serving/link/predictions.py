@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.errors import UsageError
+from harness.report.text import ranged
 from harness.serving.compare.identity import Setting
 from harness.serving.ledger import KernelChange, Prediction, Quantities, Unit
 from harness.serving.link.calibration import T90, TPOT_CONSTANTS, Served
@@ -37,6 +38,8 @@ QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
     ("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"), ("decode_step", "ms"), ("prefill", "ms")
 )  # fmt: skip
 """What `predict` predicts. TTFT is the mean, because `observe` reads a client's mean."""
+SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
+"""The quantities of a prediction that are shown, with their names."""
 
 FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
@@ -320,3 +323,21 @@ def _factor(tpot_ms: Callable[[float], float], target_ms: float) -> float:
         else:
             low = middle
     return 2 / (low + high)
+
+
+def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
+    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`.
+
+    what_if: the changes as the user wrote them
+    """
+    effects = {change.quantity: change_in_per_cent(change) for change in changes}
+    shown = [f"{name} {effects[quantity]}" for quantity, name in SHOWN.items() if quantity in effects]
+    return f"{', '.join(what_if)}: {', '.join(shown)}, at concurrency {concurrency}"
+
+
+def change_in_per_cent(change: Prediction) -> str:
+    """The change of a quantity in per cent, with its 90 % interval."""
+    before = change.before or math.nan
+    values = (change.change, change.low, change.high)
+    per_cent = [None if value is None else 100 * value / before for value in values]
+    return ranged(per_cent[0], per_cent[1], per_cent[2], "+.1f", " %")

@@ -58,16 +58,16 @@ class Term:
     """Calls of one kind in a step.
 
     op:     a name of harness/catalogue/op_classes.json
+    time:   us of a call
     part:   which of the op's products or kernels it is; empty if the op has one
     origin: where its time comes from
-    time:   us of a call
     """
 
     op: str
-    part: str
     calls: int
-    origin: Origin
     time: Callable[[StepLoad], float]
+    part: str = ""
+    origin: Origin = "table"
 
     @property
     def name(self) -> str:
@@ -136,10 +136,10 @@ def structure(
     both_phases = _both_phases(tables, config, parallel, shared_is_fused, measured_times)
     decode += [*both_phases, _decode_attention(tables, layers, heads, kv, 1 + drafts, measured_times)]
     origin: Origin = "regression" if tables.prefill_is_absorbed else "table"
-    prefill_attention = Term(
-        "mha_prefill", "", layers, origin, lambda load: plain_prefill(tables, config, load, heads, kv)
+    attention = Term(
+        "mha_prefill", layers, lambda load: plain_prefill(tables, config, load, heads, kv), origin=origin
     )
-    prefill += [*both_phases, _measured_first(measured_times, prefill_attention, (heads, 0), _sequences)]
+    prefill += [*both_phases, _measured_first(measured_times, attention, (heads, 0), _sequences)]
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
         other = structure(assumed, parallel, kv=kv)
@@ -173,7 +173,7 @@ def _sequences(load: StepLoad) -> tuple[float, float]:
 def _both_phases(
     tables: Tables, config: ModelConfig, parallel: Parallel, shared_is_fused: bool, runs: MeasuredTimes | None
 ) -> list[Term]:
-    """The terms beside products and attention: experts, all-reduce, small kernels, the time between kernels."""
+    """The terms beside products and attention: experts, all-reduce, small kernels, time between kernels."""
     layers, hidden = config.num_hidden_layers, config.hidden_size
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)  # of the experts
 
@@ -183,7 +183,7 @@ def _both_phases(
     def experts_us(load: StepLoad) -> float:
         return routed(tables, config, load.tokens, tp, ep) * shared_factor(load)
 
-    experts = Term("fused_moe", "", layers - config.first_k_dense_replace, "table", experts_us)
+    experts = Term("fused_moe", layers - config.first_k_dense_replace, experts_us)
     inter = config.moe_intermediate_size // tp
     sizes = (config.n_routed_experts, config.num_experts_per_tok, hidden, inter, ep)
     with_shared = (*sizes, config.n_shared_experts if shared_is_fused else 0)
@@ -191,22 +191,15 @@ def _both_phases(
         terms = [_measured_first(runs, experts, with_shared, _rows)]
     else:  # Own runs may have timed the routed experts without the shared one.
         terms = [_measured_first(runs, experts, (*sizes, 0), _rows, shared_factor)]
-    gpus = parallel.tp
+    gpus, (step_us, token_us) = parallel.tp, tables.between_us
     if gpus > 1:
         terms.append(
-            Term(
-                "all_reduce",
-                "",
-                2 * layers,
-                "table",
-                lambda load: tables.all_reduce(load.tokens * hidden, gpus),
-            )
+            Term("all_reduce", 2 * layers, lambda load: tables.all_reduce(load.tokens * hidden, gpus))
         )
-    terms.append(Term("elementwise", "glue", layers, "assumed", glue_us))
-    step_us, token_us = tables.between_us
+    terms.append(Term("elementwise", layers, glue_us, "glue", "assumed"))
     if step_us or token_us:
         terms.append(
-            Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
+            Term("host", 1, lambda load: step_us + token_us * load.tokens, "between_kernels", "assumed")
         )
     return terms
 
@@ -226,7 +219,7 @@ def _decode_attention(
     def run_factor(load: StepLoad) -> float:
         return query_token_factor(sheet, load, heads, kv, timed)
 
-    term = Term("mla_decode", "", layers, "table", table_us)
+    term = Term("mla_decode", layers, table_us)
     return _measured_first(runs, term, (heads, cache, timed), _sequences, run_factor)
 
 
@@ -254,18 +247,15 @@ def _with_drafts(terms: Sequence[Term], layers: int, drafts: int, joining: float
     for term in terms:
         is_head = term.part == "lm_head"  # which computes one token in each pass
         calls = 1 if is_head else round(term.calls / layers)  # in one pass
-        if calls:
-            mean = functools.partial(mean_us, term, calls)
-            yield replace(term, calls=term.calls + calls * drafts, time=mean)
-        else:
-            yield term
+        mean = functools.partial(mean_us, term, calls) if calls else term.time
+        yield replace(term, calls=term.calls + calls * drafts, time=mean)
         if is_head:  # No table has the joining product. Its time is that of lm_head, scaled by the weights.
             yield replace(term, part="eh_proj", calls=drafts, time=functools.partial(joining_us, term))
 
 
 def query_token_factor(sheet: JsonObject, load: StepLoad, heads: int, kv: str, timed: int = 1) -> float:
-    """The time of MLA decode with load.query_tokens over that with `timed` ones, by a data sheet. The cache is
-    read once, and products have rows of (token, head), at least 64, as FlashMLA pads them."""
+    """The time of MLA decode with load.query_tokens over that with `timed` ones, by a data sheet. The cache
+    is read once, and products have rows of (token, head), at least 64, as FlashMLA pads them."""
     cached = load.batch * load.context
     us = peak_mla_us(sheet, max(load.query_tokens * heads, BLOCK_ROWS), cached, kv)
     return us / peak_mla_us(sheet, max(timed * heads, BLOCK_ROWS), cached, kv)
@@ -276,11 +266,7 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
     if linear.kind == BATCHED:
         which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
         return Term(
-            "absorbed_bmm",
-            part,
-            calls,
-            "table",
-            lambda load: tables.absorbed_bmm(which, load.tokens, linear.batch),
+            "absorbed_bmm", calls, lambda load: tables.absorbed_bmm(which, load.tokens, linear.batch), part
         )
     op, dtype = {FP8: ("block_scale_gemm", "fp8_block"), BF16: ("bf16_gemm", "bfloat16")}[linear.kind]
 
@@ -289,7 +275,7 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
         tokens = load.batch * load.query_tokens if part == "lm_head" else load.tokens
         return tables.gemm(dtype, tokens, linear.n, linear.k)
 
-    return Term(op, part, calls, "table", gemm_us)
+    return Term(op, calls, gemm_us, part)
 
 
 def _measured_first(

@@ -1,11 +1,11 @@
 """Validation against all stored series: error, coverage and width of the intervals.
 
-A server is one operator's, of one machine, engine and parallelism. Each is predicted with constants that were
-learnt from all other machines and engines, in three ways: uncalibrated; calibrated on two of its points,
-those of the fewest and the most requests in flight at its shortest lengths; and calibrated on all of these up
-to MOST_CALIBRATING in flight. Points on which it was calibrated are not predicted. So no point has set a constant
-that predicts it, except some kernel times of gfx942, which are MI325X's (kernel_times.py). Servers with
-drafts teach no constants.
+A server is one operator's, of one machine, engine and parallelism. Each is predicted with constants that
+were learnt from all other machines and engines, in three ways: uncalibrated; calibrated on two of its points,
+those of the fewest and the most requests in flight at its shortest lengths; and calibrated on all of these
+up to MOST_CALIBRATING in flight. Points on which it was calibrated are not predicted. So no point has set a
+constant that predicts it, except some kernel times of gfx942, which are MI325X's (kernel_times.py). Servers
+with drafts teach no constants.
 """
 
 from __future__ import annotations
@@ -122,13 +122,9 @@ class Validated:
             return None
         count = len(rows)
         widths = [(row.predicted.high - row.predicted.low) / row.predicted.value for row in rows]
-        return Errors(
-            points=count,
-            mean=sum(abs(row.error) for row in rows) / count,
-            bias=sum(row.error for row in rows) / count,
-            covered=sum(row.inside for row in rows),
-            width=sum(widths) / count,
-        )
+        mean = sum(abs(row.error) for row in rows) / count
+        bias = sum(row.error for row in rows) / count
+        return Errors(count, mean, bias, sum(row.inside for row in rows), sum(widths) / count)
 
 
 @dataclass(frozen=True)
@@ -156,9 +152,10 @@ class Validation:
     @property
     def holds(self) -> bool:
         """Whether TPOT is as near as the documents promise, over all servers together."""
-        checks = [(self.together, mode, math.inf) for mode in (UNCALIBRATED, ON_TWO)]
-        checks.append((self.together, ON_SHORTEST, MOST_ERROR))
-        checks.append((self.with_drafts, ON_TWO, MOST_ERROR_DRAFTS))
+        checks = [
+            (self.together, UNCALIBRATED, math.inf), (self.together, ON_TWO, math.inf),
+            (self.together, ON_SHORTEST, MOST_ERROR), (self.with_drafts, ON_TWO, MOST_ERROR_DRAFTS),
+        ]  # fmt: skip
         for servers, mode, most in checks:
             errors = servers.errors(mode, "TPOT")
             if errors and (errors.mean > most or errors.covered < LEAST_INSIDE * errors.points):
@@ -246,19 +243,19 @@ def unvalidated(system: System) -> list[str]:
     """A warning if no server of this machine and engine, with drafts or without as it has, validates the
     model."""
     kind, has_drafts = f"{system.hardware} {system.engine}", bool(system.drafts)
-    is_stored = any(
-        series.kind == kind and bool(series.system.drafts) == has_drafts for series in stored_series()
-    )
-    servers = validated(system.hardware, system.engine).servers if is_stored else ()
-    servers = tuple(server for server in servers if bool(server.drafts) == has_drafts)
-    if any(not server.left_out for server in servers):
-        return []
-    errors_of = {server: server.errors(UNCALIBRATED, "TPOT") for server in servers}
-    off = [
-        f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})"
-        for server, errors in errors_of.items()
-        if errors
-    ]
+    alike = [
+        series for series in stored_series()
+        if series.kind == kind and bool(series.system.drafts) == has_drafts
+    ]  # fmt: skip
+    servers = validated(system.hardware, system.engine).servers if alike else ()
+    off = []
+    for server in servers:
+        if bool(server.drafts) != has_drafts:
+            continue
+        if not server.left_out:
+            return []
+        if errors := server.errors(UNCALIBRATED, "TPOT"):
+            off.append(f"{server.name} was {100 * errors.mean:.0f} % off ({server.left_out})")
     public = f"public server of {system.engine} on {system.hardware}{' with drafts' if has_drafts else ''}"
     if off:
         return [f"no {public} was as near as the intervals say: {', '.join(off)}"]

@@ -1,4 +1,4 @@
-"""Text and JSON of predictions and of the validation of the model."""
+"""What `serving predict`, `what-if` and `validate` print: text and JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from harness.paths import PUBLISHED
 from harness.report.fitting_table import FittingTable, table_of
 from harness.report.notes import Notes, noted
 from harness.report.text import ranged
-from harness.serving.ledger import NAME, Prediction, Quantities, ledger_lines, read, rows
+from harness.serving.ledger import NAME, ledger_lines, read, rows
 from harness.serving.link.calibration import TPOT_CONSTANTS, TTFT_CONSTANTS, Normal, Value
 from harness.serving.link.model import Link
-from harness.serving.link.predictions import Outlook
+from harness.serving.link.predictions import SHOWN, Outlook, change_in_per_cent, worth
 from harness.serving.link.validation import MODES, QUANTITIES, Validated, Validation
 
 CALIBRATED_ON = dict(zip(MODES, ("no", "on two", "shortest"), strict=True))
 """The name in tables of each way to calibrate."""
 NEGLIGIBLE = 0.005  # share of TPOT
-SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
-"""The quantities of a prediction that are shown, with their names."""
 
 
 def prediction(
@@ -57,24 +55,6 @@ def prediction(
     return Group(*parts, "", noted(_notes(link, last)))
 
 
-def worth(what_if: Sequence[str], changes: Sequence[Prediction], concurrency: int) -> str:
-    """What changes are worth, in a sentence: `mla_decode=2x: TPOT -5.4 % (-6.9 to -4.0), output ...`."""
-    by_name = {change.quantity: change for change in changes}
-    effects = [
-        f"{name} {_change(by_name[quantity])}" for quantity, name in SHOWN.items() if quantity in by_name
-    ]
-    return f"{', '.join(what_if)}: {', '.join(effects)}, at concurrency {concurrency}"
-
-
-def _change(change: Prediction) -> str:
-    """The change in per cent, with its 90 % interval."""
-    before = change.before or math.nan
-    per_cent = [
-        None if value is None else 100 * value / before for value in (change.change, change.low, change.high)
-    ]
-    return ranged(per_cent[0], per_cent[1], per_cent[2], "+.1f", " %")
-
-
 def as_json(
     link: Link, outlooks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
@@ -83,7 +63,8 @@ def as_json(
         "hardware": link.system.hardware, "engine": link.system.engine,
         "parallel": link.structure.parallel.text, "gpus": link.gpus, "tables": link.structure.where,
         "drafts": link.system.drafts or 0,
-        "constants": _constants(link.constants.tpot, TPOT_CONSTANTS) | _constants(link.constants.ttft, TTFT_CONSTANTS),
+        "constants": _constants(link.constants.tpot, TPOT_CONSTANTS)
+        | _constants(link.constants.ttft, TTFT_CONSTANTS),
         "calibration": list(link.system.calibrate), "notes": list(link.notes), "what_if": list(changes),
         "target_tpot_ms": target_ms, "workloads": [_workload(outlook) for outlook in outlooks],
     }  # fmt: skip
@@ -118,8 +99,8 @@ def _notes(link: Link, outlook: Outlook) -> Notes:
     published = _published() if outlook.changes else ""
     assumptions = [line for change in outlook.changes for line in change.assumptions]
     return [
-        ("model", f"TPOT = {step} + stall. A decode step is a + k times the sum of its kernels; the stall is p "
-         f"times the prefills of other requests, by which those that decode wait. {constants}; a in ms"),
+        ("model", f"TPOT = {step} + stall. A decode step is a + k times the sum of its kernels; the stall is "
+         f"p times the prefills of other requests, by which those that decode wait. {constants}; a in ms"),
         ("times", f"of kernels: {link.structure.where}"),
         ("note", f"intervals are of 90 %{published}; mean TTFT is of a run of 10 requests for each place, on "
          f"{server}"),
@@ -167,7 +148,7 @@ def _changes(outlook: Outlook) -> dict[str, object]:
     by_name = {change.quantity: change for change in outlook.changes}
     shown = {name: by_name[quantity] for quantity, name in SHOWN.items()}
     row: dict[str, object] = {"concurrency": outlook.load.concurrency}
-    row |= {f"{name} change": _change(change) for name, change in shown.items()}
+    row |= {f"{name} change": change_in_per_cent(change) for name, change in shown.items()}
     for name, change in shown.items():
         row[f"{name} {change.unit}"] = f"{change.before:.4g} -> {change.after:.4g}"
     return row

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 LAYERS = """
 shapes
 kernels
-errors paths files archive progress
+errors paths files archive json_stream progress
 catalogue statistics
 timing machine
 plan engine

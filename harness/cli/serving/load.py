@@ -21,8 +21,8 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     numbers. Latencies that were not measured are left out. Exit code 1: a number is wrong; 2: a file cannot
     be read."""
     from harness.cli.serving.load_display import as_csv, runs_table
+    from harness.errors import UnreadableError
     from harness.report.terminal import show
-    from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
 
     require_writable(json_to, csv_to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -18,8 +19,10 @@ from harness.files import require_writable
 from harness.paths import command
 from harness.report.terminal import show
 from shapes.case import MOST_QUERIES
+from shapes.names import unknown
 
 if TYPE_CHECKING:
+    from harness.serving.ledger import KernelChange
     from harness.serving.link.load import Load
     from harness.serving.link.model import Link
     from harness.serving.link.predictions import Outlook
@@ -29,6 +32,15 @@ KV = {"bf16": "bfloat16", "fp8": "fp8"}
 LENGTHS = re.compile(r"(\d+)/(\d+)(?:/(\d+\.?\d*|\.\d+))?")
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
+MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
+            "absorbed_bmm", "elementwise")  # fmt: skip
+CHANGE_FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
+NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
+CHANGE = re.compile(
+    rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
+    rf"(?:(?P<factor>{NUMBER})x|saved:(?P<saved_us>{NUMBER})us)"
+    rf"(?:\((?P<low>{NUMBER})\.\.(?P<high>{NUMBER})(?:x|us)?\))?"
+)
 
 
 def _hardware(_: click.Context, __: click.Parameter, word: str) -> str:
@@ -186,8 +198,6 @@ def what_if(
     """Predict what faster kernels are worth in serving. Changes count all together: mla_decode=2.0x,
     fused_moe=1.3x(1.2..1.4) with its 90 % interval, or block_scale_gemm:qkv_a@decode=saved:5us of each call.
     It also says what each op could give at most."""
-    from harness.serving.link.predictions import parse_change
-
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
     if ledger and not parsed:
@@ -212,6 +222,23 @@ def what_if(
         show(told, sys.stderr if json_to == "-" else sys.stdout)
 
 
+def parse_change(text: str) -> KernelChange:
+    """The change that a text describes: `mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`,
+    `block_scale_gemm:qkv_a@decode=saved:5us`. Raises UsageError."""
+    from harness.serving.ledger import KernelChange
+    from harness.serving.names import OP_CLASSES
+
+    match = CHANGE.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {CHANGE_FORM}")
+    if match["op"] not in OP_CLASSES:
+        raise UsageError(unknown("op", match["op"], MODELLED))
+    value = float(match["factor"] or match["saved_us"])
+    if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
+        raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
+    return KernelChange.model_validate({name: field for name, field in match.groupdict().items() if field})
+
+
 def _milliseconds(text: str) -> float:
     match = TIME.fullmatch(text.strip())
     if not match or float(match[1]) <= 0:
@@ -225,17 +252,23 @@ def _record(
     """Adds a row for each load, named after the system, the load and the changes, and returns the names.
     Raises UsageError where the ledger has one of that name."""
     from harness.serving.ledger import ChangeEntry, PredictionEntry, append
-    from harness.serving.link.predictions import parse_change, setting_of
+    from harness.serving.schema import OfferedLoad
 
     entries: list[ChangeEntry | PredictionEntry] = []
     for look in looks:
-        setting = setting_of(model, look.load)
+        load = look.load
+        workload = OfferedLoad(
+            input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
+            concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
+        )  # fmt: skip
+        of_load = {"recv_interval": load.recv_interval, "workload": workload}
+        setting = model.setting.model_copy(update=of_load)
         row = (
             f"{model.system.hardware} {model.system.engine} {setting.note} {options['lengths']} "
-            f"c{look.load.concurrency}: {', '.join(changes)}"
+            f"c{load.concurrency}: {', '.join(changes)}"
         )
         entries.append(ChangeEntry(row=row, changes=tuple(map(parse_change, changes)), setting=setting))
-        printed = _command(changes, options, look.load.concurrency)
+        printed = _command(changes, options, load.concurrency)
         entries += [PredictionEntry(row=row, prediction=each, command=printed) for each in look.changes]
     append(ledger, *entries)
     return list(dict.fromkeys(entry.row for entry in entries))

@@ -116,7 +116,7 @@ def _published() -> str:
 
 
 def _outlooks(link: Link, outlooks: Sequence[Outlook]) -> FittingTable:
-    rows = []
+    rows: list[dict[str, object]] = []
     for outlook in outlooks:
         served, batch = outlook.served, outlook.served.features.batch
         limited = " (memory)" if batch > 0.999 * outlook.capacity else ""
@@ -157,9 +157,11 @@ def _changes(outlook: Outlook) -> dict[str, object]:
 def _by_load(outlooks: Sequence[Outlook], cells: Sequence[Sequence[str]]) -> FittingTable:
     """A row for each op, a column for each load, the last load first. cells: by load, then by op"""
     by_load = dict(zip((str(outlook.load.concurrency) for outlook in outlooks), cells, strict=True))
-    rows: list[dict[str, object]] = []
+    rows = []
     for i, need in enumerate(outlooks[-1].needs):
-        rows.append({"op": need.name} | {load: column[i] for load, column in reversed(by_load.items())})
+        row: dict[str, object] = {"op": need.name}
+        row |= {load: column[i] for load, column in reversed(by_load.items())}
+        rows.append(row)
     return table_of(rows)
 
 

@@ -307,9 +307,7 @@ def _slowness(row: Row, tbps: float) -> float:
 
 def kernel_words(name: str) -> frozenset[str]:
     """The words of KERNEL_WORDS that the name of a kernel has."""
-    return frozenset(
-        word for word, spelling in KERNEL_WORDS.items() if re.search(spelling, name, re.IGNORECASE)
-    )
+    return frozenset(word for word, regex in KERNEL_WORDS.items() if re.search(regex, name, re.IGNORECASE))
 
 
 def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:

@@ -37,9 +37,7 @@ UNSAID_DEVIATION = 0.7
 runs of one system differ by a factor of 2 (InferenceX's pull request 1628)."""
 CACHED_SHARE = 0.4
 """If TTFT is below this share of the time of the prompt's prefill kernels, prompts were found in a cache."""
-MOST_APART = (
-    5.0  # largest plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
-)
+MOST_APART = 5.0  # plausible factor between the measured TPOT and that of the kernels' times; 4 was seen
 
 
 @dataclass(frozen=True, kw_only=True)

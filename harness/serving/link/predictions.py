@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +12,19 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.report.text import ranged
-from harness.serving.compare.identity import Setting
 from harness.serving.ledger import KernelChange, Prediction, Quantities, Unit
 from harness.serving.link.calibration import T90, TPOT_CONSTANTS, Served
 from harness.serving.link.kernel_times import DEVIATION
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
 from harness.serving.names import OP_CLASSES
-from harness.serving.schema import OfferedLoad
 from kernels import OPS
-from shapes.names import unknown
 
 IN_SERVER = 0.1
 """Deviation of the ratio of the time that a kernel saves in the server to the time that it saves alone.
 Replays of a step came within 12 %, single calls within 15 % in the median."""
 TIME_DEVIATION: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
 """Deviation of the logarithm of a kernel's time, by its origin; for tables the jitter between sizes."""
-MODELLED = ("fused_moe", "block_scale_gemm", "mla_decode", "mha_prefill", "all_reduce", "bf16_gemm",
-            "absorbed_bmm", "elementwise")  # fmt: skip
 BESIDE_KERNELS = "beside its kernels"
 INFINITE = 1e9  # a speedup that leaves no time
 SPEEDUP_TOLERANCE = 1e-4  # relative, of the speedup that a target needs
@@ -40,28 +34,6 @@ QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
 """What `predict` predicts. TTFT is the mean, because `observe` reads a client's mean."""
 SHOWN: dict[Quantities, str] = {"tpot": "TPOT", "output_throughput": "output", "ttft": "mean TTFT"}
 """The quantities of a prediction that are shown, with their names."""
-
-FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
-_NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
-_CHANGE = re.compile(
-    rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
-    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved_us>{_NUMBER})us)"
-    rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
-)
-
-
-def parse_change(text: str) -> KernelChange:
-    """The change that a text describes: `mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`,
-    `block_scale_gemm:qkv_a@decode=saved:5us`. Raises UsageError."""
-    match = _CHANGE.fullmatch(text.replace(" ", ""))
-    if not match:
-        raise UsageError(f"cannot read change {text!r}; write for example mla_decode=2.0x, or {FORM}")
-    if match["op"] not in OP_CLASSES:
-        raise UsageError(unknown("op", match["op"], MODELLED))
-    value = float(match["factor"] or match["saved_us"])
-    if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
-        raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
-    return KernelChange.model_validate({name: text for name, text in match.groupdict().items() if text})
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
@@ -112,7 +84,7 @@ def applied(
 
 def _with_times(sums: KernelSums, name: str, terms: list[int], speedup: float, added_us: float) -> KernelSums:
     """The sums with other times of these terms of a phase. added_us: to all of them together"""
-    phase: Phase = getattr(sums, name)
+    phase = getattr(sums, name)
     us = phase.us.copy()
     us[terms] = us[terms] / speedup + added_us / len(terms)
     return replace(sums, **{name: replace(phase, us=us)})
@@ -279,15 +251,6 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
     below = np.minimum(np.min(reaches, axis=1), 0.0)
     above = np.maximum(np.max(reaches, axis=1), 0.0)
     return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
-
-
-def setting_of(link: Link, load: Load) -> Setting:
-    """The setting of a prediction, as a ledger records it."""
-    workload = OfferedLoad(
-        input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
-        concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
-    )  # fmt: skip
-    return link.setting.model_copy(update={"recv_interval": load.recv_interval, "workload": workload})
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:

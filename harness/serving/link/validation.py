@@ -243,11 +243,9 @@ def unvalidated(system: System) -> list[str]:
     """A warning if no server of this machine and engine, with drafts or without as it has, validates the
     model."""
     kind, has_drafts = f"{system.hardware} {system.engine}", bool(system.drafts)
-    alike = [
-        series for series in stored_series()
-        if series.kind == kind and bool(series.system.drafts) == has_drafts
-    ]  # fmt: skip
-    servers = validated(system.hardware, system.engine).servers if alike else ()
+    stored = {(series.kind, bool(series.system.drafts)) for series in stored_series()}
+    is_stored = (kind, has_drafts) in stored
+    servers = validated(system.hardware, system.engine).servers if is_stored else ()
     off = []
     for server in servers:
         if bool(server.drafts) != has_drafts:

@@ -262,7 +262,7 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
 def _by_sampling(
     work: LaunchedWork, rules: Sequence[KernelRule], rule: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
-    """The step of each row and the steps' names. A step begins with the model's first kernel after a sampling."""
+    """The step of each row and the steps' names. A step begins with the first model kernel after sampling."""
     is_sampling = np.array([rule.is_sampling for rule in rules])[rule]
     is_model = np.array([rule.op_class in MODEL_CLASSES for rule in rules])[rule]
     step_of = np.full(len(rule), NONE)

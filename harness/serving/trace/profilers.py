@@ -28,10 +28,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.serving.clients.files import UnreadableError
+from harness.errors import UnreadableError
+from harness.json_stream import JsonText, Keys, Truncated, items
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import step_rule, trace_rules
-from harness.serving.trace.json_stream import JsonText, Keys, Truncated, items
 
 NONE = -1
 
@@ -106,7 +106,7 @@ class RecordedTrace:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of columns of numbers from NONE on, and for each row the number of its distinct row."""
+    """The distinct rows of columns of numbers (NONE or more), and for each row the number of its like."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
@@ -125,7 +125,10 @@ ROCPROF = "rocprofiler-sdk-tool"
 def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     """Reads a trace, in less than 100 bytes of memory for each event, however large the file is. Raises
     UnreadableError. partial: whether what there is of a file that breaks off is read"""
-    text, into = JsonText(path), RecordedTrace()
+    if_cut = (
+        "; what its profiler wrote last is missing, and shares would be wrong (--partial takes what there is)"
+    )
+    text, into = JsonText(path, if_cut), RecordedTrace()
     head = text.head.decode("latin-1")
     is_utf_16 = head.startswith(("\xff\xfe", "\xfe\xff"))
     try:

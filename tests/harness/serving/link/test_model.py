@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import kernels
 from harness.cli.serving import serving
+from harness.cli.serving.predict import parse_change
 from harness.errors import HarnessError, UsageError
 from harness.serving.ledger import KernelChange, read
 from harness.serving.link import load as closed_loop
@@ -20,10 +21,10 @@ from harness.serving.link.calibration import (
     T90,
     TPOT_SCATTER,
     Constants,
+    Equations,
     ModelledPoint,
     Normal,
     Point,
-    Equations,
     Value,
     learnt,
     tpot_equations,
@@ -32,7 +33,7 @@ from harness.serving.link.calibration import (
 from harness.serving.link.kernel_times import read_tables
 from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, features, settled_features
 from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.predictions import needs, outlook, parse_change, predict
+from harness.serving.link.predictions import needs, outlook, predict
 from harness.serving.link.validation import (
     ON_SHORTEST,
     ON_TWO,
@@ -393,7 +394,8 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
         assert servers[name].errors(ON_SHORTEST, "mean TTFT").mean <= 0.20, name
     for mode, quantity, width in (
         (UNCALIBRATED, "TPOT", 0.65), (ON_TWO, "TPOT", 0.30), (ON_SHORTEST, "TPOT", 0.26),
-        (UNCALIBRATED, "throughput", 0.65), (ON_SHORTEST, "throughput", 0.26), (ON_SHORTEST, "mean TTFT", 0.95),
+        (UNCALIBRATED, "throughput", 0.65), (ON_SHORTEST, "throughput", 0.26),
+        (ON_SHORTEST, "mean TTFT", 0.95),
     ):  # fmt: skip
         found = validation.together.errors(mode, quantity)
         assert found.covered >= 0.85 * found.points and found.width <= width, (mode, quantity)

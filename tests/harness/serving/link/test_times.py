@@ -24,8 +24,8 @@ from harness.serving.link.kernel_times import (
     MissingTable,
     Surface,
     Tables,
-    read_tables,
     kernel_words,
+    read_tables,
 )
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link, uncalibrated

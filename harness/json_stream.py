@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import archive
-from harness.serving.clients.files import UnreadableError
+from harness.errors import UnreadableError
 
 PIECE = 1 << 20  # characters that are read at once
 HEAD = 4096  # bytes that tell a file's format
@@ -35,11 +35,12 @@ class Truncated(UnreadableError):
 class JsonText:
     """A file's text, plain or gzip, unpacked and decoded as it is read. What was taken is dropped.
 
-    `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError.
+    `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError,
+    and Truncated for a file that breaks off, whose message ends with `if_cut`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, if_cut: str = "") -> None:
+        self.path, self.if_cut = path, if_cut
         self.text = ""
         self.at = 0
         self._dropped = 0  # characters that were taken
@@ -113,10 +114,9 @@ class JsonText:
         )
 
     def truncated(self) -> Truncated:
+        read = self._dropped + len(self.text)
         return Truncated(
-            f"cannot read {self.path}: it ends in the middle, after {self._dropped + len(self.text)} "
-            "characters; what its profiler wrote last is missing, and shares would be wrong "
-            "(--partial takes what there is)"
+            f"cannot read {self.path}: it ends in the middle, after {read} characters{self.if_cut}"
         )
 
 

@@ -63,9 +63,11 @@ class Normal:
 
 @dataclass(frozen=True)
 class Equations:
-    """Measured values y of one system as y = x . constants. scatter: the error of a y, as a share
+    """Measured values of one system as equations y = x . constants.
 
-    x: [values, constants]; y: [values], each above 0
+    x:       [values, constants]
+    y:       [values], each above 0
+    scatter: the error of each y, as a share of it
     """
 
     x: Array
@@ -245,9 +247,17 @@ class Constants:
         output = Value.from_share(sums.load.output_tok_s(life_ms), life_share)
         a, k, p = self.tpot.mean.tolist()
         _, q, _, _ = self.ttft.mean.tolist()
-        accepted_inverse, step_per_token_ms, stall_ms = settled.tpot.tolist()
-        decode_ms, prefill_ms = a + k * (step_per_token_ms / accepted_inverse), q * sums.prefill.ms(1)
-        return Served(tpot, steady, mean, output, decode_ms, p * stall_ms, prefill_ms, settled)
+        steps_per_token, kernels_per_token_ms, stall_ms = settled.tpot.tolist()
+        return Served(
+            tpot=tpot,
+            ttft=steady,
+            ttft_mean=mean,
+            output=output,
+            decode_ms=a + k * (kernels_per_token_ms / steps_per_token),
+            stall_ms=p * stall_ms,
+            prefill_ms=q * sums.prefill.ms(1),
+            features=settled,
+        )
 
 
 def _value(constants: Normal, x: Array, waiting_ms: float, scatter: float) -> Value:

@@ -112,7 +112,10 @@ LAUNCH_US = 3.0
 # Kernels are left out if with JUDGED_ROWS rows they take over SLOWEST times as long as reading their weights
 # and a launch: such times are the host's (vLLM 0.24's FP8 products) or of a kernel that no engine runs (MoE).
 JUDGED_ROWS, SLOWEST = 64, 10.0
-QK_WIDTH, V_WIDTH = 576, 512  # of queries and keys, and of values, in absorbed attention
+# Sizes of DeepSeek-R1: of its hidden state and its experts; of heads; and of absorbed attention over the
+# latent cache, of queries and keys and of values.
+HIDDEN, EXPERTS, TOP_K, EXPERT_WIDTH = 7168, 256, 8, 2048
+HEAD_WIDTH, QK_WIDTH, V_WIDTH = 128, 576, 512
 
 
 class MissingTable(UsageError):
@@ -556,9 +559,10 @@ class AssumedTables(Tables):
         return max(us * FITTED["on_amd"] if self.is_amd else us, self.block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
-        expert = 3 * 7168 * 2048 / tp  # weights, one byte each
-        read = min(256.0, 8 * tokens) / ep  # experts
-        flops, moved = 2 * tokens * 8 / ep * expert, read * expert + 4 * tokens * 7168
+        weights = 3 * HIDDEN * EXPERT_WIDTH / tp  # of one expert, a byte each
+        read_experts = min(float(EXPERTS), TOP_K * tokens) / ep
+        flops = 2 * tokens * TOP_K / ep * weights
+        moved = read_experts * weights + 4 * tokens * HIDDEN  # activations in and out, in bf16
         return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
@@ -567,17 +571,17 @@ class AssumedTables(Tables):
         times, and no other engine runs the FP8 kernel."""
         cached = batch * context
         us = super().mla_decode(batch, context, heads, "bfloat16") * (self.slower_mla or 1.0)
-        there_us = peak_mla_us(self.h200, heads, cached, "bfloat16")
-        return us * peak_mla_us(self.sheet, heads, cached, kv) / there_us
+        h200_us = peak_mla_us(self.h200, heads, cached, "bfloat16")
+        return us * peak_mla_us(self.sheet, heads, cached, kv) / h200_us
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops = batch * length**2 * heads * (QK_WIDTH + V_WIDTH)
-        moved = 4 * batch * length * heads * QK_WIDTH
+        moved = 4 * batch * length * heads * QK_WIDTH  # queries and outputs in bf16, taken as equally wide
         return self._scaled(super().mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
-        flops = 2 * tokens * heads * 128 * V_WIDTH
-        moved = 2 * heads * (128 * V_WIDTH + tokens * (128 + V_WIDTH))
+        flops = 2 * tokens * heads * HEAD_WIDTH * V_WIDTH
+        moved = 2 * heads * (HEAD_WIDTH * V_WIDTH + tokens * (HEAD_WIDTH + V_WIDTH))
         return self._scaled(super().absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
 
     # The all-reduce is the H200's: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450.

@@ -3,12 +3,14 @@
 A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
 all requests that decode, and during the life of a request every other request is prefilled once:
 
-    TPOT = (a + k * decode) / accepted + p * stall  stall = batch / (tokens out - 1) * prefill of one prompt
-    TTFT = h + q * prefill + waiting                and, over a whole run, its first wave of prompts
+    TPOT  = (a + k * decode) / accepted + p * stall
+    stall = batch / (tokens out - 1) * prefill of one prompt
+    TTFT  = h + q * prefill + waiting
 
-Here `accepted` is the number of tokens that a request gets of a step: 1 without speculation. The time of a
-step, without the stalls, is spread over them. The constants a, k, p, h and q belong to one system;
-calibration.py explains them, and the two constants of the first wave.
+The mean TTFT of a whole run also counts the first wave of prompts, which come at once. `accepted` is the
+number of tokens that a request gets of a step: 1 without speculation. The time of a step, without the stalls,
+is spread over them. The constants a, k, p, h and q belong to one system; calibration.py explains them, and
+the two constants of the first wave.
 """
 
 from __future__ import annotations

@@ -140,8 +140,9 @@ def link(system: System | None = None) -> Link:
         return replace(model, notes=(*model.notes, note))
     points, point_notes = own_points(served, model.setting, engine_given=bool(system.engine))
     modelled = model.modelled(points)
-    for point in modelled:
-        require_plausible(point, model.served(point.point.load).tpot.value)
+    for modelled_point in modelled:
+        expected = model.served(modelled_point.point.load)
+        require_plausible(modelled_point, expected.tpot.value)
     constants = model.constants.fitted(modelled)
     return replace(model, constants=constants, notes=(*model.notes, *draft_notes, *point_notes))
 
@@ -220,18 +221,7 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     step = structure(
         tables, parallel, kv=system.kv, measured_times=runs, assumed=assumed, drafts=system.drafts or 0
     )
-    notes = list(tables.notes)
-    if step.assumed:
-        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(step.assumed)}")
-        notes += assumed.fitted if assumed else []
-    with contextlib.suppress(kernel_times.MissingTable):
-        heads = 128 // system.tp  # of R1's 128; batch and context are usual ones
-        own, in_bf16 = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
-        if own > 2 * in_bf16:
-            slow = f"mla_decode takes {own / in_bf16:.1f} times as long with an FP8 cache as with one in bf16"
-            notes.append(f"{slow}, in {tables.where}: an engine whose kernel is better is faster than this")
-    if runs:
-        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
+    notes = _time_notes(system, tables, runs, step, assumed.fitted if assumed else [])
     memory_gb = sheet.get("memory_gib", 0.0) * 2**30 / 1e9
     if memory_gb and step.weights_gb > memory_gb * MEMORY_SHARE:
         room = f"the {MEMORY_SHARE:.0%} of each {hardware}'s {memory_gb:.1f} GB for them and the cache"
@@ -241,9 +231,33 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     if accept_note:
         notes.append(accept_note)
     deviation = accept_length_deviation(system, calibrated=bool(system.calibrate))
-    constants = PRIOR.with_unsure_accept_length(deviation)
-    system = replace(system, hardware=hardware, engine=engine)
-    return Link(system, step, constants, memory_gb or None, accept_length, tuple(dict.fromkeys(notes)))
+    return Link(
+        system=replace(system, hardware=hardware, engine=engine),
+        structure=step,
+        constants=PRIOR.with_unsure_accept_length(deviation),
+        memory_gb=memory_gb or None,
+        accept_length=accept_length,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _time_notes(
+    system: System, tables: Tables, runs: MeasuredTimes | None, step: Structure, fitted: Sequence[str]
+) -> list[str]:
+    """Where the kernel times come from, a line each. fitted: what assumed times were fitted to"""
+    notes = list(tables.notes)
+    if step.assumed:
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(step.assumed)}")
+        notes += fitted
+    with contextlib.suppress(kernel_times.MissingTable):
+        heads = 128 // system.tp  # of R1's 128; batch and context are usual ones
+        own, in_bf16 = (tables.mla_decode(64, 4096, heads, kv) for kv in (system.kv, "bfloat16"))
+        if own > 2 * in_bf16:
+            slow = f"mla_decode takes {own / in_bf16:.1f} times as long with an FP8 cache as with one in bf16"
+            notes.append(f"{slow}, in {tables.where}: an engine whose kernel is better is faster than this")
+    if runs:
+        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
+    return notes
 
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
@@ -277,7 +291,7 @@ def own_points(
     if engine_given:
         runs = [with_engine(run, setting.engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
-    unsaid: dict[str, None] = {}  # what any run does not say, in order
+    unsaid: list[str] = []
     for run in runs:
         notes += [f"{run.id}: {finding.message}" for finding in run.findings if finding.severity != "note"]
         has_same_layers = SAME_LAYERS.fullmatch(model_name(run.model))
@@ -286,10 +300,13 @@ def own_points(
             "model": run.model if has_same_layers else setting.model,
         })  # fmt: skip
         _require_calibrating(run, expected)
-        unsaid |= dict.fromkeys(diff.name for diff in differences(expected, run) if diff.run == UNKNOWN)
-        values = {"range of lengths": _range(run), "TTFT": run.value("ttft", "mean") or None,
-                  "tokens of a prefill step": _count(run, "chunked-prefill-size") or None}  # fmt: skip
-        unsaid |= {name: None for name, value in values.items() if value is None}
+        unsaid += [diff.name for diff in differences(expected, run) if diff.run == UNKNOWN]
+        if _range(run) is None:
+            unsaid.append("range of lengths")
+        if not run.value("ttft", "mean"):
+            unsaid.append("TTFT")
+        if not _count(run, "chunked-prefill-size"):
+            unsaid.append("tokens of a prefill step")
     points = tuple(dict.fromkeys(map(point_of, runs)))
     in_flight: dict[str, list[str]] = {}  # by lengths
     for load in sorted((point.load for point in points), key=lambda load: load.concurrency):
@@ -297,7 +314,8 @@ def own_points(
     for lengths, counts in in_flight.items():
         notes.append(f"calibrated on {len(counts)} at {lengths}: {', '.join(counts)} in flight")
     if unsaid:
-        notes.append(f"the points do not say their {', '.join(unsaid)}: taken as given here")
+        names = ", ".join(dict.fromkeys(unsaid))
+        notes.append(f"the points do not say their {names}: taken as given here")
     return points, notes
 
 

@@ -108,7 +108,11 @@ class Errors:
 
 @dataclass(frozen=True)
 class Validated:
-    """One server. times: where its kernel times come from; left_out: why it is in no total"""
+    """The predictions of one server, or of several together.
+
+    times:    where its kernel times come from
+    left_out: why the server is in no total; empty if it is in them
+    """
 
     name: str
     rows: tuple[Row, ...]
@@ -117,6 +121,7 @@ class Validated:
     drafts: int = 0
 
     def errors(self, mode: str, quantity: str) -> Errors | None:
+        """The errors of a quantity in a mode; None if nothing was predicted."""
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
         if not rows:
             return None

@@ -197,34 +197,38 @@ STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # names of files of SGLang
 
 
 def find_steps(
-    work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
+    work: LaunchedWork,
+    recorded: RecordedTrace,
+    rules: Sequence[KernelRule],
+    rule_of_row: np.ndarray,
+    file: str,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """The step of each row, int [n], NONE outside of all steps; and name, phase and evidence of each step.
 
     The steps are an engine's annotations; or else torch's ProfilerStep; or else they end with sampling; or
     else all is one step. The phase of a step is what its annotation says, or else what its attention shows.
 
-    rule: int [n], for each row of work the number of its rule in `rules`
-    file: the trace's name
+    rule_of_row: int [n], for each row of work the number of its rule in `rules`
+    file:        the trace's name
     """
     step_of, names = _by_annotation(work, recorded)
     boundary = ""
     if not names:
-        step_of, names = _by_sampling(work, rules, rule)
+        step_of, names = _by_sampling(work, rules, rule_of_row)
         several = len(names) > len(np.unique(work.device))
         boundary = (
             "between the sampling of one and the products of the next" if several else "the whole trace"
         )
     order = np.argsort(step_of, kind="stable")
     bounds = np.searchsorted(step_of[order], np.arange(len(names) + 1))
-    in_graph = np.array([rule.step_phase == "either" for rule in rules])[rule] & work.graph
+    in_graph = np.array([rule.step_phase == "either" for rule in rules])[rule_of_row] & work.graph
     steps = []
     for number, name in enumerate(names):
         annotation, phase = classify.step_rule(name), classify.annotated_phase(name)
         evidence = annotation.evidence if annotation else boundary
         if phase is None:
             rows = order[bounds[number] : bounds[number + 1]]
-            signs = {rules[i].step_phase for i in np.unique(rule[rows]).tolist()}
+            signs = {rules[i].step_phase for i in np.unique(rule_of_row[rows]).tolist()}
             phase, why = _by_attention(signs, bool(in_graph[rows].any()), file)
             evidence += f"; {why}"
         steps.append({"name": name, "phase": phase, "evidence": evidence})
@@ -236,11 +240,13 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
     engines sample after the annotated call."""
     spans, names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
     columns = (spans.start.tolist(), spans.length.tolist(), spans.name.tolist(), spans.thread.tolist())
-    marks = []  # start, minus length, name and process: of two that start together the longer one is first
+    marks, of_engine = [], []  # minus the length, so that of two that start together the longer one is first
     for start, length, name, thread in zip(*columns, strict=True):
         process, _ = threads[thread]
         marks.append((start, -length, names[name], process))
-    of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
+        rule = classify.step_rule(names[name])
+        if rule and rule.engine:
+            of_engine.append(marks[-1])
     marks = sorted(of_engine or marks)
     step_of = np.full(len(work.start), NONE)
     step_names: list[str] = []
@@ -260,12 +266,12 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
 
 
 def _by_sampling(
-    work: LaunchedWork, rules: Sequence[KernelRule], rule: np.ndarray
+    work: LaunchedWork, rules: Sequence[KernelRule], rule_of_row: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
     """The step of each row and the steps' names. A step begins with the first model kernel after sampling."""
-    is_sampling = np.array([rule.is_sampling for rule in rules])[rule]
-    is_model = np.array([rule.op_class in MODEL_CLASSES for rule in rules])[rule]
-    step_of = np.full(len(rule), NONE)
+    is_sampling = np.array([rule.is_sampling for rule in rules])[rule_of_row]
+    is_model = np.array([rule.op_class in MODEL_CLASSES for rule in rules])[rule_of_row]
+    step_of = np.full(len(rule_of_row), NONE)
     names: list[str] = []
     for device in np.unique(work.device):
         rows = np.flatnonzero(work.device == device)

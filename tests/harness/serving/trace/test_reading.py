@@ -189,7 +189,7 @@ def test_a_copy_is_the_gpus_whichever_way_it_goes(tmp_path):
 
 
 def test_memory_grows_with_events_not_with_the_file(tmp_path):
-    """The bound that harness/serving/trace/read.py states: 100 bytes of an event."""
+    """The bound that harness/serving/trace/profilers.py states: 100 bytes of an event."""
     call = event("python_function", "vllm/models/deepseek_v2.py", 1, 9, text="x" * 1000)
     events = 8_000
     path = small(tmp_path, text([kernel(MM, 1, 2), *[call] * events]))
